@@ -1,0 +1,158 @@
+"""Every error of this package, in one tree.
+
+Each class says whether trying again can help (`retry`) and how much stops (`scope`)::
+
+    PgReplError
+    ├─ ConfigError                 the pipeline file or an argument is wrong
+    ├─ SourceError                 PostgreSQL
+    │  ├─ SourceConnectionError    cannot be reached, or the login is refused (retry)
+    │  ├─ ServerSettingError       wal_level, no free slot or sender, version
+    │  ├─ PrivilegeError           a right is missing
+    │  ├─ TableError               missing, not a table, no usable key        (table)
+    │  ├─ SlotError                missing, invalidated, somebody else's
+    │  ├─ SlotBusyError            in use by another process                  (retry)
+    │  ├─ PublicationError         missing, re-made, somebody else's
+    │  ├─ SnapshotError            the exported snapshot cannot be used       (retry)
+    │  └─ RewoundError             the source is not the one, or not at the point, it was
+    ├─ WireError                   bytes that are not pgoutput
+    ├─ ValueRangeError             a value that its lake type cannot hold     (table)
+    ├─ DriftError                  the table changed its shape                (table)
+    ├─ ChangelogError              the changelog is missing, newer, or has a gap
+    ├─ FencedError                 another process took this one's place
+    ├─ StateError                  the `_pgrepl` schema
+    ├─ LakeError                   the lake cannot be reached or is somebody else's
+    │  └─ LakeTableError           one lake table                             (table)
+    └─ ToolError                   Spark, Java or the Delta jars are missing
+
+Messages carry names, LSNs and counts, never a row's values and never a password.
+All classes survive pickling, because Spark and Airflow carry them between processes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Retry(Enum):
+    """Whether running the same thing again can help."""
+
+    TIMED = "retry may help"
+    NEVER = "will not help"
+
+
+class Scope(Enum):
+    """How much an error stops."""
+
+    TABLE = "table"
+    PIPELINE = "pipeline"
+
+
+class PgReplError(Exception):
+    """Root of the tree: what happened, and what to do next (`hint`)."""
+
+    retry = Retry.NEVER
+    scope = Scope.PIPELINE
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(PgReplError, ValueError):
+    """The pipeline file or an argument is wrong."""
+
+
+class SourceError(PgReplError):
+    """Something about the source database."""
+
+
+class SourceConnectionError(SourceError):
+    """The source cannot be reached, or refused the login."""
+
+    retry = Retry.TIMED
+
+
+class ServerSettingError(SourceError):
+    """The server is not set up for logical replication, or is full."""
+
+
+class PrivilegeError(SourceError):
+    """The role lacks a right; the message lists exactly what."""
+
+
+class TableError(SourceError):
+    """A table cannot be replicated."""
+
+    scope = Scope.TABLE
+
+
+class SlotError(SourceError):
+    """The slot is missing, invalidated, was moved, or is somebody else's."""
+
+
+class SlotBusyError(SourceError):
+    """The slot, or the pipeline's lock, is held by another process."""
+
+    retry = Retry.TIMED
+
+
+class PublicationError(SourceError):
+    """The publication is missing, was made anew, or is somebody else's."""
+
+
+class SnapshotError(SourceError):
+    """The exported snapshot cannot be used; a new one may."""
+
+    retry = Retry.TIMED
+
+
+class RewoundError(SourceError):
+    """The source is another server, or was restored to an earlier state."""
+
+
+class WireError(PgReplError):
+    """Bytes that are not what pgoutput sends."""
+
+
+class ValueRangeError(PgReplError):
+    """A value that its lake type cannot hold; names column and type, never the value."""
+
+    scope = Scope.TABLE
+
+
+class DriftError(PgReplError):
+    """The table's shape is no longer the recorded one."""
+
+    scope = Scope.TABLE
+
+
+class ChangelogError(PgReplError):
+    """The changelog is missing, of a newer layout, or lacks something that is needed."""
+
+
+class FencedError(PgReplError):
+    """Another process took this one's place; this one must end at once."""
+
+    retry = Retry.TIMED
+
+
+class StateError(PgReplError):
+    """The `_pgrepl` schema cannot be used."""
+
+
+class LakeError(PgReplError):
+    """The lake cannot be reached, or belongs to another pipeline."""
+
+
+class LakeTableError(LakeError):
+    """One lake table is not as this pipeline left it."""
+
+    scope = Scope.TABLE
+
+
+class ToolError(PgReplError):
+    """A program that is needed (Java, Spark, the Delta jars) is missing."""
