@@ -38,7 +38,9 @@ class TableName:
         if match is None:
             raise ValueError(f"{text!r} is not a schema-qualified table name (expected like public.orders)")
         schema, name = match[1] or match[2], match[3] or match[4]
-        return cls(schema.replace('""', '"') if match[1] else schema, name.replace('""', '"') if match[3] else name)
+        return cls(
+            schema.replace('""', '"') if match[1] else schema, name.replace('""', '"') if match[3] else name
+        )
 
     def __str__(self) -> str:
         return f"{show_identifier(self.schema)}.{show_identifier(self.name)}"
@@ -85,8 +87,8 @@ class Column:
 class Relation:
     """A table's definition at one moment: published columns in the order in which pgoutput sends them.
 
-    `replica_identity` is pg_class.relreplident (`d`, `n`, `f`, `i`); `is_key` of a column says that it belongs
-    to the key by which rows are matched in the lake: the identity index, or the primary key.
+    `replica_identity` is pg_class.relreplident (`d`, `n`, `f`, `i`); `is_key` of a column says that it
+    belongs to the key by which rows are matched in the lake: the identity index, or the primary key.
     `publication_oid`, `membership_oid` and `membership_xmin` pin the publication and the table's place in it.
     """
 

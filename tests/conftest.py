@@ -1,0 +1,72 @@
+"""Shared fixtures: one PostgreSQL server a run, a fresh database a test."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg2
+import psycopg2.extensions
+import pytest
+
+from demo.postgres import Server
+
+Connection = psycopg2.extensions.connection
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """A real PostgreSQL; PGREPL_TEST_PG_MAJOR chooses 16 or 18."""
+    # Not pytest's tmp_path: PostgreSQL's own user must be able to enter every folder above its data.
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
+        Path(folder).chmod(0o755)
+        major = int(os.environ.get("PGREPL_TEST_PG_MAJOR", "18"))
+        instance = Server(Path(folder) / "data", major=major, settings={"fsync": "off"})
+        instance.create()
+        instance.start()
+        yield instance
+        instance.stop(immediate=True)
+
+
+@pytest.fixture
+def dsn(server: Server) -> Iterator[str]:
+    """The DSN of a database of the test's own; its slots and the database go with the test."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with closing_connection(server.dsn()) as admin:
+        admin.cursor().execute(f"create database {name}")
+    yield server.dsn(name)
+    with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
+        cursor.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()",
+            (name,),
+        )
+        cursor.execute(
+            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
+            " where database = %s and not active",
+            (name,),
+        )
+        cursor.execute(f"drop database {name} with (force)")
+
+
+class closing_connection:  # noqa: N801 - reads as a function
+    """An autocommit connection that is closed at the end of the block."""
+
+    def __init__(self, dsn: str) -> None:
+        self._connection = psycopg2.connect(dsn)
+        self._connection.autocommit = True
+
+    def __enter__(self) -> Connection:
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+@pytest.fixture
+def pg(dsn: str) -> Iterator[Connection]:
+    """An autocommit connection to the test's own database."""
+    with closing_connection(dsn) as connection:
+        yield connection
