@@ -1,0 +1,210 @@
+"""The Spark session: settings, the Delta jars, and clear words when something to run it is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl.errors import ToolError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JARS_VARIABLE = "PGREPL_JARS"
+DELTA_ARTIFACTS = (
+    "delta-spark_4.2_2.13",
+    "delta-storage",
+    "delta-kernel-api",
+    "delta-kernel-defaults",
+    "delta-kernel-unitycatalog",
+    "unitycatalog-client",
+    "unitycatalog-hadoop",
+)
+"""What Delta needs beyond the jars that pyspark brings."""
+
+_DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    # A speculative copy of a task would merge the same changes a second time, and be refused.
+    "spark.speculation": "false",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+    # Our Parquet files are not Spark's and carry proleptic Gregorian dates.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+}
+_LOCAL_SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "2",
+}
+_DELTA_SETTINGS = {
+    "spark.sql.extensions": _DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Fifty by default, which is slower for logs as small as ours.
+    "spark.databricks.delta.snapshotPartitions": "1",
+}
+
+
+def build_session(
+    app_name: str,
+    master: str | None = None,
+    extra_conf: Mapping[str, str] | None = None,
+    delta: bool = True,
+) -> SparkSession:
+    """A Spark session with the settings that this package needs.
+
+    What `spark-submit` was given wins over our settings, `extra_conf` over both; `master` is `local[*]` when
+    nobody names one. `delta=False` needs no jars: enough for all that reads and writes lake tables with
+    deltalake. Raises ToolError when pyspark, Java or a jar is missing.
+    """
+    if find_spec("pyspark") is None:
+        raise ToolError("pyspark is not installed", "pip install 'airflow-provider-pgrepl[spark]'")
+    submitted = _submitted_settings()
+    if submitted is None:
+        check_java()
+    settings = session_settings(submitted or {}, master, extra_conf or {}, delta=delta)
+    if settings["spark.master"].startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if submitted is not None and settings.get("spark.jars", "") != submitted.get("spark.jars", ""):
+        _load_into_running_jvm(settings["spark.jars"])
+
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def session_settings(
+    submitted: Mapping[str, str], master: str | None, extra: Mapping[str, str], *, delta: bool
+) -> dict[str, str]:
+    """All settings of the session, later ones winning: ours, what was submitted, the caller's.
+
+    Raises ToolError when Delta's jars are needed and missing.
+    """
+    given = {**submitted, **extra}
+    chosen = master or given.get("spark.master") or "local[*]"
+    settings = dict(_SETTINGS)
+    if chosen.startswith("local"):
+        settings |= _LOCAL_SETTINGS
+    if delta:
+        settings |= _DELTA_SETTINGS
+    settings |= {**given, "spark.master": chosen}
+    if delta:
+        settings["spark.sql.extensions"] = _joined(settings["spark.sql.extensions"], _DELTA_EXTENSION)
+        if not _brings_delta(given):
+            settings["spark.jars"] = _joined(given.get("spark.jars", ""), *map(str, delta_jars()))
+    return settings
+
+
+def delta_jars() -> list[Path]:
+    """The jars to add for Delta; none when they lie in pyspark's own folder.
+
+    Looked for in the folder that PGREPL_JARS names, else `.jars` in the current one. Raises ToolError.
+    """
+    named = os.environ.get(JARS_VARIABLE)
+    folder = (Path(named) if named else Path(".jars")).absolute()
+    found = {artifact: sorted(folder.glob(f"{artifact}-[0-9]*.jar")) for artifact in DELTA_ARTIFACTS}
+    missing = [artifact for artifact, jars in found.items() if not jars]
+    if not missing:
+        return [jars[-1] for jars in found.values()]
+    if not named and _pyspark_has_delta():
+        return []
+    raise ToolError(
+        f"the Delta jars are missing in {folder}: {', '.join(missing)}",
+        f"run `make jars`, or name the folder that holds them in {JARS_VARIABLE}",
+    )
+
+
+def check_java() -> None:
+    """Raise ToolError unless there is a Java that Spark can run on."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    hint = "sudo apt-get install -y openjdk-17-jre-headless"
+    if java is None or not Path(java).exists():
+        where = f"in JAVA_HOME ({home})" if home else "on the PATH"
+        raise ToolError(f"Spark needs Java 17 or later, and there is none {where}", hint)
+    # Java before 9 does not know the option, and a cut-down build lacks the module.
+    probe = subprocess.run(
+        [java, "--add-modules", "jdk.incubator.vector", "-version"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if probe.returncode != 0:
+        raise ToolError(f"Spark needs Java 17 or later with jdk.incubator.vector; {java} is not one", hint)
+    major = _java_major(probe.stderr)
+    if major is not None and major < 17:
+        raise ToolError(f"Spark needs Java 17 or later; {java} is {major}", hint)
+
+
+def has_delta(spark: SparkSession) -> bool:
+    """Whether this session was started with Delta."""
+    return _DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
+
+
+def _java_major(version_text: str) -> int | None:
+    for line in version_text.splitlines():
+        if " version " in line and line.count('"') >= 2:
+            first = line.split('"')[1].split(".")[0].split("-")[0]
+            return int(first) if first.isdigit() else None
+    return None
+
+
+def _submitted_settings() -> dict[str, str] | None:
+    """What spark-submit was given; None when this process was not started by it."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    # The name is always set there, if only to the file's.
+    return {key: value for key, value in SparkConf(loadDefaults=True).getAll() if key != "spark.app.name"}
+
+
+def _brings_delta(given: Mapping[str, str]) -> bool:
+    named = ",".join(
+        given.get(key, "") for key in ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    )
+    return "delta-spark" in named
+
+
+def _load_into_running_jvm(jars: str) -> None:
+    """spark-submit has started the JVM, and its driver looks only into jars that its class loader knows."""
+    from pyspark import SparkContext
+
+    jvm = SparkContext._jvm
+    assert jvm is not None
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    try:
+        for jar in jars.split(","):
+            if "://" not in jar:
+                loader.addURL(jvm.java.io.File(jar).toURI().toURL())
+    except Exception as error:
+        raise ToolError(
+            "the Delta jars cannot be added to the running Spark driver",
+            f"spark-submit --jars {jars} …",
+        ) from error
+
+
+def _joined(*lists: str) -> str:
+    """Comma lists as one, without repeats, in order."""
+    return ",".join(dict.fromkeys(item for text in lists for item in text.split(",") if item))
+
+
+def _pyspark_has_delta() -> bool:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return False
+    home = os.environ.get("SPARK_HOME")
+    folder = (Path(home) if home else Path(spec.origin).parent) / "jars"
+    return any(folder.glob("delta-spark_*.jar"))

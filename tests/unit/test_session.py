@@ -1,0 +1,107 @@
+"""lake/session.py without a JVM."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.lake.session import (
+    DELTA_ARTIFACTS,
+    JARS_VARIABLE,
+    check_java,
+    delta_jars,
+    session_settings,
+)
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for artifact in DELTA_ARTIFACTS:
+        (tmp_path / f"{artifact}-4.4.0.jar").touch()
+    (tmp_path / "jackson-core-2.13.5.jar").touch()
+    monkeypatch.setenv(JARS_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+def fake_java(folder: Path, script: str) -> Path:
+    (folder / "bin").mkdir()
+    java = folder / "bin" / "java"
+    java.write_text(f"#!/bin/sh\n{script}\n")
+    java.chmod(0o755)
+    return folder
+
+
+def test_only_the_jars_that_delta_needs_are_taken_from_the_folder(jars: Path) -> None:
+    assert {jar.name for jar in delta_jars()} == {f"{artifact}-4.4.0.jar" for artifact in DELTA_ARTIFACTS}
+
+
+def test_the_folder_in_the_current_directory_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".jars").mkdir()
+    for artifact in DELTA_ARTIFACTS:
+        (tmp_path / ".jars" / f"{artifact}-4.4.0.jar").touch()
+    monkeypatch.delenv(JARS_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert len(delta_jars()) == len(DELTA_ARTIFACTS)
+
+
+def test_a_missing_jar_is_named_with_the_command_that_fetches_it(jars: Path) -> None:
+    (jars / "delta-storage-4.4.0.jar").unlink()
+    with pytest.raises(ToolError, match=r"delta-storage\n.*make jars"):
+        delta_jars()
+
+
+def test_what_was_submitted_wins_over_our_settings_and_the_caller_over_both(jars: Path) -> None:
+    submitted = {"spark.master": "local[4]", "spark.ui.enabled": "true", "spark.driver.memory": "8g"}
+    settings = session_settings(submitted, None, {"spark.driver.memory": "9g"}, delta=True)
+    assert settings["spark.master"] == "local[4]"
+    assert settings["spark.ui.enabled"] == "true"
+    assert settings["spark.driver.memory"] == "9g"
+
+
+def test_other_extensions_and_jars_stay(jars: Path) -> None:
+    settings = session_settings({"spark.sql.extensions": "a.B", "spark.jars": "x.jar"}, None, {}, delta=True)
+    assert settings["spark.sql.extensions"] == "a.B,io.delta.sql.DeltaSparkSessionExtension"
+    assert settings["spark.jars"].startswith("x.jar,")
+    assert settings["spark.jars"].count(".jar") == len(DELTA_ARTIFACTS) + 1
+
+
+def test_no_folder_is_needed_when_delta_comes_as_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JARS_VARIABLE, "/nowhere")
+    packages = {"spark.jars.packages": "io.delta:delta-spark_4.2_2.13:4.4.0"}
+    assert "spark.jars" not in session_settings(packages, None, {}, delta=True)
+    assert "spark.jars" not in session_settings({}, None, {}, delta=False)
+
+
+def test_a_cluster_keeps_its_own_addresses_and_a_local_master_is_bound_to_loopback() -> None:
+    assert "spark.driver.host" not in session_settings({}, "spark://master:7077", {}, delta=False)
+    assert session_settings({}, None, {}, delta=False)["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_no_java_names_the_apt_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolError, match=r"none on the PATH\n.*apt-get install -y openjdk-17"):
+        check_java()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ToolError, match="none in JAVA_HOME"):
+        check_java()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
+@pytest.mark.parametrize("script", ["exit 1", "echo 'openjdk version \"11.0.2\"' >&2"])
+def test_an_old_or_cut_down_java_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, script)))
+    with pytest.raises(ToolError, match="Java 17 or later"):
+        check_java()
+
+
+def test_java_17_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path, "echo 'openjdk version \"17.0.15\"' >&2")))
+    check_java()
