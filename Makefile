@@ -1,0 +1,55 @@
+# Everything a reader of README runs. `make help` lists it.
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+PYTHON := .venv/bin/python
+
+# Options of `make demo`, as in: make demo EXIT=1 RATE=500
+EXIT ?=
+RATE ?= 200
+SCALE ?= 10
+DURATION ?= 60
+PG_PORT ?= 54318
+AIRFLOW_PORT ?= 8180
+# Options of `make test`, as in: make test PYTEST_ARGS="-k handover"
+PYTEST_ARGS ?=
+
+.PHONY: help
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+
+.PHONY: setup
+setup: ## Make the virtual environment .venv (with uv, from PyPI when it is not on PATH)
+	@sh setup/venv.sh
+
+.PHONY: java
+java: ## Check for Java 17 or newer; install it where apt may
+	@sh setup/java.sh
+
+.PHONY: jars
+jars: ## Fetch the seven Delta jars into .jars, once
+	@sh setup/jars.sh
+
+.PHONY: demo
+demo: setup java jars ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
+	@exec $(PYTHON) -m demo $(if $(filter-out 0 no false,$(EXIT)),--exit) --rate $(RATE) --scale $(SCALE) --duration $(DURATION) \
+		--pg-port $(PG_PORT) --airflow-port $(AIRFLOW_PORT)
+
+.PHONY: check
+check: setup ## Lint, formatting, types and the direction of imports
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+
+.PHONY: test
+test: setup java jars check ## Everything: the checks, then all tests
+	$(PYTHON) -m pytest -p tests.rings $(PYTEST_ARGS)
+
+.PHONY: bench
+bench: setup java jars ## Measure speed against peers in the same run; writes docs/benchmarks.md
+	$(PYTHON) -m benchmarks
+
+.PHONY: clean
+clean: ## Remove what demo and tests left; keeps .venv and .jars
+	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Make .venv as uv.lock says. uv itself comes from PyPI, into .uv, when it is not on PATH.
+set -eu
+cd "$(dirname "$0")/.."
+. setup/apt.sh
+unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
+
+if uv --version >/dev/null 2>&1; then
+    uv=uv
+else
+    uv=.uv/bin/uv
+    if ! "$uv" --version >/dev/null 2>&1; then
+        command -v python3 >/dev/null 2>&1 || install_packages "Python 3.11 or newer is missing" python3 python3-venv
+        # Debian ships venv without the part that installs pip unless this package is there.
+        python3 -c 'import ensurepip' 2>/dev/null || install_packages "Python's venv module is missing" python3-venv
+        rm -rf .uv
+        python3 -m venv .uv
+        .uv/bin/pip install --quiet uv
+    fi
+fi
+exec "$uv" sync --frozen --quiet
