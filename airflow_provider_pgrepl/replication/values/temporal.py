@@ -1,0 +1,114 @@
+"""date, timestamp, timestamp with time zone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.values.family import Unholdable, cast, not_output_of_type
+from airflow_provider_pgrepl.replication.values.gregorian import (
+    SECONDS_PER_DAY,
+    Integers,
+    days_since_epoch,
+    is_month_and_day,
+)
+from airflow_provider_pgrepl.replication.values.text import as_string
+
+# Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.
+_ORDINARY = r"^\d{4}-[^B]*$"
+_INFINITY = pa.array(["infinity", "-infinity"])
+_DATE = r"^(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
+_TIME = r" (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,6}))?"
+_ERA = r"(?P<era> BC)?$"
+_MAX_MICROSECONDS = 2**63 - 1
+_RETYPE = "leave the column out of the publication, or replace the value at the source by one within range"
+
+
+@dataclass(frozen=True)
+class Temporal:
+    """A date or point in time that Arrow counts from 1970 (proleptic Gregorian, as PostgreSQL does).
+
+    `pattern` is RE2 for what PostgreSQL writes, with the fields named.
+    """
+
+    arrow_type: pa.DataType
+    pattern: str
+
+    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
+        return self.arrow_type
+
+    def csv_type(self, lake_type: pa.DataType) -> pa.DataType | None:
+        return lake_type
+
+    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
+        fast = cast(texts, lake_type)
+        return self._parse_odd(texts, lake_type) if fast is None else fast
+
+    def _parse_odd(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
+        """Only the rows that Arrow cannot parse go the long way: before Christ, or after 9999."""
+        odd = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _ORDINARY)), False)
+        ordinary = cast(pc.if_else(odd, pa.scalar(None, texts.type), texts), lake_type)
+        if ordinary is None:
+            raise not_output_of_type()
+        return pc.replace_with_mask(ordinary, odd, self._count(texts.filter(odd)).view(lake_type))
+
+    def _count(self, texts: pa.Array) -> pa.Array:
+        """Days or microseconds since 1970. Raises Unholdable."""
+        if pc.any(pc.is_in(texts, value_set=_INFINITY.cast(texts.type))).as_py():
+            raise Unholdable("infinity or -infinity", _RETYPE)
+        fields = pc.extract_regex(texts, self.pattern)
+        if fields.null_count:
+            raise not_output_of_type()
+        year, month, day = (_integers(fields, name) for name in ("year", "month", "day"))
+        before_christ = pc.equal(pc.struct_field(fields, "era"), pa.scalar(" BC", texts.type))
+        year = np.where(before_christ.to_numpy(zero_copy_only=False), 1 - year, year)
+        if not is_month_and_day(month, day).all():
+            raise not_output_of_type()
+        days = days_since_epoch(year, month, day)
+        if pa.types.is_date32(self.arrow_type):
+            return pa.array(days.astype(np.int32))
+        hour, minute, second = (_integers(fields, name) for name in ("hour", "minute", "second"))
+        seconds = days * SECONDS_PER_DAY + hour * 3600 + minute * 60 + second
+        return pa.array(_microseconds(seconds, _fraction(fields)))
+
+
+def _integers(fields: pa.StructArray, name: str) -> Integers:
+    numbers: Integers = pc.cast(pc.struct_field(fields, name), pa.int64()).to_numpy()
+    return numbers
+
+
+def _fraction(fields: pa.StructArray) -> Integers:
+    """The digits after the second's point, as microseconds."""
+    padded = pc.utf8_rpad(pc.struct_field(fields, "fraction"), 6, padding="0")
+    numbers: Integers = pc.cast(padded, pa.int64()).to_numpy()
+    return numbers
+
+
+def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
+    last_second, last_fraction = divmod(_MAX_MICROSECONDS, 1_000_000)
+    beyond = (seconds > last_second) | ((seconds == last_second) & (fraction > last_fraction))
+    if beyond.any():
+        raise Unholdable("a time after 294247-01-10 04:00:54.775807", _RETYPE)
+    return seconds * 1_000_000 + fraction
+
+
+class TimestampWithoutZone(Temporal):
+    """timestamp: without zone in the lake too, or by the pipeline's choice its text."""
+
+    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
+        return pa.string() if pipeline.timestamp_without_tz == "string" else self.arrow_type
+
+    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
+        if pa.types.is_string(lake_type):
+            return as_string(texts, lake_type)
+        return super().parse(texts, lake_type)
+
+
+DATE = Temporal(pa.date32(), _DATE + _ERA)
+TIMESTAMP = TimestampWithoutZone(pa.timestamp("us"), _DATE + _TIME + _ERA)
+TIMESTAMPTZ = Temporal(pa.timestamp("us", "UTC"), _DATE + _TIME + r"\+00" + _ERA)
