@@ -1,0 +1,1 @@
+"""The source database: connections, catalog, publication, slot, snapshot and stream."""

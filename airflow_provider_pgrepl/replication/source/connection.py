@@ -1,0 +1,232 @@
+"""Connections to the source, all with the same settings, so that a value has one text everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+import psycopg2.extras
+from psycopg2.extensions import connection as Connection  # noqa: N812 - a class in lower case
+
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    PgReplError,
+    PrivilegeError,
+    ServerSettingError,
+    SourceConnectionError,
+    SourceError,
+)
+
+PINNED_SETTINGS: dict[str, str] = {
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "client_encoding": "UTF8",
+    "search_path": "",
+    "quote_all_identifiers": "off",
+    # A policy would filter a copy in silence; off makes the server refuse instead.
+    "row_security": "off",
+    # Any of these would end a keeper or a long copy.
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    "transaction_timeout": "0",
+}
+
+_PIN = (
+    "SELECT pg_catalog.set_config(known.name, pinned.value, false)"
+    " FROM (VALUES %pairs%) AS pinned (name, value)"
+    " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) = pinned.name"
+)
+_CONNECT_TIMEOUT_S = 15
+_KEEPALIVE_IDLE_S = 60
+_MAX_APPLICATION_NAME = 63
+
+
+def pin_statement() -> str:
+    """One SQL text that pins every setting the server knows, for any kind of connection.
+
+    Startup options will not do: a server that does not know one of them refuses the connection.
+    """
+    pairs = ", ".join(f"('{name.lower()}', '{value}')" for name, value in PINNED_SETTINGS.items())
+    return _PIN.replace("%pairs%", pairs)
+
+
+def stream_conninfo(dsn: str, role: str) -> str:
+    """The libpq connection string of the replication stream (`replication=database`). Raises ConfigError."""
+    return _conninfo(dsn, role, replication="database")
+
+
+def connect(dsn: str, role: str) -> Connection:
+    """An autocommit connection whose application name is `pgrepl <role>`.
+
+    Raises SourceConnectionError, PrivilegeError, ServerSettingError; ConfigError for an unreadable DSN.
+    """
+    return _open(dsn, _conninfo(dsn, role))
+
+
+def connect_replication(dsn: str, role: str) -> Connection:
+    """A connection for replication commands and simple queries (no streaming). Raises as `connect`."""
+    return _open(dsn, _conninfo(dsn, role), connection_factory=psycopg2.extras.LogicalReplicationConnection)
+
+
+def _open(dsn: str, conninfo: str, **factory: Any) -> Connection:
+    try:
+        connection = psycopg2.connect(conninfo, **factory)
+    except psycopg2.Error as error:
+        raise _refused(dsn, str(error)) from None
+    try:
+        if not factory:  # replication connections are in autocommit mode, and refuse to be told so
+            connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(pin_statement())
+    except psycopg2.Error as error:
+        connection.close()
+        raise translate(error, "setting up a connection") from None
+    return connection
+
+
+def _conninfo(dsn: str, role: str, **more: str) -> str:
+    given = _parse(dsn)
+    chosen: dict[str, Any] = {
+        "connect_timeout": _CONNECT_TIMEOUT_S,
+        "keepalives_idle": _KEEPALIVE_IDLE_S,
+        **given,
+        "application_name": f"pgrepl {role}"[:_MAX_APPLICATION_NAME],
+        "client_encoding": "UTF8",
+        **more,
+    }
+    text: str = psycopg2.extensions.make_dsn(**chosen)
+    return text
+
+
+def _parse(dsn: str) -> dict[str, str]:
+    try:
+        parsed: dict[str, str] = psycopg2.extensions.parse_dsn(dsn)
+    except psycopg2.Error:
+        # libpq's own words quote the piece it stumbled over, which may be the password.
+        raise ConfigError(
+            "the connection string of the source cannot be read",
+            "give host=… port=… dbname=… user=… or postgresql://user@host:port/database",
+        ) from None
+    return parsed
+
+
+def address(dsn: str) -> str:
+    """Where a DSN points, for messages: user, host, port and database, never the password."""
+    parsed = _parse(dsn)
+    host = parsed.get("host", "the local socket")
+    return f"{parsed.get('user', '')}@{host}:{parsed.get('port', '5432')}/{parsed.get('dbname', '')}"
+
+
+_REFUSALS: tuple[tuple[str, type[SourceError], str], ...] = (
+    (
+        "password authentication failed|no password supplied|authentication failed",
+        SourceConnectionError,
+        "check user and password of the connection",
+    ),
+    (
+        "max_wal_senders",
+        ServerSettingError,
+        "raise max_wal_senders (needs a restart), or stop a replication client that is no longer needed:"
+        " select pid, application_name from pg_stat_replication",
+    ),
+    (
+        "replication role|permission denied to start WAL sender|REPLICATION attribute",
+        PrivilegeError,
+        "ALTER ROLE … REPLICATION (Amazon RDS and Aurora: GRANT rds_replication TO …)",
+    ),
+    ("permission denied", PrivilegeError, "GRANT CONNECT ON DATABASE … TO …"),
+    (
+        "pg_hba.conf",
+        SourceConnectionError,
+        "pg_hba.conf of the server must let this user in from this host (to the database itself: a"
+        " replication entry does not count here)",
+    ),
+    (
+        "does not exist",
+        SourceConnectionError,
+        "check database and user of the connection",
+    ),
+    (
+        "replication",
+        SourceConnectionError,
+        "a connection pooler does not pass replication connections on: use the server's direct address",
+    ),
+)
+
+
+def _refused(dsn: str, text: str) -> SourceError:
+    """The error for a connection that was not opened; libpq gives no error codes there, only words."""
+    reason = " ".join(_without_password(text, dsn).split())
+    for pattern, kind, hint in _REFUSALS:
+        if re.search(pattern, reason):
+            return kind(f"cannot connect to {address(dsn)}: {reason}", hint)
+    return SourceConnectionError(
+        f"cannot connect to {address(dsn)}: {reason}", "is the server up, and host and port right?"
+    )
+
+
+def _without_password(text: str, dsn: str) -> str:
+    password = _parse(dsn).get("password")
+    return text.replace(password, "***") if password and len(password) > 2 else text
+
+
+@contextmanager
+def source_errors(doing: str) -> Iterator[None]:
+    """Turn psycopg2's errors inside the block into ours; `doing` says what was tried."""
+    try:
+        yield
+    except psycopg2.Error as error:
+        # Without a cause: the DETAIL of PostgreSQL's error may hold row values, and tracebacks are logged.
+        raise translate(error, doing) from None
+
+
+def translate(error: Any, doing: str) -> PgReplError:
+    """Our error for a psycopg2 error of a running connection, without row values."""
+    code = error.pgcode or ""
+    text = f"{doing}: {describe(error)}"
+    if code == "42501":
+        return PrivilegeError(text, "grant the right, or use another role")
+    if code == "53400":
+        return ServerSettingError(text)
+    if code[:2] in ("08", "53", "57", "58"):
+        return SourceConnectionError(text)
+    if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
+        return SourceConnectionError(text, "the connection was lost")
+    if not code and type(error) is psycopg2.DatabaseError:
+        return SourceConnectionError(text, "the connection was lost")
+    return SourceError(text)
+
+
+def describe(error: Any) -> str:
+    """PostgreSQL's message and SQLSTATE; for data errors the SQLSTATE alone: their text quotes values."""
+    code = error.pgcode or ""
+    if code[:2] in ("22", "23", "P0"):
+        return f"{type(error).__name__} (SQLSTATE {code})"
+    message = (error.diag.message_primary if error.diag else None) or str(error)
+    return " ".join(message.split()) + (f" (SQLSTATE {code})" if code else "")
+
+
+def rows(connection: Connection, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:
+    """All rows of a query. Raises psycopg2's errors."""
+    with connection.cursor() as cursor:
+        cursor.execute(query, parameters)
+        found: list[tuple[Any, ...]] = cursor.fetchall()
+    return found
+
+
+def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any, ...]:
+    """The one row of a query. Raises psycopg2's errors, and LookupError without a row."""
+    found = rows(connection, query, parameters)
+    if not found:
+        raise LookupError("the query returned no row")
+    return found[0]

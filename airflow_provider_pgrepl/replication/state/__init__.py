@@ -1,0 +1,1 @@
+"""Table states, progress, and their store: the schema `_pgrepl` in PostgreSQL."""

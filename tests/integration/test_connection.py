@@ -1,0 +1,116 @@
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, PrivilegeError, SourceConnectionError
+from airflow_provider_pgrepl.replication.source.connection import (
+    PINNED_SETTINGS,
+    connect,
+    connect_replication,
+    pin_statement,
+    source_errors,
+    stream_conninfo,
+)
+from demo.postgres import free_port
+
+HOSTILE = {
+    "datestyle": "'German, DMY'",
+    "intervalstyle": "sql_standard",
+    "timezone": "'Asia/Tokyo'",
+    "extra_float_digits": "-15",
+    "bytea_output": "escape",
+    "statement_timeout": "'77s'",
+    "lock_timeout": "'77s'",
+    "idle_in_transaction_session_timeout": "'77s'",
+    "idle_session_timeout": "'77s'",
+    "search_path": "'public'",
+}
+
+
+def settings(connection):
+    with connection.cursor() as cursor:
+        cursor.execute("select lower(name), setting from pg_settings")
+        return dict(cursor.fetchall())
+
+
+@pytest.mark.parametrize("open_connection", [connect, connect_replication])
+def test_settings_are_pinned_whatever_the_database_says(pg, dsn, open_connection):
+    with pg.cursor() as cursor:
+        cursor.execute("select current_database()")
+        database = cursor.fetchone()[0]
+        for name, value in HOSTILE.items():
+            cursor.execute(f"alter database {database} set {name} = {value}")
+    connection = open_connection(dsn, "test")
+    found = settings(connection)
+    connection.close()
+    for name, value in PINNED_SETTINGS.items():
+        if name.lower() in found:
+            assert found[name.lower()].strip('"') == value, name
+
+
+def test_a_setting_that_the_server_does_not_know_is_passed_over(pg, monkeypatch):
+    monkeypatch.setitem(PINNED_SETTINGS, "setting_of_the_future", "0")
+    with pg.cursor() as cursor:
+        cursor.execute(pin_statement())
+        names = len(cursor.fetchall())
+    assert 10 < names < len(PINNED_SETTINGS)
+
+
+def test_a_connection_says_who_it_is_and_commits_by_itself(dsn):
+    connection = connect(dsn + " application_name=other", "keeper")
+    with connection.cursor() as cursor:
+        cursor.execute("show application_name")
+        assert cursor.fetchone() == ("pgrepl keeper",)
+    assert connection.autocommit
+    connection.close()
+
+
+def test_a_uri_is_as_good_as_keywords(server):
+    connection = connect(f"postgresql://postgres@127.0.0.1:{server.port}/postgres", "test")
+    connection.close()
+    assert "replication=database" in stream_conninfo(
+        f"postgresql://postgres@127.0.0.1:{server.port}/x", "stream"
+    )
+
+
+def test_no_server_says_where_it_looked_but_not_the_password():
+    with pytest.raises(SourceConnectionError, match=r"postgres@127.0.0.1:\d+/shop") as caught:
+        connect(f"host=127.0.0.1 port={free_port()} user=postgres dbname=shop password=hunter2", "test")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_unreadable_dsn_is_not_repeated():
+    with pytest.raises(ConfigError) as caught:
+        connect("host=h password=abc hunter2", "test")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_unknown_database_is_named(server):
+    with pytest.raises(SourceConnectionError, match='database "no_such" does not exist'):
+        connect(server.dsn("no_such"), "test")
+
+
+def test_a_role_without_replication_is_told_how_to_get_it(server, pg, dsn):
+    with pg.cursor() as cursor:
+        cursor.execute("drop role if exists plain; create role plain login")
+    with pytest.raises(PrivilegeError, match="ALTER ROLE"):
+        connect_replication(dsn.replace("user=postgres", "user=plain"), "test")
+    connect(dsn.replace("user=postgres", "user=plain"), "test").close()
+    with pg.cursor() as cursor:
+        cursor.execute("drop role plain")
+
+
+def test_errors_of_data_do_not_carry_the_value(pg):
+    with pytest.raises(Exception, match="reading: .*SQLSTATE 22P02") as caught, source_errors("reading"):
+        pg.cursor().execute("select 'secret'::int")
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_lost_connection_is_worth_another_try(pg, dsn):
+    connection = connect(dsn, "test")
+    with pg.cursor() as cursor:
+        cursor.execute("select pg_terminate_backend(%s)", (connection.info.backend_pid,))
+    with pytest.raises(SourceConnectionError), source_errors("asking"):
+        while True:
+            connection.cursor().execute("select 1")
+    assert isinstance(connection, psycopg2.extensions.connection)
