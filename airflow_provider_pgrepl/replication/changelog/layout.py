@@ -1,0 +1,118 @@
+"""Where the changelog lies, its columns, and the record of its epoch (a public contract with a version)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+LAYOUT_VERSION = 1
+
+RECEIVER_APP = "pgrepl-receiver"
+"""Delta app id of whoever may append changes; its version counts commits. A fence is a commit under it."""
+EPOCH_APP = "pgrepl-epoch"
+DURABLE_APP = "pgrepl-durable-lsn"
+
+METADATA_KEY = "pgrepl"
+PARTITION = "received_hour"
+
+ROW_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("commit_lsn", pa.int64()),
+        ("ordinal", pa.int64()),
+        ("xid", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")),
+        ("relation_id", pa.int64()),
+        ("relation_version", pa.int64()),
+        ("op", pa.string()),
+        ("new", pa.large_list(pa.large_string())),
+        ("old", pa.large_list(pa.large_string())),
+        ("unchanged", pa.list_(pa.int16())),
+    ]
+)
+"""Columns of a changelog file; the table adds the partition column `received_hour`."""
+
+TABLE_SCHEMA = ROW_SCHEMA.append(pa.field(PARTITION, pa.string()))
+
+
+def system_folder(lake_root: str) -> str:
+    return f"{lake_root}/_pgrepl"
+
+
+def changelog_uri(lake_root: str) -> str:
+    return f"{system_folder(lake_root)}/changelog"
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """Which history of which server the changelog holds; kept as the Delta table's description."""
+
+    pipeline: str
+    epoch: Epoch
+    system_identifier: int
+    timeline: int
+    slot: str
+    publication: str
+    publication_oid: int
+    consistent_point: LSN
+    layout: int = field(default=LAYOUT_VERSION)
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "consistent_point": str(self.consistent_point)})
+
+    @classmethod
+    def from_json(cls, text: str | None) -> EpochRecord:
+        """Raises ChangelogError when it is not ours or of a newer layout."""
+        try:
+            fields = json.loads(text or "")
+            layout = int(fields["layout"])
+        except (ValueError, KeyError, TypeError):
+            raise ChangelogError(
+                "the table at _pgrepl/changelog was not written by this product",
+                "choose another lake root for this pipeline",
+            ) from None
+        if layout > LAYOUT_VERSION:
+            raise ChangelogError(
+                f"the lake has layout version {layout}, this version knows up to {LAYOUT_VERSION}",
+                "upgrade airflow-provider-pgrepl",
+            )
+        return cls(
+            **{
+                **fields,
+                "epoch": Epoch(fields["epoch"]),
+                "consistent_point": LSN.parse(fields["consistent_point"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class CommitRecord:
+    """What a changelog commit says of itself, in its commit metadata.
+
+    `kind`: `data`, `fence`, `keepalive`, `epoch`, or `marker` (moves the version so that the applier looks up).
+    """
+
+    kind: str
+    epoch: Epoch
+    durable_lsn: LSN
+    first_commit_lsn: LSN = LSN(0)
+    last_commit_lsn: LSN = LSN(0)
+    last_commit_us: int = 0
+    relations: tuple[int, ...] = ()
+    bytes: int = 0
+    rows: int = 0
+
+    def to_metadata(self) -> dict[str, str]:
+        return {METADATA_KEY: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_json(cls, text: str) -> CommitRecord:
+        fields = json.loads(text)
+        for name in ("durable_lsn", "first_commit_lsn", "last_commit_lsn"):
+            fields[name] = LSN(fields[name])
+        return cls(**{**fields, "epoch": Epoch(fields["epoch"]), "relations": tuple(fields["relations"])})

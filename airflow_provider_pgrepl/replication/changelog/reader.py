@@ -1,0 +1,155 @@
+"""Reading the changelog: what a commit says, which files hold a relation, and its rows in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from deltalake.exceptions import TableNotFoundError
+
+from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    DURABLE_APP,
+    METADATA_KEY,
+    ROW_SCHEMA,
+    CommitRecord,
+    EpochRecord,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+
+@dataclass(frozen=True)
+class ChangelogFile:
+    """A file of the changelog and what it can hold."""
+
+    path: str
+    size: int
+    min_lsn: LSN
+    max_lsn: LSN
+    min_relation: int
+    max_relation: int
+
+    def may_hold(self, relation_id: int) -> bool:
+        return self.min_relation <= relation_id <= self.max_relation
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One commit of the changelog; `record` is None for those that are not the writer's (as retention's)."""
+
+    version: int
+    record: CommitRecord | None
+    files: tuple[ChangelogFile, ...]
+
+
+def read_epoch(uri: str) -> EpochRecord:
+    """The epoch that the changelog is in. Raises ChangelogError when there is none."""
+    return EpochRecord.from_json(open_changelog(uri).metadata().description)
+
+
+def open_changelog(uri: str) -> DeltaTable:
+    """Raises ChangelogError when there is no changelog."""
+    try:
+        return DeltaTable(uri)
+    except TableNotFoundError:
+        raise ChangelogError(
+            "this pipeline has no changelog yet", "run the snapshot app first: it begins the first epoch"
+        ) from None
+
+
+def read_durable_lsn(table: DeltaTable) -> LSN:
+    """The LSN up to which the open changelog holds everything of its epoch."""
+    return LSN(table.transaction_version(DURABLE_APP) or 0)
+
+
+def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
+    """Read one commit from its log file. Raises FileNotFoundError when the log file is gone."""
+    with filesystem.open_input_stream(f"{root}/_delta_log/{version:020d}.json") as source:
+        lines = [json.loads(line) for line in source.read().splitlines() if line]
+    record = None
+    files = []
+    for action in lines:
+        if "commitInfo" in action and METADATA_KEY in action["commitInfo"]:
+            record = CommitRecord.from_json(action["commitInfo"][METADATA_KEY])
+        elif "add" in action and action["add"].get("dataChange", True):
+            files.append(_file_of_action(action["add"]))
+    return Commit(version, record, tuple(files))
+
+
+def _file_of_action(add: dict[str, object]) -> ChangelogFile:
+    stats = json.loads(str(add["stats"]))
+    low, high = stats["minValues"], stats["maxValues"]
+    return ChangelogFile(
+        str(add["path"]),
+        int(str(add["size"])),
+        LSN(low["commit_lsn"]),
+        LSN(high["commit_lsn"]),
+        low["relation_id"],
+        high["relation_id"],
+    )
+
+
+def live_files(table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> list[ChangelogFile]:
+    """The files of an epoch that can hold changes above an LSN, in LSN order."""
+    actions = pa.table(table.get_add_actions(flatten=True))
+    if actions.num_rows == 0:
+        return []
+    wanted = actions.filter(
+        pc.and_(pc.equal(actions["min.epoch"], epoch), pc.greater(actions["max.commit_lsn"], above_lsn))
+    ).sort_by("min.commit_lsn")
+    return [
+        ChangelogFile(
+            row["path"],
+            row["size_bytes"],
+            LSN(row["min.commit_lsn"]),
+            LSN(row["max.commit_lsn"]),
+            row["min.relation_id"],
+            row["max.relation_id"],
+        )
+        for row in wanted.to_pylist()
+    ]
+
+
+def read_rows(
+    filesystem: pafs.FileSystem, root: str, paths: Iterable[str], relation_id: int, above_lsn: LSN
+) -> pa.Table:
+    """One relation's rows above an LSN, from the given files, by (commit_lsn, ordinal). ROW_SCHEMA."""
+    pieces = [piece for path in paths for piece in _read_file(filesystem, f"{root}/{path}", relation_id)]
+    rows = pa.concat_tables(pieces) if pieces else ROW_SCHEMA.empty_table()
+    if pc.min(rows["commit_lsn"]).as_py() is not None and pc.min(rows["commit_lsn"]).as_py() <= above_lsn:
+        rows = rows.filter(pc.greater(rows["commit_lsn"], above_lsn))
+    return rows if _is_sorted(rows) else rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+
+def _read_file(filesystem: pafs.FileSystem, path: str, relation_id: int) -> Sequence[pa.Table]:
+    """Only the row groups that can hold the relation are read."""
+    try:
+        source = filesystem.open_input_file(path)
+    except FileNotFoundError:
+        raise ChangelogError(
+            "a changelog file is gone", "run the snapshot app for the tables behind"
+        ) from None
+    with source, pq.ParquetFile(source) as file:
+        column = file.schema_arrow.get_field_index("relation_id")
+        pieces = []
+        for group in range(file.metadata.num_row_groups):
+            statistics = file.metadata.row_group(group).column(column).statistics
+            if not statistics.min <= relation_id <= statistics.max:
+                continue
+            piece = file.read_row_group(group, use_threads=False)
+            if statistics.min != statistics.max:
+                piece = piece.filter(pc.equal(piece["relation_id"], relation_id))
+            pieces.append(piece)
+        return pieces
+
+
+def _is_sorted(rows: pa.Table) -> bool:
+    lsns, ordinals = rows["commit_lsn"].to_numpy(), rows["ordinal"].to_numpy()
+    ahead = lsns[1:] > lsns[:-1]
+    return bool((ahead | ((lsns[1:] == lsns[:-1]) & (ordinals[1:] > ordinals[:-1]))).all())

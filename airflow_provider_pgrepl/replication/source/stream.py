@@ -1,0 +1,171 @@
+"""The replication stream, over libpq's own layer; it reads and sends, and decides nothing.
+
+psycopg2's replication cursor is not used: it moves `flush_lsn` on keepalives by itself, also in the middle of
+a transaction, and so confirms what is not durable yet.
+https://www.postgresql.org/docs/current/protocol-replication.html
+"""
+
+from __future__ import annotations
+
+import select
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from psycopg import OperationalError, pq
+
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    PublicationError,
+    SlotBusyError,
+    SlotError,
+    SourceConnectionError,
+    WireError,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import pin_statement, stream_conninfo
+from airflow_provider_pgrepl.replication.wire.columns import POSTGRES_EPOCH_US
+
+_KEEPALIVE = struct.Struct(">cqqB")
+_STATUS = struct.Struct(">cqqqqB")
+_IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
+
+_CHUNK_MESSAGES = 65_536
+
+
+@dataclass(frozen=True)
+class Keepalive:
+    """What the server says between changes: all that committed before `lsn` has been sent."""
+
+    lsn: LSN
+    wants_reply: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Data messages in the order received, then at most one keepalive that came after all of them."""
+
+    messages: Sequence[memoryview]
+    size: int
+    keepalive: Keepalive | None = None
+
+
+class ReplicationStream:
+    """One `START_REPLICATION` of a slot, from where the slot stands. Not thread-safe: one thread owns it."""
+
+    def __init__(self, dsn: str, slot: str, publication: str, *, messages: bool = True) -> None:
+        self._connection = _connect(stream_conninfo(dsn, f"receive {slot}"))
+        try:
+            self._execute(pin_statement(), pq.ExecStatus.TUPLES_OK)
+            self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, timeout_s: float, max_bytes: int) -> Chunk:
+        """What has arrived, or arrives within the timeout; possibly nothing.
+
+        Raises SlotError, PublicationError or SourceConnectionError when the stream ended.
+        """
+        get, messages, size = self._connection.get_copy_data, [], 0
+        while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
+            length, data = get(1)
+            if length > 0:
+                kind = data[0]
+                if kind == _IS_DATA:
+                    messages.append(data)
+                    size += length
+                elif kind == _IS_KEEPALIVE:
+                    return Chunk(messages, size, _parse_keepalive(bytes(data)))
+                else:
+                    raise WireError(f"unknown replication message {chr(kind)!r}")
+            elif length < 0:
+                raise self._ended()
+            elif not self._wait(0 if messages else timeout_s):
+                break
+        return Chunk(messages, size)
+
+    def send_status(self, received: LSN, told: LSN, *, wants_reply: bool = False) -> None:
+        """Send a standby status update; `told` is what the slot may forget."""
+        now = time.time_ns() // 1000 - POSTGRES_EPOCH_US
+        try:
+            self._connection.put_copy_data(_STATUS.pack(b"r", received, told, told, now, wants_reply))
+            self._connection.flush()
+        except OperationalError as error:
+            raise SourceConnectionError("the replication connection was lost") from error
+
+    def close(self) -> None:
+        self._connection.finish()
+
+    def __enter__(self) -> ReplicationStream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait(self, timeout_s: float) -> bool:
+        try:
+            ready, _, _ = select.select([self._connection.socket], [], [], timeout_s)
+            if ready:
+                self._connection.consume_input()
+            return bool(ready)
+        except OperationalError as error:
+            raise SourceConnectionError("the replication connection was lost") from error
+
+    def _execute(self, command: str, expected: pq.ExecStatus) -> None:
+        result = self._connection.exec_(command.encode())
+        if result.status != expected:
+            raise _translate(result)
+
+    def _ended(self) -> PgReplError:
+        result = self._connection.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return _translate(result)
+        return SourceConnectionError("the server ended the replication stream")
+
+
+def _connect(conninfo: str) -> pq.abc.PGconn:
+    connection = pq.PGconn.connect(conninfo.encode())
+    if connection.status != pq.ConnStatus.OK:
+        reason = connection.get_error_message().strip()
+        connection.finish()
+        raise SourceConnectionError(f"cannot open a replication connection: {reason}")
+    return connection
+
+
+def _start_command(slot: str, publication: str, messages: bool) -> str:
+    name = '"' + publication.replace('"', '""') + '"'
+    options = f"proto_version '1', publication_names '{name.replace(chr(39), chr(39) * 2)}'"
+    if messages:
+        options += ", messages 'true'"
+    return f'START_REPLICATION SLOT "{slot}" LOGICAL 0/0 ({options})'
+
+
+def _parse_keepalive(data: bytes) -> Keepalive:
+    try:
+        _, lsn, _, wants_reply = _KEEPALIVE.unpack(data)
+    except struct.error:
+        raise WireError("a keepalive message is not 18 bytes long") from None
+    return Keepalive(LSN(lsn), bool(wants_reply))
+
+
+def _translate(result: pq.abc.PGresult) -> PgReplError:
+    """The server's refusal as one of ours, by SQLSTATE: object in use, undefined object, wrong state."""
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"no message").decode(errors="replace")
+    if state == "55006":
+        return SlotBusyError(
+            text, "another process reads this slot; it may be a previous run that still ends"
+        )
+    if state == "42704" and "publication" in text:
+        return PublicationError(text, "run the snapshot app with --new-epoch to set the pipeline up anew")
+    if state in ("42704", "55000"):
+        return SlotError(
+            text,
+            "changes are lost with the slot: run the snapshot app with --new-epoch to take everything anew",
+        )
+    return SourceConnectionError(f"the replication stream failed: {text} (SQLSTATE {state})")

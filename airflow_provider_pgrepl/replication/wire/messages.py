@@ -1,0 +1,134 @@
+"""The messages of pgoutput that are rare enough for plain Python: Relation, Truncate, Message."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import WireError
+
+_UINT16 = struct.Struct(">H")
+_UINT32 = struct.Struct(">I")
+_INT32 = struct.Struct(">i")
+_UINT64 = struct.Struct(">Q")
+
+TRUNCATE_CASCADE = 1
+TRUNCATE_RESTART_IDENTITY = 2
+
+
+@dataclass(frozen=True)
+class WireColumn:
+    """A column as a Relation message has it; `is_identity` marks the replica identity."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    is_identity: bool
+
+
+@dataclass(frozen=True)
+class RelationMessage:
+    """`R`: the shape of the rows that follow."""
+
+    oid: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[WireColumn, ...]
+
+
+@dataclass(frozen=True)
+class TruncateMessage:
+    """`T`: one statement, all its tables."""
+
+    oids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True)
+class LogicalMessage:
+    """`M`: what pg_logical_emit_message wrote; `lsn` is the end of its record."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+class _Reader:
+    """Reads a message from front to back; the only place that slices, and it checks the length first."""
+
+    def __init__(self, data: bytes, kind: str) -> None:
+        self._data = data
+        self._at = 1
+        self._kind = kind
+
+    def take(self, count: int) -> bytes:
+        piece = self._data[self._at : self._at + count]
+        if len(piece) != count:
+            raise WireError(f"a {self._kind} message ends too early")
+        self._at += count
+        return piece
+
+    def number(self, form: struct.Struct) -> int:
+        value: int = form.unpack(self.take(form.size))[0]
+        return value
+
+    def text(self) -> str:
+        end = self._data.find(b"\0", self._at)
+        if end < 0:
+            raise WireError(f"a {self._kind} message ends inside a name")
+        try:
+            value = self._data[self._at : end].decode()
+        except UnicodeDecodeError:
+            raise WireError(f"a name in a {self._kind} message is not UTF-8") from None
+        self._at = end + 1
+        return value
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise WireError(f"a {self._kind} message is longer than its content")
+
+
+def parse_relation(data: bytes) -> RelationMessage:
+    """Read an `R` message. Raises WireError."""
+    reader = _Reader(data, "Relation")
+    oid = reader.number(_UINT32)
+    schema = reader.text() or "pg_catalog"
+    name = reader.text()
+    identity = reader.take(1).decode("latin-1")
+    columns = tuple(_column(reader) for _ in range(reader.number(_UINT16)))
+    reader.end()
+    return RelationMessage(oid, schema, name, identity, columns)
+
+
+def _column(reader: _Reader) -> WireColumn:
+    flags = reader.take(1)[0]
+    name = reader.text()
+    return WireColumn(name, reader.number(_UINT32), reader.number(_INT32), bool(flags & 1))
+
+
+def parse_truncate(data: bytes) -> TruncateMessage:
+    """Read a `T` message. Raises WireError."""
+    reader = _Reader(data, "Truncate")
+    count = reader.number(_UINT32)
+    options = reader.take(1)[0]
+    raw = reader.take(4 * count)
+    reader.end()
+    return TruncateMessage(
+        struct.unpack(f">{count}I", raw),
+        bool(options & TRUNCATE_CASCADE),
+        bool(options & TRUNCATE_RESTART_IDENTITY),
+    )
+
+
+def parse_message(data: bytes) -> LogicalMessage:
+    """Read an `M` message. Raises WireError."""
+    reader = _Reader(data, "Message")
+    flags = reader.take(1)[0]
+    lsn = reader.number(_UINT64)
+    prefix = reader.text()
+    content = reader.take(reader.number(_UINT32))
+    reader.end()
+    return LogicalMessage(bool(flags & 1), lsn, prefix, content)
