@@ -1,0 +1,231 @@
+"""One lake table: its position, its fence, the snapshot's commit, small-file hygiene.
+
+All writers of a table use one Delta app id, `<pipeline>:<epoch>`, and write it with the version that is the
+table's position. A writer reads the position and commits through one handle which it never refreshes in
+between: Delta then refuses the commit if anybody has written that id meanwhile. An epoch's first commit
+also closes the ids of the epochs before it, at CLOSED, so that their writers are refused for good.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction, WriterProperties
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
+from airflow_provider_pgrepl.replication.config import MIB
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+CLOSED = 2**63 - 1
+"""The version under which the app id of an epoch that is over stands in a table."""
+
+COMMIT_METADATA = "pgrepl"
+"""Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
+
+RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
+
+_SMALL_FILE = 16 * MIB
+_MANY_SMALL_FILES = 32
+_FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
+
+
+class LakeFile(Protocol):
+    """A Parquet file that already lies below the table's root, to be added by a commit."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def stats_json(self) -> str: ...
+
+
+def app_id(pipeline_name: str, epoch: Epoch) -> str:
+    """The Delta app id under which everything of one pipeline and epoch is written."""
+    return f"{pipeline_name}:{epoch}"
+
+
+def open_table(uri: str) -> DeltaTable:
+    """The table's newest version. Raises LakeTableError when there is none."""
+    try:
+        return DeltaTable(uri)
+    except TableNotFoundError:
+        raise LakeTableError(f"there is no lake table at {uri}", RESNAPSHOT_HINT) from None
+    except (DeltaError, OSError) as error:
+        raise LakeTableError(f"cannot open the lake table at {uri}: {type(error).__name__}") from error
+
+
+def read_position(table: DeltaTable, app: str) -> LSN | None:
+    """The LSN up to which every transaction is in the table; None when this epoch never wrote it.
+
+    Raises FencedError when the epoch is over: a later one has written the table.
+    """
+    version = table.transaction_version(app)
+    if version == CLOSED:
+        raise FencedError(f"{table.table_uri}: a later epoch than that of {app} has written it", _FENCED_HINT)
+    return None if version is None else LSN(version)
+
+
+def commit_properties(
+    app: str, position: LSN, kind: str, commit_ts: datetime | None = None, closing: Sequence[str] = ()
+) -> CommitProperties:
+    """What every commit carries: the position under the app id, ids to close, and our metadata."""
+    about = {"kind": kind, "position": int(position), "commit_ts": commit_ts and commit_ts.isoformat()}
+    return CommitProperties(
+        app_transactions=[Transaction(app, position), *(Transaction(old, CLOSED) for old in closing)],
+        custom_metadata={COMMIT_METADATA: json.dumps(about)},
+    )
+
+
+@contextmanager
+def fenced(table: DeltaTable, app: str, position: LSN) -> Iterator[None]:
+    """Run one commit on `table` which is to leave it at `position`.
+
+    Raises FencedError when another process has written the table since the handle was opened, and
+    LakeTableError when Delta refuses for another reason. Delta's own messages may hold values of rows,
+    so none is passed on.
+    """
+    before = table.version()
+    refused = ""
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        refused = type(error).__name__
+        moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
+    if refused and moved:
+        raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
+    if refused:
+        raise LakeTableError(f"{table.table_uri}: the commit failed with {refused}")
+    if table.transaction_version(app) != position:
+        raise FencedError(f"{table.table_uri}: another process has moved its position", _FENCED_HINT)
+
+
+def _newest_version(table: DeltaTable) -> int | None:
+    try:
+        return int(DeltaTable(table.table_uri).version())
+    except (DeltaError, OSError):
+        return None
+
+
+def commit_nothing(table: DeltaTable, app: str, position: LSN, properties: CommitProperties) -> None:
+    """Move the position without touching data. Raises FencedError."""
+    with fenced(table, app, position):
+        table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+        # Unlike the other ways to commit, this one leaves the handle where it was.
+        table.update_incremental()
+
+
+def commit_snapshot(
+    uri: str,
+    schema: pa.Schema,
+    files: Sequence[LakeFile],
+    position: LSN,
+    pipeline_name: str,
+    epoch: Epoch,
+    exported_at: datetime | None = None,
+) -> int:
+    """Make the table consist of exactly `files`, in one commit, and say its version.
+
+    Creates the table, or replaces whatever an earlier snapshot and its changes left there, its columns
+    included. Raises LakeError for a Delta table that is not this pipeline's, FencedError when it holds a
+    later epoch, a position beyond `position`, or is written by another process meanwhile.
+    """
+    adds = [_add_action(file) for file in files]
+    app = app_id(pipeline_name, epoch)
+    older = [app_id(pipeline_name, Epoch(number)) for number in range(1, epoch)]
+    properties = commit_properties(app, position, "snapshot", exported_at, closing=older)
+    delta_schema = Schema.from_arrow(schema)
+    if not DeltaTable.is_deltatable(uri):
+        return _create(uri, delta_schema, adds, properties)
+    table = open_table(uri)
+    _check_ours(table, app, older, position)
+    _allow_timestamp_without_tz(table, schema)
+    with fenced(table, app, position):
+        table.create_write_transaction(adds, "overwrite", delta_schema, commit_properties=properties)
+        table.update_incremental()
+    return int(table.version())
+
+
+def _create(uri: str, schema: Schema, adds: list[AddAction], properties: CommitProperties) -> int:
+    if "://" not in uri:
+        Path(uri).mkdir(parents=True, exist_ok=True)
+    failed = ""
+    try:
+        create_table_with_add_actions(uri, schema, adds, mode="error", commit_properties=properties)
+    except (DeltaError, OSError) as error:
+        failed = type(error).__name__
+    if failed and DeltaTable.is_deltatable(uri):
+        raise FencedError(f"{uri}: another process has created this table", _FENCED_HINT)
+    if failed:
+        raise LakeError(f"cannot create the lake table {uri}: {failed}", "may the process write there?")
+    return 0
+
+
+def _check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN) -> None:
+    current = read_position(table, app)
+    if current is None and all(table.transaction_version(old) is None for old in older):
+        raise LakeError(
+            f"{table.table_uri} is a Delta table that this pipeline has not written",
+            "give the pipeline a lake root of its own, or move that table away",
+        )
+    if current is not None and current > position:
+        raise FencedError(
+            f"{table.table_uri} is at {current}, beyond this snapshot's {position}: a newer one was taken",
+            _FENCED_HINT,
+        )
+
+
+def _allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
+    """Declare the feature in a commit of its own, without data: an overwrite cannot."""
+    needed = any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in schema)
+    if not needed or "timestampNtz" in (table.protocol().writer_features or []):
+        return
+    before = table.version()
+    table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+    if table.version() != before + 1:
+        raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
+
+
+def _add_action(file: LakeFile) -> AddAction:
+    return AddAction(
+        path=file.path,
+        size=file.size,
+        partition_values={},
+        modification_time=int(time.time() * 1000),
+        data_change=True,
+        stats=file.stats_json,
+    )
+
+
+def compact_small_files(
+    table: DeltaTable,
+    app: str,
+    *,
+    small_bytes: int = _SMALL_FILE,
+    at_least: int = _MANY_SMALL_FILES,
+) -> int:
+    """Join small files into larger ones once there are `at_least` of them; how many files that took away.
+
+    Changes no row and not the position (`dataChange` is false). Delta lets a compaction carry no app id;
+    it is safe without: files that another process has replaced meanwhile cannot be replaced again.
+    Raises FencedError then, and when the epoch is over.
+    """
+    position = read_position(table, app)
+    sizes = pa.table(table.get_add_actions()).column("size_bytes").to_numpy()
+    if position is None or int((sizes < small_bytes).sum()) < at_least:
+        return 0
+    with fenced(table, app, position):
+        metrics = table.optimize.compact(
+            target_size=8 * small_bytes,
+            writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
+        )
+    return int(metrics["numFilesRemoved"])
