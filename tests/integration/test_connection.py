@@ -65,11 +65,9 @@ def test_a_connection_says_who_it_is_and_commits_by_itself(dsn):
 
 
 def test_a_uri_is_as_good_as_keywords(server):
-    connection = connect(f"postgresql://postgres@127.0.0.1:{server.port}/postgres", "test")
-    connection.close()
-    assert "replication=database" in stream_conninfo(
-        f"postgresql://postgres@127.0.0.1:{server.port}/x", "stream"
-    )
+    uri = f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
+    connect(uri, "test").close()
+    assert "replication=database" in stream_conninfo(uri, "stream")
 
 
 def test_no_server_says_where_it_looked_but_not_the_password():
@@ -100,7 +98,7 @@ def test_a_role_without_replication_is_told_how_to_get_it(server, pg, dsn):
 
 
 def test_errors_of_data_do_not_carry_the_value(pg):
-    with pytest.raises(Exception, match="reading: .*SQLSTATE 22P02") as caught, source_errors("reading"):
+    with pytest.raises(Exception, match=r"reading: .*SQLSTATE 22P02") as caught, source_errors("reading"):
         pg.cursor().execute("select 'secret'::int")
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
-from psycopg2.extensions import connection as Connection  # noqa: N812 - a class in lower case
 
 from airflow_provider_pgrepl.errors import (
     ConfigError,
@@ -20,6 +19,8 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     SourceError,
 )
+
+Connection: TypeAlias = psycopg2.extensions.connection
 
 PINNED_SETTINGS: dict[str, str] = {
     "DateStyle": "ISO, MDY",

@@ -1,0 +1,229 @@
+"""Which tables a pipeline replicates: its names and patterns against what is there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.relations import read_leaves, read_relations
+
+log = logging.getLogger(__name__)
+
+STATE_SCHEMA = "_pgrepl"
+
+_CANDIDATES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s)
+"""
+
+_KINDS = {
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+    "S": "a sequence",
+    "i": "an index",
+    "I": "an index",
+    "c": "a composite type",
+    "t": "a TOAST table",
+}
+_PERSISTENCE = {"u": "an unlogged table", "t": "a temporary table"}
+_OWN_COLUMNS = {"_pgrepl_commit_lsn": "commit_lsn_column", "_pgrepl_commit_ts": "commit_ts_column"}
+
+
+def resolve_tables(connection: Connection, pipeline: Pipeline) -> list[Relation]:
+    """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
+
+    Raises ConfigError (insert_only lists a table that `tables` does not hold) or TableError, which lists
+    every table that cannot be replicated and why. A pattern leaves out what cannot be published without
+    harm (no key), what is no ordinary table, and partitions; they go with their partitioned table.
+    """
+    patterns = frozenset(_schema(text) for text in pipeline.tables if text.endswith(".*"))
+    insert_only = frozenset(TableName.parse(text) for text in pipeline.insert_only)
+    named = frozenset(TableName.parse(text) for text in pipeline.tables if not text.endswith(".*"))
+    _check_insert_only(insert_only, named, patterns)
+    # What insert_only lists is wanted by name, be it through a pattern or not.
+    named |= insert_only
+    return _Selection(connection, pipeline, named, patterns, insert_only).resolve()
+
+
+def _schema(pattern: str) -> str:
+    return TableName.parse(pattern[:-1] + "any").schema
+
+
+def _check_insert_only(
+    insert_only: Iterable[TableName], named: frozenset[TableName], patterns: frozenset[str]
+) -> None:
+    strangers = sorted(table for table in insert_only if table not in named and table.schema not in patterns)
+    if strangers:
+        raise ConfigError(
+            f"insert_only: {', '.join(map(str, strangers))} not among the tables of the pipeline",
+            "list it in tables too, or take it out of insert_only",
+        )
+
+
+def _is_system(schema: str) -> bool:
+    return schema.startswith("pg_") or schema in ("information_schema", STATE_SCHEMA)
+
+
+class _Selection:
+    """One run of resolve_tables: collects relations and problems."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        pipeline: Pipeline,
+        named: frozenset[TableName],
+        patterns: frozenset[str],
+        insert_only: frozenset[TableName],
+    ) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+        self._named = named
+        self._patterns = patterns
+        self._insert_only = insert_only
+        self._problems: list[str] = []
+
+    def resolve(self) -> list[Relation]:
+        chosen = self._choose()
+        relations = read_relations(self._connection, chosen, self._pipeline.publication)
+        usable = [relation for relation in relations.values() if self._is_usable(relation)]
+        if not usable and not self._problems:
+            patterns = ", ".join(sorted(f"{schema}.*" for schema in self._patterns))
+            self._problems.append(f"{patterns}: no table that can be replicated")
+        if self._problems:
+            raise TableError("\n".join(sorted(self._problems)))
+        return sorted(usable, key=lambda relation: relation.table)
+
+    def _choose(self) -> list[int]:
+        """Oids of the ordinary and partitioned tables that are named or match."""
+        schemas = sorted({table.schema for table in self._named} | self._patterns)
+        with source_errors("listing the tables"):
+            found = rows(self._connection, _CANDIDATES, (schemas,))
+        by_name = {TableName(schema, name): tuple(more) for _, schema, name, *more in found}
+        oids = {TableName(schema, name): oid for oid, schema, name, *_ in found}
+        chosen = []
+        for table in sorted(self._named):
+            problem = _why_no_table(table, by_name.get(table))
+            if problem:
+                self._problems.append(f"{table}: {problem}")
+            else:
+                chosen.append(oids[table])
+        for schema in sorted(self._patterns):
+            chosen += self._matches(schema, by_name, oids)
+        self._refuse_partitions_beside_their_table(chosen)
+        return chosen
+
+    def _matches(
+        self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
+    ) -> list[int]:
+        if _is_system(schema):
+            self._problems.append(f"{schema}.*: a system schema, which is never replicated")
+        return [
+            oids[table]
+            for table, facts in by_name.items()
+            if table.schema == schema
+            and table not in self._named
+            and not facts[2]
+            and _why_no_table(table, facts) is None
+        ]
+
+    def _refuse_partitions_beside_their_table(self, chosen: list[int]) -> None:
+        with source_errors("reading the partitions"):
+            pairs = rows(
+                self._connection,
+                "SELECT c.oid::bigint, a.relid::oid::bigint FROM pg_catalog.pg_class c,"
+                " LATERAL pg_catalog.pg_partition_ancestors(c.oid) AS a (relid)"
+                " WHERE c.relispartition AND c.oid = ANY (%(oids)s::oid[])"
+                " AND a.relid <> c.oid AND a.relid::oid = ANY (%(oids)s::oid[])",
+                {"oids": chosen},
+            )
+        both = read_relations(self._connection, {oid for pair in pairs for oid in pair}, None)
+        for partition, ancestor in pairs:
+            self._problems.append(
+                f"{both[partition].table}: is a partition of {both[ancestor].table}, which is replicated"
+                " as a whole; take the partition out of tables"
+            )
+
+    def _is_usable(self, relation: Relation) -> bool:
+        """Whether it can be replicated; a named table that cannot be becomes a problem."""
+        if relation.table not in self._named and not relation.key_columns:
+            log.info("%s has no usable key; the pattern leaves it out", relation.table)
+            return False
+        problems = [*self._shape_problems(relation), *self._key_problems(relation)]
+        self._problems += [f"{relation.table}: {problem}" for problem in problems]
+        return not problems
+
+    def _shape_problems(self, relation: Relation) -> Iterable[str]:
+        names: dict[str, str] = {}
+        if not relation.columns:
+            yield "has no columns"
+        for column in relation.columns:
+            lower = column.name.lower()
+            if lower in names:
+                first, second = quote_identifier(names[lower]), quote_identifier(column.name)
+                yield (
+                    f"columns {first} and {second} differ only in case, which lake tables cannot"
+                    " tell apart; rename one of them"
+                )
+            if lower in _OWN_COLUMNS and getattr(self._pipeline, _OWN_COLUMNS[lower]):
+                option = _OWN_COLUMNS[lower]
+                yield f"column {column.name} is one that the lake table gets anyway; set {option} to false"
+            names[lower] = column.name
+        if relation.relkind == "p":
+            yield from self._leaf_problems(relation)
+
+    def _leaf_problems(self, relation: Relation) -> Iterable[str]:
+        leaves = read_leaves(self._connection, relation.oid)
+        published = read_relations(self._connection, [leaf.oid for leaf in leaves], None)
+        key = {column.name for column in relation.key_columns}
+        for leaf in leaves:
+            problem = _why_no_table(leaf.table, (leaf.relkind, leaf.persistence))
+            if problem:
+                yield f"its partition {leaf.table} cannot be published: {problem}"
+            elif relation.table not in self._insert_only and key != {
+                column.name for column in published[leaf.oid].key_columns
+            }:
+                yield (
+                    f"its partition {leaf.table} has another key or replica identity than the partitioned"
+                    " table; give it the same (each partition has its own REPLICA IDENTITY)"
+                )
+
+    def _key_problems(self, relation: Relation) -> Iterable[str]:
+        if relation.key_columns or relation.table in self._insert_only:
+            return
+        table = relation.table.sql
+        why = {
+            "n": "its replica identity is NOTHING",
+            "f": "it has replica identity FULL and no primary key",
+            "i": "its replica identity index is gone, or not published as a whole",
+        }.get(relation.replica_identity, "it has no primary key that can serve as replica identity")
+        harm = (
+            "changes of rows cannot be matched"
+            if relation.replica_identity == "f"
+            else "publishing it would make the application's UPDATE and DELETE on it fail"
+        )
+        yield (
+            f"{why}, and {harm}. Either ALTER TABLE {table} ADD PRIMARY KEY (…); or, with a unique index over"
+            f" NOT NULL columns, ALTER TABLE {table} REPLICA IDENTITY USING INDEX …; or ALTER TABLE {table}"
+            " REPLICA IDENTITY DEFAULT where a primary key exists; or, when its rows are only ever inserted,"
+            " list it in insert_only"
+        )
+
+
+def _why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
+    if _is_system(table.schema):
+        return "in a system schema, which is never replicated"
+    if facts is None:
+        return "does not exist"
+    relkind, persistence = facts[0], facts[1]
+    if relkind not in ("r", "p"):
+        return f"is {_KINDS.get(relkind, 'no table')}; only tables can be replicated"
+    if persistence in _PERSISTENCE:
+        return f"is {_PERSISTENCE[persistence]}, which PostgreSQL does not replicate"
+    return None
