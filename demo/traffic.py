@@ -1,0 +1,64 @@
+"""pgbench: the tables of the demo, and TPC-B transactions over all four of them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from demo import processes
+from demo.errors import DemoError
+from demo.postgres import Server
+
+DATABASE = "bench"
+TABLES = (
+    "public.pgbench_branches",
+    "public.pgbench_tellers",
+    "public.pgbench_accounts",
+    "public.pgbench_history",
+)
+KEYLESS_TABLES = ("public.pgbench_history",)
+
+_FOREVER_S = 30 * 24 * 3600
+
+
+class Traffic:
+    """One pgbench against one server, started and stopped."""
+
+    def __init__(self, server: Server, log: Path, *, rate: int, clients: int) -> None:
+        self._server = server
+        self._log = log
+        self._rate = rate
+        self._clients = clients
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def initialise(self, scale: int) -> None:
+        """`pgbench -i`: the tables, filled, with all balances at zero."""
+        self._run("createdb", DATABASE)
+        self._run("pgbench", "-i", "-q", "-s", str(scale), DATABASE)
+
+    def start(self) -> None:
+        # -n: no vacuum before, and above all no truncation of the history.
+        options = ["-n", "-c", str(self._clients), "-R", str(self._rate), "-T", str(_FOREVER_S)]
+        self._process = processes.start(self._command("pgbench", *options, DATABASE), log=self._log)
+
+    def check_alive(self) -> None:
+        """Raise DemoError when pgbench has ended by itself."""
+        if self._process is not None and (code := self._process.poll()) is not None:
+            raise DemoError(
+                f"pgbench ended (exit code {code}); {self._log} ends with\n{processes.tail(self._log)}"
+            )
+
+    def stop(self) -> None:
+        """End the traffic; a transaction in flight is rolled back by the server."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(timeout=30)
+            self._process = None
+
+    def _run(self, program: str, *arguments: str) -> None:
+        if processes.start(self._command(program, *arguments), log=self._log).wait() != 0:
+            raise DemoError(f"{program} failed; {self._log} ends with\n{processes.tail(self._log)}")
+
+    def _command(self, program: str, *arguments: str) -> list[str]:
+        where = ["-h", "127.0.0.1", "-p", str(self._server.port), "-U", "postgres"]
+        return [str(self._server.bin / program), *where, *arguments]
