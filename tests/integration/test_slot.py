@@ -1,0 +1,182 @@
+import threading
+import time
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.errors import (
+    PrivilegeError,
+    Retry,
+    ServerSettingError,
+    SlotBusyError,
+    SlotError,
+    SnapshotError,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import connect_replication
+from airflow_provider_pgrepl.replication.source.slot import drop_slot, export_slot, read_slot
+from demo.postgres import Server
+
+
+@pytest.fixture
+def name():
+    return f"s_{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def writer(pg, dsn):
+    """A transaction that has written and stays open."""
+    with pg.cursor() as cursor:
+        cursor.execute("create table busy (a int)")
+    connection = psycopg2.connect(dsn + " application_name=long_writer")
+    with connection.cursor() as cursor:
+        cursor.execute("insert into busy values (1)")
+    yield connection
+    connection.close()
+
+
+def test_the_snapshot_shows_what_was_committed_before(pg, dsn, name):
+    with pg.cursor() as cursor:
+        cursor.execute("create table t (a int); insert into t values (1)")
+        with export_slot(dsn, name, temporary=False, timeout_s=30) as exported:
+            cursor.execute("insert into t values (2)")
+            with psycopg2.connect(dsn) as reader, reader.cursor() as old:
+                old.execute("begin isolation level repeatable read")
+                old.execute("set transaction snapshot %s", (exported.snapshot,))
+                old.execute("select a from t")
+                assert old.fetchall() == [(1,)]
+            reader.close()
+            assert isinstance(exported.consistent_point, LSN)
+            assert abs(datetime.now(UTC) - exported.exported_at) < timedelta(minutes=1)
+            assert exported.exported_at.utcoffset() == timedelta(0)
+    slot = read_slot(pg, name)
+    assert (slot.name, slot.plugin, slot.active, slot.active_pid) == (name, "pgoutput", False, None)
+    assert slot.confirmed_flush_lsn == exported.consistent_point
+    assert slot.restart_lsn <= slot.confirmed_flush_lsn
+    assert (slot.wal_status, slot.invalidation) == ("reserved", None)
+    drop_slot(pg, name)
+
+
+def test_a_temporary_slot_goes_when_it_is_closed(pg, dsn, name):
+    with export_slot(dsn, name, temporary=True, timeout_s=30) as exported:
+        assert read_slot(pg, name).active
+    assert read_slot(pg, name) is None
+    exported.close()
+
+
+def test_dropping_is_idempotent(pg, dsn, name):
+    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    drop_slot(pg, name)
+    drop_slot(pg, name)
+    assert read_slot(pg, name) is None
+
+
+@pytest.mark.parametrize("temporary", [False, True])
+def test_a_long_writer_is_named_and_no_slot_stays(pg, dsn, name, writer, temporary):
+    with writer.cursor() as cursor:
+        cursor.execute("select pg_current_xact_id()::text")
+        xid = cursor.fetchone()[0]
+    started = time.monotonic()
+    with pytest.raises(SnapshotError) as caught:
+        export_slot(dsn, name, temporary=temporary, timeout_s=1)
+    assert time.monotonic() - started < 10
+    assert f"pid {writer.info.backend_pid} (transaction {xid}," in str(caught.value)
+    assert "long_writer" in str(caught.value)
+    assert caught.value.retry is Retry.TIMED
+    assert read_slot(pg, name) is None
+    writer.commit()
+    export_slot(dsn, name, temporary=True, timeout_s=30).close()
+
+
+def test_a_writer_that_ends_in_time_does_no_harm(pg, dsn, name, writer):
+    def end_when_the_slot_waits():
+        while True:
+            with pg.cursor() as cursor:
+                cursor.execute(
+                    "select 1 from pg_locks where locktype = 'transactionid' and not granted and pid in"
+                    " (select active_pid from pg_replication_slots where slot_name = %s)",
+                    (name,),
+                )
+                if cursor.fetchone():
+                    return writer.commit()
+
+    ender = threading.Thread(target=end_when_the_slot_waits)
+    ender.start()
+    with export_slot(dsn, name, temporary=True, timeout_s=60) as exported:
+        assert exported.snapshot
+    ender.join()
+
+
+def test_a_name_that_is_taken_says_by_whom(pg, dsn, name):
+    with pg.cursor() as cursor:
+        cursor.execute("select pg_create_physical_replication_slot(%s)", (name,))
+    with pytest.raises(SlotError, match=f"named {name} exists already with plugin None in database None"):
+        export_slot(dsn, name, temporary=False, timeout_s=30)
+    drop_slot(pg, name)
+    with export_slot(dsn, name, temporary=True, timeout_s=30):
+        database = pg.info.dbname
+        with pytest.raises(SlotError, match=f"plugin pgoutput in database {database}, read by pid"):
+            export_slot(dsn, name, temporary=False, timeout_s=30)
+
+
+def test_a_slot_in_use_is_not_dropped(pg, dsn, name):
+    with pg.cursor() as cursor:
+        cursor.execute("create publication p")
+    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    stream = connect_replication(dsn, "test")
+    stream.cursor().start_replication(
+        slot_name=name, options={"proto_version": "1", "publication_names": "p"}
+    )
+    while not read_slot(pg, name).active:
+        time.sleep(0.01)
+    with pytest.raises(SlotBusyError, match=rf"read by pid {stream.info.backend_pid}"):
+        drop_slot(pg, name)
+    stream.close()
+    while read_slot(pg, name).active:
+        time.sleep(0.01)
+    drop_slot(pg, name)
+
+
+def test_a_role_without_replication_is_refused(pg, dsn, name):
+    with pg.cursor() as cursor:
+        cursor.execute("drop role if exists noslot; create role noslot login")
+    with pytest.raises(PrivilegeError):
+        export_slot(dsn.replace("user=postgres", "user=noslot"), name, temporary=False, timeout_s=30)
+    with pg.cursor() as cursor:
+        cursor.execute("drop role noslot")
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory):
+    """A server with one slot and one sender."""
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-narrow-") as folder:
+        Path(folder).chmod(0o755)
+        server = Server(
+            Path(folder) / "data",
+            settings={"fsync": "off", "max_replication_slots": "1", "max_wal_senders": "2"},
+        )
+        server.create()
+        server.start()
+        yield server
+        server.stop(immediate=True)
+
+
+def test_no_free_slot_names_the_setting(narrow_server):
+    with (
+        export_slot(narrow_server.dsn(), "first", temporary=True, timeout_s=30),
+        pytest.raises(ServerSettingError, match="max_replication_slots"),
+    ):
+        export_slot(narrow_server.dsn(), "second", temporary=True, timeout_s=30)
+
+
+def test_no_free_sender_names_the_setting(narrow_server):
+    held = [connect_replication(narrow_server.dsn(), "test") for _ in range(2)]
+    with pytest.raises(ServerSettingError, match="max_wal_senders"):
+        export_slot(narrow_server.dsn(), "third", temporary=True, timeout_s=30)
+    for connection in held:
+        connection.close()
