@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -87,24 +87,27 @@ def commit_properties(
 
 
 @contextmanager
-def fenced(table: DeltaTable, app: str, position: LSN) -> Iterator[None]:
+def fenced(
+    table: DeltaTable, app: str, position: LSN, known: Mapping[str, str] | None = None
+) -> Iterator[None]:
     """Run one commit on `table` which is to leave it at `position`.
 
     Raises FencedError when another process has written the table since the handle was opened, and
     LakeTableError when Delta refuses for another reason. Delta's own messages may hold values of rows,
-    so none is passed on.
+    so none is passed on; `known` gives our sentence for a fragment of such a message.
     """
     before = table.version()
     refused = ""
     try:
         yield
     except (DeltaError, OSError) as error:
-        refused = type(error).__name__
+        refused = f"the commit failed with {type(error).__name__}"
+        refused = next((ours for theirs, ours in (known or {}).items() if theirs in str(error)), refused)
         moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
     if refused and moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
     if refused:
-        raise LakeTableError(f"{table.table_uri}: the commit failed with {refused}")
+        raise LakeTableError(f"{table.table_uri}: {refused}", RESNAPSHOT_HINT)
     if table.transaction_version(app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", _FENCED_HINT)
 

@@ -1,0 +1,165 @@
+"""Collapse, whatever the history, however it is cut and however often parts of it come again."""
+
+from __future__ import annotations
+
+import tempfile
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.collapse import collapse
+from airflow_provider_pgrepl.replication.lake.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.support.changes import History, column, relation, table_of
+from tests.support.model import Change, Model, Row
+
+# Columns: a two-column key around a value, and a value that may be unsent.
+KEY = (0, 2)
+COLUMNS = (column("a", key=True), column("v"), column("b", key=True), column("doc"))
+
+key_part = st.sampled_from(["1", "2", "12", "", "é"])
+value = st.one_of(st.none(), st.sampled_from(["", "x", "y"]))
+rows = st.tuples(key_part, value, st.sampled_from(["1", "2", "21"]), value)
+pick = st.integers(0, 50)
+steps = st.one_of(
+    st.tuples(st.just("insert"), rows),
+    st.tuples(st.just("update"), pick, value, st.sets(st.sampled_from([2, 3]))),
+    st.tuples(st.just("move"), pick, rows, st.sets(st.just(3))),
+    st.tuples(st.just("swap"), pick, pick, st.sets(st.just(3))),
+    st.tuples(st.just("delete"), pick),
+    st.tuples(st.just("reinsert"), pick, value),
+    st.tuples(st.just("commit")),
+    st.tuples(st.just("commit")),
+    st.tuples(st.sampled_from(["commit"] * 15 + ["truncate"])),
+)
+
+
+def rekeyed(row: Row, other: Row) -> Row:
+    return (other[0], row[1], other[2], row[3])
+
+
+def swap(history: History, one: Row, two: Row, unsent: set[int]) -> None:
+    """With a deferrable key both rows hold one key for a moment; otherwise the way leads over a third key."""
+    if history.model.full:
+        history.update(one, rekeyed(one, two), unsent)
+        history.update(two, rekeyed(two, one), unsent)
+        return
+    spare = ("spare", one[1], "spare", one[3])
+    history.update(one, spare, unsent)
+    history.update(two, rekeyed(two, one), unsent)
+    history.update(spare, rekeyed(spare, two), unsent)
+
+
+def take_step(history: History, step: tuple) -> None:  # noqa: C901 - one branch for each kind of step
+    kind, *arguments = step
+    present = sorted(history.model.rows.values(), key=repr)
+    taken = {(row[0], row[2]) for row in present}
+    free = lambda row: (row[0], row[2]) not in taken  # noqa: E731
+    if kind == "commit":
+        history.commit()
+    elif kind == "truncate":
+        history.truncate()
+    elif kind == "insert":
+        if free(arguments[0]):
+            history.insert(arguments[0])
+    elif present:
+        row = present[arguments[0] % len(present)]
+        if kind == "update":
+            history.update(row, (row[0], arguments[1], row[2], row[3]), arguments[2])
+        elif kind == "move" and free(arguments[1]):
+            history.update(row, rekeyed(row, arguments[1]), arguments[2])
+        elif kind == "delete":
+            history.delete(row)
+        elif kind == "reinsert":
+            history.delete(row)
+            history.insert((row[0], arguments[1], row[2], "again"))
+        elif kind == "swap":
+            other = present[arguments[1] % len(present)]
+            if other != row:
+                swap(history, row, other, arguments[2])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[list[Row], list[Change], Model, list[int], Relation]:
+    """Rows of a snapshot, the changes after it, what they make of it, and the commits at which to cut."""
+    full = draw(st.booleans())
+    history = History(len(COLUMNS), KEY, full=full)
+    for step in draw(st.lists(st.tuples(st.just("insert"), rows), max_size=6)):
+        take_step(history, step)
+    snapshot = list(history.model.rows.values())
+    history.changes.clear()
+    history.commit()
+    for step in draw(st.lists(steps, max_size=40)):
+        take_step(history, step)
+    lsns = sorted({change.commit_lsn for change in history.changes})
+    cuts = draw(st.lists(st.sampled_from(lsns), max_size=4)) if lsns else []
+    of = relation(*COLUMNS, identity="f" if full else "d")
+    return snapshot, history.changes, history.model, sorted(cuts), of
+
+
+def batches(changes: list[Change], cuts: list[int]) -> list[list[Change]]:
+    """Changes up to each cut that have not been given before, and at last the rest."""
+    ends = [*cuts, max((c.commit_lsn for c in changes), default=0)]
+    starts = [0, *ends]
+    return [
+        [c for c in changes if start < c.commit_lsn <= end]
+        for start, end in zip(starts[:-1], ends, strict=True)
+    ]
+
+
+def apply_to_rows(lake: list[Row], batch: list[Change], of: Relation) -> list[Row]:
+    """What a MERGE on the origin key does, in plain Python; a row that is not found fails the test."""
+    collapsed = collapse(table_of(batch), of)
+    by_key = {} if collapsed.overwrite else {(row[0], row[2]): row for row in lake}
+    assert collapsed.overwrite or len(by_key) == len(lake)
+    result = []
+    for n in range(len(collapsed)):
+        origin = tuple(collapsed.key_texts(i, collapsed.origin[n : n + 1])[0].as_py() for i in range(2))
+        before = by_key.pop(origin) if collapsed.origin[n] >= 0 else None
+        if collapsed.final[n] >= 0:
+            entry = collapsed.final[n : n + 1] * 0 + n
+            cells = [collapsed.texts(i, entry) for i in range(len(COLUMNS))]
+            result.append(
+                tuple(before[i] if keep is not None else t[0].as_py() for i, (t, keep) in enumerate(cells))
+            )
+    return [*result, *by_key.values()]
+
+
+@given(histories())
+@settings(max_examples=400, deadline=None)
+def test_collapse_equals_the_dictionary_model_for_any_history_in_any_batches(example: tuple) -> None:
+    lake, changes, model, cuts, of = example
+    for batch in batches(changes, cuts):
+        lake = apply_to_rows(lake, batch, of)
+    assert sorted(lake, key=repr) == sorted(model.rows.values(), key=repr)
+
+
+def lake_rows(table: DeltaTable) -> list[Row]:
+    found = QueryBuilder().register("t", table).execute("select a, v, b, doc from t").read_all()
+    return [tuple(row.values()) for row in pa.table(found).to_pylist()]
+
+
+@given(histories(), st.integers(0, 100))
+@settings(max_examples=40, deadline=None)
+def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
+    example: tuple, slice_bytes: int
+) -> None:
+    snapshot, changes, model, cuts, of = example
+    with tempfile.TemporaryDirectory() as folder:
+        pipeline = Pipeline(name="p", lake=folder, tables=("public.t",), slice_bytes=slice_bytes + 1)
+        uri, app = f"{folder}/t", app_id("p", Epoch(1))
+        commit_snapshot(uri, lake_schema(of, pipeline), [], LSN(1), "p", Epoch(1))
+        first = [Change("I", new=row, commit_lsn=2) for row in snapshot]
+        apply_changes(open_table(uri), table_of(first), of, pipeline, app)
+        for cut in [*cuts, 10**9]:
+            again = [change for change in changes if change.commit_lsn <= cut]
+            table = open_table(uri)
+            applied = apply_changes(table, table_of(again), of, pipeline, app)
+            assert applied.position == max((c.commit_lsn for c in again), default=2 if snapshot else 1)
+        assert sorted(lake_rows(open_table(uri)), key=repr) == sorted(model.rows.values(), key=repr)

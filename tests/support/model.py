@@ -1,0 +1,44 @@
+"""What a table must be after some changes: a dictionary of rows, and nothing clever."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+Row = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A changelog row; `unsent` are the columns of `new` that hold None because they were not sent."""
+
+    op: str
+    new: Row | None = None
+    old: Row | None = None
+    unsent: tuple[int, ...] = ()
+    commit_lsn: int = 0
+
+
+@dataclass
+class Model:
+    """One source table with its rows by an id that no update changes; `key` are the key's columns."""
+
+    key: tuple[int, ...]
+    full: bool = False
+    rows: dict[int, Row] = field(default_factory=dict)
+    ids: int = 0
+
+    def apply(self, change: Change) -> None:
+        if change.op == "T":
+            self.rows.clear()
+        elif change.op == "I":
+            self.ids += 1
+            self.rows[self.ids] = change.new
+        else:
+            row_id = next(n for n, row in self.rows.items() if self._is(row, change.old or change.new))
+            row = self.rows.pop(row_id)
+            if change.op == "U":
+                parts = enumerate(change.new)
+                self.rows[row_id] = tuple(row[i] if i in change.unsent else text for i, text in parts)
+
+    def _is(self, row: Row, image: Row) -> bool:
+        return row == image if self.full else all(row[i] == image[i] for i in self.key)
