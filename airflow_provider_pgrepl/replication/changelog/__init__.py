@@ -1,1 +1,1 @@
-"""The changelog: every committed change of all tables, as the server's text, in one append-only Delta table."""
+"""The changelog: each committed change of all tables, as the server's text, in an append-only Delta table."""

@@ -17,6 +17,8 @@ RECEIVER_APP = "pgrepl-receiver"
 EPOCH_APP = "pgrepl-epoch"
 DURABLE_APP = "pgrepl-durable-lsn"
 
+_NONE = LSN(0)
+
 METADATA_KEY = "pgrepl"
 PARTITION = "received_hour"
 
@@ -54,7 +56,7 @@ class EpochRecord:
 
     pipeline: str
     epoch: Epoch
-    system_identifier: int
+    system_identifier: str
     timeline: int
     slot: str
     publication: str
@@ -94,14 +96,15 @@ class EpochRecord:
 class CommitRecord:
     """What a changelog commit says of itself, in its commit metadata.
 
-    `kind`: `data`, `fence`, `keepalive`, `epoch`, or `marker` (moves the version so that the applier looks up).
+    `kind`: `data`, `fence`, `keepalive`, `epoch`, or `marker` (moves the version so that the
+    applier looks up).
     """
 
     kind: str
     epoch: Epoch
     durable_lsn: LSN
-    first_commit_lsn: LSN = LSN(0)
-    last_commit_lsn: LSN = LSN(0)
+    first_commit_lsn: LSN = _NONE
+    last_commit_lsn: LSN = _NONE
     last_commit_us: int = 0
     relations: tuple[int, ...] = ()
     bytes: int = 0

@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     CommitRecord,
     EpochRecord,
 )
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 
@@ -153,3 +154,19 @@ def _is_sorted(rows: pa.Table) -> bool:
     lsns, ordinals = rows["commit_lsn"].to_numpy(), rows["ordinal"].to_numpy()
     ahead = lsns[1:] > lsns[:-1]
     return bool((ahead | ((lsns[1:] == lsns[:-1]) & (ordinals[1:] > ordinals[:-1]))).all())
+
+
+def find_relation_record(uri: str, relation_id: int, version: int) -> RelationRecord | None:
+    """The op `R` of a relation version, wherever in the epoch it stands; a rare and slow look-up."""
+    table = open_changelog(uri)
+    epoch = EpochRecord.from_json(table.metadata().description).epoch
+    filesystem, root = pafs.FileSystem.from_uri(uri)
+    for file in reversed(live_files(table, epoch, LSN(0))):
+        if not file.may_hold(relation_id):
+            continue
+        for piece in _read_file(filesystem, f"{root}/{file.path}", relation_id):
+            wanted = pc.and_(pc.equal(piece["op"], "R"), pc.equal(piece["relation_version"], version))
+            found = piece.filter(wanted)
+            if found.num_rows:
+                return RelationRecord.from_json(found["new"][0].as_py()[0])
+    return None

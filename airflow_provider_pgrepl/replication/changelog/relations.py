@@ -1,0 +1,51 @@
+"""Op `R`: a Relation message as received, with what pg_catalog said at receipt."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
+
+
+@dataclass(frozen=True)
+class RelationRecord:
+    """A relation as the stream announced it. `catalog` is None when the table was gone at receipt."""
+
+    message: RelationMessage
+    catalog: Relation | None
+
+    def to_json(self) -> str:
+        catalog = json.loads(self.catalog.to_json()) if self.catalog else None
+        fields = {"message": asdict(self.message), "catalog": catalog}
+        return json.dumps(fields, sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> RelationRecord:
+        fields = json.loads(text)
+        message = fields["message"]
+        columns = tuple(WireColumn(**column) for column in message["columns"])
+        catalog = fields["catalog"]
+        return cls(
+            RelationMessage(**{**message, "columns": columns}),
+            Relation.from_json(json.dumps(catalog)) if catalog else None,
+        )
+
+    @property
+    def agrees(self) -> bool:
+        """Whether stream and catalog describe the same columns: no DDL lay between sending and looking."""
+        if self.catalog is None:
+            return False
+        sent = [(column.name, column.type_oid, column.typmod) for column in self.message.columns]
+        known = [(column.name, column.type_oid, column.typmod) for column in self.catalog.columns]
+        return sent == known and self.message.oid == self.catalog.oid
+
+    @cached_property
+    def version(self) -> int:
+        """63-bit hash: the catalog relation's own when both agree, so that it equals a snapshot's."""
+        if self.catalog is not None and self.agrees:
+            return self.catalog.version
+        return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,68 @@
+"""Whether source and changelog continue each other: same server and history, same slot and publication."""
+
+from __future__ import annotations
+
+from psycopg2.extensions import connection
+
+from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.catalog import read_server, wal_lsn
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.source.slot import read_slot
+
+NEW_EPOCH = "run the snapshot app with --new-epoch (operator: new_epoch=True) to take everything anew"
+
+
+def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
+    """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
+    _check_server(source, record, durable_lsn)
+    _check_publication(source, record)
+    slot = read_slot(source, record.slot)
+    if slot is None:
+        raise SlotError(f"the replication slot {record.slot} no longer exists", NEW_EPOCH)
+    if slot.wal_status == "lost":
+        raise SlotError(
+            f"the replication slot {record.slot} was invalidated: the server removed WAL it needed", NEW_EPOCH
+        )
+    confirmed = slot.confirmed_flush_lsn or LSN(0)
+    if confirmed > durable_lsn:
+        raise SlotError(
+            f"the slot {record.slot} stands at {confirmed}, beyond {durable_lsn}, the last durable LSN:"
+            " somebody else moved it or made it anew, and changes between are lost",
+            NEW_EPOCH,
+        )
+    return confirmed
+
+
+def _check_server(source: connection, record: EpochRecord, durable_lsn: LSN) -> None:
+    server = read_server(source)
+    if server.system_identifier != record.system_identifier:
+        raise RewoundError(
+            f"the source is another server (system identifier {server.system_identifier},"
+            f" the changelog's is {record.system_identifier})",
+            f"check the connection; if the server was really replaced, {NEW_EPOCH}",
+        )
+    if server.timeline != record.timeline:
+        raise RewoundError(
+            f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"
+            " it was restored or failed over, and may lack transactions that are in the lake",
+            NEW_EPOCH,
+        )
+    now = wal_lsn(source)
+    if now < durable_lsn:
+        raise RewoundError(
+            f"the source stands at {now}, before {durable_lsn}, the last durable LSN: it was set back",
+            NEW_EPOCH,
+        )
+
+
+def _check_publication(source: connection, record: EpochRecord) -> None:
+    publication = read_publication(source, record.publication)
+    if publication is None:
+        raise PublicationError(f"the publication {record.publication} no longer exists", NEW_EPOCH)
+    if publication.oid != record.publication_oid:
+        raise PublicationError(
+            f"the publication {record.publication} was dropped and made anew; changes between are lost",
+            NEW_EPOCH,
+        )

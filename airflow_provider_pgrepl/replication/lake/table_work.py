@@ -1,0 +1,164 @@
+"""What a Spark task does: bring one lake table forward from changelog files. No Spark in here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, Retry, Scope
+from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.table import (
+    RESNAPSHOT_HINT,
+    compact_small_files,
+    open_table,
+    read_position,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.state.drift import find_drift
+
+_handles: dict[str, DeltaTable] = {}
+"""Open tables of this worker process: opening one anew reads its whole log."""
+
+
+@dataclass(frozen=True)
+class TableWork:
+    """All a task needs to know of a table: where it lies, whose it is, what it was built for."""
+
+    relation: Relation
+    pipeline: Pipeline
+    app: str
+    changelog: str
+
+    @property
+    def uri(self) -> str:
+        return f"{self.pipeline.lake_root}/{self.relation.table.path}"
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """How a table's work ended; `version` is the lake table's Delta version, `error` None when all went well."""
+
+    relation_id: int
+    position: int = 0
+    version: int = 0
+    changes: int = 0
+    error: str | None = None
+    hint: str = ""
+    stops_pipeline: bool = False
+    retry_may_help: bool = False
+    error_lsn: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TableResult:
+        return cls(**json.loads(text))
+
+
+def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
+    """Apply what the files hold of the table below `upto_lsn`; errors come back as part of the result."""
+    relation_id = work.relation.oid
+    try:
+        return _apply(work, list(paths), upto_lsn)
+    except PgReplError as error:
+        _handles.pop(work.uri, None)
+        return TableResult(
+            relation_id,
+            error=error.message,
+            hint=error.hint,
+            stops_pipeline=error.scope is Scope.PIPELINE,
+            retry_may_help=error.retry is Retry.TIMED,
+            error_lsn=getattr(error, "lsn", 0),
+        )
+    except OSError as error:
+        _handles.pop(work.uri, None)
+        text = f"the lake cannot be read or written: {error.strerror or error.__class__.__name__}"
+        return TableResult(relation_id, error=text, stops_pipeline=True, retry_may_help=True)
+    except Exception as error:
+        # Its text may hold values of rows, so only its kind is told.
+        _handles.pop(work.uri, None)
+        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", hint=RESNAPSHOT_HINT)
+
+
+def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
+    table = _open(work.uri)
+    position = read_position(table, work.app)
+    if position is None:
+        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch", RESNAPSHOT_HINT)
+    filesystem, root = pafs.FileSystem.from_uri(work.changelog)
+    rows = reader.read_rows(filesystem, root, paths, work.relation.oid, position)
+    rows = rows.filter(pc.less(rows["commit_lsn"], upto_lsn))
+    drift = _find_first_drift(work, rows)
+    if drift:
+        rows = rows.filter(pc.less(rows["commit_lsn"], drift[0]))
+    changes = rows.filter(pc.is_in(rows["op"], pa.array(["I", "U", "D", "T"])))
+    version, applied = table.version(), 0
+    if changes.num_rows:
+        done = apply_changes(table, changes, work.relation, work.pipeline, work.app)
+        position, version, applied = done.position, done.version, done.changes
+        if compact_small_files(table, work.app):
+            version = table.version()
+    result = TableResult(work.relation.oid, position, version, applied)
+    if drift is None:
+        return result
+    return TableResult(
+        **{
+            **asdict(result),
+            "error": drift[1],
+            "hint": f"snapshot the table anew: run the snapshot app with --tables '{work.relation.table}'",
+            "error_lsn": drift[0],
+        }
+    )
+
+
+def _open(uri: str) -> DeltaTable:
+    table = _handles.get(uri)
+    if table is None:
+        table = _handles[uri] = open_table(uri)
+    else:
+        table.update_incremental()
+    return table
+
+
+def _find_first_drift(work: TableWork, rows: pa.Table) -> tuple[int, str] | None:
+    """The commit LSN from which on the table is no longer what was recorded, and what changed."""
+    announced: dict[int, RelationRecord] = {}
+    found = list(_announced_drift(work.relation, rows, announced))
+    versions = rows.filter(pc.is_in(rows["op"], pa.array(["I", "U", "D"])))
+    ids, first = np.unique(versions["relation_version"].to_numpy(), return_index=True)
+    lsns = versions["commit_lsn"].to_numpy()
+    for version, index in zip(ids.tolist(), first.tolist(), strict=True):
+        if version == work.relation.version or version in announced:
+            continue
+        record = reader.find_relation_record(work.changelog, work.relation.oid, version)
+        reason = (
+            find_drift(work.relation, record) if record else "its definition is no longer in the changelog"
+        )
+        if reason:
+            found.append((int(lsns[index]), reason))
+    return min(found, default=None)
+
+
+def _announced_drift(
+    relation: Relation, rows: pa.Table, announced: dict[int, RelationRecord]
+) -> Iterator[tuple[int, str]]:
+    announcements = rows.filter(pc.equal(rows["op"], "R"))
+    for lsn, new in zip(
+        announcements["commit_lsn"].to_pylist(), announcements["new"].to_pylist(), strict=True
+    ):
+        record = RelationRecord.from_json(new[0])
+        announced[record.version] = record
+        if reason := find_drift(relation, record):
+            yield lsn, reason

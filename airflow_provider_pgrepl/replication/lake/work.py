@@ -1,0 +1,173 @@
+"""The streaming source over the changelog: it yields work, not rows.
+
+The offset is the changelog's Delta version. A batch is a range of whole commits, and so never holds half a
+source transaction. Each row that Spark sees is one work item: a relation and the files that hold its changes.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from deltalake import DeltaTable
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
+
+FORMAT = "pgrepl_changelog"
+MARK = 0
+"""The relation id of the item that stands for the batch itself."""
+
+_BEFORE_ALL = -1
+_POLL_S, _POLL_LIMIT_S = 0.02, 0.5
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """A relation's share of the commits after `from_version` up to `to_version`.
+
+    The batch's own item has relation MARK and says what is durable as of `to_version`.
+    """
+
+    relation_id: int
+    from_version: int
+    to_version: int
+    paths: tuple[str, ...] = ()
+    bytes: int = 0
+    epoch: int = 0
+    durable_lsn: int = 0
+    last_commit_us: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkItem:
+        fields = json.loads(text)
+        return cls(**{**fields, "paths": tuple(fields["paths"])})
+
+
+class ChangelogSource(DataSource):
+    """`spark.readStream.format("pgrepl_changelog")`; options: uri, batch_bytes, tasks."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return "work string"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name
+        options = self.options
+        return ChangelogReader(options["uri"], int(options["batch_bytes"]), int(options["tasks"]))
+
+
+class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Finds new commits by the log files' names, which costs next to nothing when there are none."""
+
+    def __init__(self, uri: str, batch_bytes: int, tasks: int) -> None:
+        self._uri = uri
+        self._batch_bytes = batch_bytes
+        self._tasks = tasks
+        self._last_version: int | None = None
+        self._commits: dict[int, Commit] = {}
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"version": _BEFORE_ALL}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._last_version = DeltaTable(self._uri).version()
+
+    def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: N802, ARG002
+        """As many commits as fit into a batch, at least one; waits a moment when there is none."""
+        newest: int = DeltaTable(self._uri).version() if start["version"] == _BEFORE_ALL else start["version"]
+        if start["version"] == _BEFORE_ALL:
+            # Tables know their position, so a start without a checkpoint needs no old commits.
+            return {"version": newest}
+        deadline = time.monotonic() + _POLL_LIMIT_S
+        while True:
+            end = self._advance(start["version"])
+            if end > start["version"] or self._last_version is not None or time.monotonic() >= deadline:
+                return {"version": end}
+            time.sleep(_POLL_S)
+
+    def _advance(self, version: int) -> int:
+        size = 0
+        while size < self._batch_bytes and (self._last_version is None or version < self._last_version):
+            commit = self._read(version + 1)
+            if commit is None:
+                break
+            version += 1
+            size += commit.record.bytes if commit.record else 0
+        return version
+
+    def _read(self, version: int) -> Commit | None:
+        if version not in self._commits:
+            filesystem, root = pafs.FileSystem.from_uri(self._uri)
+            try:
+                self._commits[version] = read_commit(filesystem, root, version)
+            except FileNotFoundError:
+                return None
+        return self._commits[version]
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """Work items in as many shares as there are cores, evened out by bytes."""
+        items = self._items(start["version"], end["version"])
+        shares: list[list[WorkItem]] = [[] for _ in range(min(self._tasks, len(items)))]
+        load = [0] * len(shares)
+        for item in sorted(items, key=lambda item: item.bytes, reverse=True):
+            lightest = load.index(min(load))
+            shares[lightest].append(item)
+            load[lightest] += item.bytes + 1
+        return [InputPartition([item.to_json() for item in share]) for share in shares]
+
+    def _items(self, start: int, end: int) -> list[WorkItem]:
+        first = end if start == _BEFORE_ALL else start + 1
+        commits = [commit for version in range(first, end + 1) if (commit := self._read(version))]
+        records = [commit.record for commit in commits if commit.record]
+        mark = WorkItem(MARK, start, end)
+        if records:
+            last_us = max(record.last_commit_us for record in records)
+            mark = WorkItem(
+                MARK,
+                start,
+                end,
+                epoch=records[-1].epoch,
+                durable_lsn=records[-1].durable_lsn,
+                last_commit_us=last_us,
+            )
+        if start == _BEFORE_ALL:
+            return [mark]
+        return [mark, *self._relation_items(commits, start, end)]
+
+    def _relation_items(self, commits: list[Commit], start: int, end: int) -> Iterator[WorkItem]:
+        relations = sorted({oid for commit in commits if commit.record for oid in commit.record.relations})
+        for relation_id in relations:
+            if relation_id == MARK:
+                continue
+            files = [
+                file
+                for commit in commits
+                if commit.record and relation_id in commit.record.relations
+                for file in commit.files
+                if file.may_hold(relation_id)
+            ]
+            size = sum(file.size for file in files)
+            yield WorkItem(relation_id, start, end, tuple(file.path for file in files), size)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        items: Any = partition.value
+        yield pa.RecordBatch.from_pydict({"work": pa.array(items, pa.string())})
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Forget what the batch used; the changelog's own retention decides what goes."""
+        self._commits = {
+            version: commit for version, commit in self._commits.items() if version > end["version"]
+        }

@@ -1,0 +1,241 @@
+"""Receiver: from the slot to the changelog. The only file that tells the slot an LSN.
+
+Two threads: one owns the connection (reads, and sends status messages also while a flush is slow), one splits
+and writes. The slot is told an LSN only after the changelog commit that covers it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from airflow_provider_pgrepl.errors import FencedError, PgReplError
+from airflow_provider_pgrepl.replication import continuity
+from airflow_provider_pgrepl.replication.changelog.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.changelog.resent import ResentCheck
+from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source import catalog
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
+from airflow_provider_pgrepl.replication.wire.columns import Splitter
+from airflow_provider_pgrepl.replication.wire.messages import RelationMessage
+
+log = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 8 << 20
+_STATUS_INTERVAL_S = 5.0
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class KeepaliveRule:
+    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves."""
+
+    min_interval_s: float = 30.0
+    min_bytes: int = 1 << 20
+    max_wait_s: float = 60.0
+
+
+@dataclass
+class ReceiverProgress:
+    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable."""
+
+    received_lsn: LSN = field(default_factory=lambda: LSN(0))
+    durable_lsn: LSN = field(default_factory=lambda: LSN(0))
+    told_lsn: LSN = field(default_factory=lambda: LSN(0))
+    seen_lsn: LSN = field(default_factory=lambda: LSN(0))
+    changelog_version: int = 0
+    changes: int = 0
+
+
+class Receiver:
+    """Receives until stopped or failed: `start` raises what is wrong then, `error` holds what came later."""
+
+    def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._rule = keepalive or KeepaliveRule()
+        self._chunks: queue.Queue[Chunk | None] = queue.Queue(
+            max(1, pipeline.receive_buffer_bytes // _CHUNK_BYTES)
+        )
+        self._stopping = threading.Event()
+        self._ask_for_reply = threading.Event()
+        self.progress = ReceiverProgress()
+        self.error: BaseException | None = None
+        self.failed = threading.Event()
+
+    def start(self) -> None:
+        """Take the slot, fence the changelog, check that source and changelog continue each other, and go."""
+        pipeline = self._pipeline
+        self._stream = ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
+        self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
+        self._writer = writer = ChangelogWriter(changelog_uri(pipeline.lake_root))
+        confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
+        self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, confirmed)
+        self._splitter = Splitter()
+        self._stamper = Stamper(writer.epoch, self._read_relation)
+        self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
+        # All that committed before it has been received; once the buffer is flushed it is durable too.
+        self._idle_lsn = writer.durable_lsn
+        self._last_flush = self._last_record = self._last_move = time.monotonic()
+        progress = self.progress
+        progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
+        progress.changelog_version = writer.version
+        log.info("receiving from slot %s, durable up to %s", pipeline.slot, writer.durable_lsn)
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=f"pgrepl-{work.__name__}", daemon=True)
+            for work in (self._read, self._write)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, timeout_s: float = 60.0) -> None:
+        """Flush what is whole, tell the slot, and end."""
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        self._stream.close()
+        self._catalog.close()
+
+    def request_keepalive(self) -> None:
+        """Ask the server how far it is, so that `seen_lsn` moves without waiting for its own keepalive."""
+        self._ask_for_reply.set()
+
+    def _guard(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            if self.error is None:
+                self.error = error
+            level = logging.WARNING if isinstance(error, FencedError) else logging.ERROR
+            log.log(level, "the receiver ended: %s", error, exc_info=not isinstance(error, PgReplError))
+        finally:
+            self._stopping.set()
+            if self.error is not None:
+                self.failed.set()
+
+    # The reading thread: the connection is its own.
+
+    def _read(self) -> None:
+        last_status = 0.0
+        try:
+            while not self._stopping.is_set():
+                chunk = self._stream.read(_POLL_S, _CHUNK_BYTES)
+                if chunk.messages or chunk.keepalive:
+                    self._hand_over(chunk)
+                wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
+                if wants_reply or self._status_due(last_status):
+                    self._send_status()
+                    last_status = time.monotonic()
+        finally:
+            self._hand_over(None)
+        self._threads[1].join()
+        if self.error is None:
+            self._send_status()
+
+    def _hand_over(self, chunk: Chunk | None) -> None:
+        """Queue it for the writing thread; while that is behind, go on sending status messages."""
+        last_status = time.monotonic()
+        while self._threads[1].is_alive():
+            try:
+                self._chunks.put(chunk, timeout=_POLL_S)
+                return
+            except queue.Full:
+                if self._status_due(last_status):
+                    self._send_status()
+                    last_status = time.monotonic()
+
+    def _status_due(self, last_status: float) -> bool:
+        moved = self.progress.durable_lsn > self.progress.told_lsn
+        return moved or self._ask_for_reply.is_set() or time.monotonic() - last_status >= _STATUS_INTERVAL_S
+
+    def _send_status(self) -> None:
+        asks = self._ask_for_reply.is_set()
+        self._ask_for_reply.clear()
+        durable = self.progress.durable_lsn
+        self._stream.send_status(max(self.progress.received_lsn, durable), durable, wants_reply=asks)
+        self.progress.told_lsn = durable
+
+    # The writing thread: splitter, buffer, changelog and catalog connection are its own.
+
+    def _write(self) -> None:
+        while True:
+            try:
+                chunk = self._chunks.get(timeout=self._until_flush())
+            except queue.Empty:
+                self._flush_if_due()
+                continue
+            if chunk is None:
+                break
+            self._take(chunk)
+            self._flush_if_due()
+        self._flush()
+        if self._idle_lsn > self.progress.durable_lsn:
+            self._record_idle()
+
+    def _take(self, chunk: Chunk) -> None:
+        if chunk.messages:
+            split = self._splitter.split(chunk.messages)
+            rows = self._resent.drop(self._stamper.stamp(split), split.ended)
+            self._buffer.add(rows, split.ended, chunk.size)
+            self.progress.changes += rows.num_rows
+            if split.ended:
+                self._idle_lsn = max(self._idle_lsn, LSN(split.ended[-1].end_lsn))
+        if chunk.keepalive and not self._splitter.is_open:
+            self._idle_lsn = max(self._idle_lsn, chunk.keepalive.lsn)
+        self.progress.received_lsn = self._idle_lsn
+        if not self._buffer.has_whole:
+            self._settle()
+
+    def _until_flush(self) -> float:
+        if not self._buffer.has_whole:
+            return self._pipeline.flush_interval_s
+        return max(0.0, self._last_flush + self._pipeline.flush_interval_s - time.monotonic())
+
+    def _flush_if_due(self) -> None:
+        interval_over = time.monotonic() - self._last_flush >= self._pipeline.flush_interval_s
+        if self._buffer.has_whole:
+            if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:
+                self._flush()
+        elif self._keepalive_due():
+            self._record_idle()
+
+    def _flush(self) -> None:
+        if not self._buffer.has_whole:
+            return
+        self._buffer.flush(self._idle_lsn)
+        self._last_flush = time.monotonic()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say how far everything is durable now; the reading thread tells the slot."""
+        progress, durable = self.progress, self._writer.durable_lsn
+        if durable > progress.durable_lsn:
+            self._last_move = time.monotonic()
+        progress.changelog_version = self._writer.version
+        progress.durable_lsn = durable
+        progress.seen_lsn = max(durable, self._idle_lsn)
+
+    def _keepalive_due(self) -> bool:
+        now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
+        if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
+            return False
+        return ahead >= self._rule.min_bytes or now - self._last_move >= self._rule.max_wait_s
+
+    def _record_idle(self) -> None:
+        self._writer.record_keepalive(self._idle_lsn)
+        self._last_record = time.monotonic()
+        self._settle()
+
+    def _read_relation(self, message: RelationMessage) -> RelationRecord:
+        found = catalog.read_relation(self._catalog, message.oid, self._pipeline.publication)
+        return RelationRecord(message, found)

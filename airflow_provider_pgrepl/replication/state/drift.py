@@ -1,0 +1,67 @@
+"""Drift: whether a relation is still what its lake table was built for. Pure.
+
+A relation is compared with the catalog as it was when its message arrived, so a table may stop early, when
+the catalog had already moved on, but never late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
+
+
+def find_drift(recorded: Relation, announced: RelationRecord) -> str | None:
+    """What changed, in a sentence; None when the recorded shape still holds."""
+    current = announced.catalog
+    if current is None:
+        return "the table was dropped, or replaced by another"
+    return next(_differences(recorded, current, announced), None)
+
+
+def _differences(recorded: Relation, current: Relation, announced: RelationRecord) -> Iterator[str]:
+    if current.oid != recorded.oid:
+        yield "the table was dropped and another made under its name"
+    if current.table != recorded.table:
+        yield f"the table was renamed or moved to {current.table}"
+    yield from _column_differences(recorded, current)
+    if current.replica_identity != recorded.replica_identity:
+        yield "the replica identity changed"
+    if current.membership_oid != recorded.membership_oid:
+        yield "the table was taken out of the publication, and possibly put back: changes between are missing"
+    elif current.membership_xmin != recorded.membership_xmin:
+        yield "the column list or row filter of the publication changed"
+    if not announced.agrees:
+        yield "the stream and the catalog disagree about the columns: they were changed meanwhile"
+    if current.relfilenode != recorded.relfilenode and _altered(recorded, current):
+        yield "the table was rewritten by an ALTER TABLE, which may have changed its values"
+
+
+def _column_differences(recorded: Relation, current: Relation) -> Iterator[str]:
+    now = {column.attnum: column for column in current.columns}
+    before = {column.attnum: column for column in recorded.columns}
+    for column in recorded.columns:
+        yield from _column_difference(column, now.get(column.attnum), current)
+    for attnum, column in now.items():
+        if attnum not in before:
+            yield f"column {show_identifier(column.name)} was added"
+
+
+def _column_difference(before: Column, now: Column | None, current: Relation) -> Iterator[str]:
+    name = show_identifier(before.name)
+    if now is None:
+        again = any(column.name == before.name for column in current.columns)
+        yield f"column {name} was dropped{' and added again' if again else ''}"
+        return
+    if now.name != before.name:
+        yield f"column {name} was renamed to {show_identifier(now.name)}"
+    if (now.type_oid, now.typmod) != (before.type_oid, before.typmod):
+        yield f"the type of column {name} changed from {before.type_name} to {now.type_name}"
+    if now.is_key != before.is_key:
+        yield f"the key changed: column {name} {'joined' if now.is_key else 'left'} it"
+
+
+def _altered(recorded: Relation, current: Relation) -> bool:
+    before = {column.attnum: column.xmin for column in recorded.columns}
+    return any(before.get(column.attnum) != column.xmin for column in current.columns)
