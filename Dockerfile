@@ -1,0 +1,23 @@
+# One image for Airflow, the Spark master and the Spark worker; see docker-compose.yaml.
+FROM maven:3.9.9-eclipse-temurin-17 AS jars
+COPY setup/ setup/
+RUN sh setup/jars.sh /jars
+
+FROM python:3.12.11-slim-bookworm
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
+    && rm -rf /var/lib/apt/lists/*
+RUN pip install --no-cache-dir uv==0.13.8
+WORKDIR /opt/pgrepl
+COPY pyproject.toml uv.lock README.md LICENSE ./
+COPY airflow_provider_pgrepl/ airflow_provider_pgrepl/
+COPY spark_apps/ spark_apps/
+RUN uv sync --frozen --no-dev --no-editable --extra all --no-cache
+COPY --from=jars /jars/ jars/
+# A named volume takes over the owner of the folder that it is first mounted on.
+RUN useradd --uid 50000 --create-home pgrepl && mkdir /lake /airflow && chown pgrepl /lake /airflow
+USER pgrepl
+ENV PATH=/opt/pgrepl/.venv/bin:$PATH \
+    PGREPL_JARS=/opt/pgrepl/jars \
+    PYSPARK_PYTHON=/opt/pgrepl/.venv/bin/python \
+    SPARK_NO_DAEMONIZE=1

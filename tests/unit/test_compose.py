@@ -1,0 +1,140 @@
+"""docker-compose.yaml and Dockerfile, checked without a container engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPOSE = ROOT / "docker-compose.yaml"
+OURS = {"spark-master", "spark-worker", "airflow"}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return yaml.safe_load(COMPOSE.read_text())
+
+
+@pytest.fixture(scope="module")
+def services(compose) -> dict[str, Any]:
+    return compose["services"]
+
+
+def validation(path: Path) -> subprocess.CompletedProcess[str]:
+    """Check against the compose specification's schema, which comes with check-jsonschema."""
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(path)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_file_is_valid_by_the_compose_specification():
+    result = validation(COMPOSE)
+    assert result.returncode == 0, result.stdout
+
+
+def test_a_file_against_the_specification_is_refused(compose, tmp_path):
+    compose["services"]["postgres"] |= {"helthcheck": {}}
+    wrong = tmp_path / "docker-compose.yaml"
+    wrong.write_text(yaml.safe_dump(compose))
+    del compose["services"]["postgres"]["helthcheck"]
+    assert "helthcheck" in validation(wrong).stdout
+
+
+def test_every_service_has_a_health_check(services):
+    assert [
+        name for name, service in services.items() if not service.get("healthcheck", {}).get("test")
+    ] == []
+
+
+def test_every_image_names_a_version(services):
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    images = {service["image"] for service in services.values()} | set(
+        re.findall(r"^FROM (\S+)", dockerfile, re.M)
+    )
+    assert len(images) >= 4
+    assert [image for image in images if not re.search(r":\d+\.\d+", image)] == []
+
+
+def test_airflow_and_spark_are_one_image(services):
+    assert {services[name]["image"] for name in OURS} == {"airflow-provider-pgrepl:0.1.0"}
+
+
+def test_postgres_17_decodes_logically(services):
+    assert services["postgres"]["image"].startswith("postgres:17.")
+    assert "wal_level=logical" in services["postgres"]["command"]
+
+
+def test_driver_and_executors_share_the_lake(services, compose):
+    for name in ("airflow", "spark-worker"):
+        assert "lake:/lake" in services[name]["volumes"]
+    assert "lake" in compose["volumes"]
+
+
+def test_every_variable_is_in_the_example_and_has_no_value_there():
+    asked = set(re.findall(r"\$\{(\w+)", COMPOSE.read_text()))
+    example = [line for line in (ROOT / ".env.example").read_text().splitlines() if line and line[0] != "#"]
+    assert {line.partition("=")[0] for line in example} == asked
+    assert [line for line in example if line.partition("=")[2]] == []
+
+
+def test_no_secret_stands_in_the_file(services):
+    secret = re.compile(r"PASSWORD|SECRET|TOKEN", re.I)
+    values = {
+        name: value
+        for service in services.values()
+        for name, value in service.get("environment", {}).items()
+        if secret.search(name)
+    }
+    assert values
+    assert [name for name, value in values.items() if not value.startswith("${")] == []
+
+
+def test_ports_are_published_to_this_machine_alone(services):
+    ports = [port for service in services.values() for port in service.get("ports", [])]
+    assert ports
+    assert [port for port in ports if not port.startswith("127.0.0.1:")] == []
+
+
+def test_what_is_referred_to_is_declared(services, compose):
+    for service in services.values():
+        assert set(service.get("depends_on", {})) <= set(services)
+        assert {config["source"] for config in service.get("configs", [])} <= set(compose["configs"])
+        named = {volume.partition(":")[0] for volume in service.get("volumes", [])}
+        assert {name for name in named if not name.startswith(".")} <= set(compose["volumes"])
+
+
+def test_the_pipeline_is_one_that_the_core_accepts(compose, services):
+    pipeline = Pipeline.from_json(compose["configs"]["pipeline"]["content"])
+    assert pipeline.lake_root == "/lake"
+    assert f"AIRFLOW_CONN_{pipeline.conn_id.upper()}" in services["airflow"]["environment"]
+
+
+def test_the_connections_are_json(services):
+    environment = services["airflow"]["environment"]
+    connections = [
+        json.loads(value) for name, value in environment.items() if name.startswith("AIRFLOW_CONN_")
+    ]
+    assert {connection["conn_type"] for connection in connections} == {"pgrepl", "spark"}
+
+
+def test_the_version_of_the_image_is_the_packages(services):
+    from airflow_provider_pgrepl import __version__
+
+    assert services["airflow"]["image"].endswith(f":{__version__}")
+
+
+def test_the_dockerfile_copies_only_what_is_there():
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.M):
+        for source in sources.split():
+            assert (ROOT / source).exists()
+            assert source.rstrip("/") in allowed
