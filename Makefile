@@ -43,7 +43,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 
 .PHONY: test
 test: setup java jars check ## Everything: the checks, then all tests
-	$(PYTHON) -m pytest -p tests.rings $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -p tests.rings -n 2 --dist loadgroup $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: setup java jars ## Measure speed against peers in the same run; writes docs/benchmarks.md
