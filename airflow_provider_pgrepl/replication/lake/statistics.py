@@ -1,0 +1,84 @@
+"""A Parquet file's statistics as the JSON that a Delta `add` action carries.
+
+A bound may be wider than the values, never narrower: readers leave a file out by it. So types whose bounds
+need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without zone)
+have none, and a bound that JSON readers might not take (a year that has not four digits) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_EPOCH_DAY = date(1970, 1, 1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Bound = int | str
+Show = Callable[[int, bool], Bound | None]
+
+
+def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
+    """`numRecords`, `nullCount` of all columns, and `minValues`, `maxValues` of those that have safe ones."""
+    least: dict[str, Bound] = {}
+    most: dict[str, Bound] = {}
+    nulls: dict[str, int] = {}
+    for index, field in enumerate(schema):
+        groups = [
+            metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)
+        ]
+        if any(group is None or not group.has_null_count for group in groups):
+            continue
+        nulls[field.name] = sum(group.null_count for group in groups)
+        show = _shower(field.type)
+        bounds = _bounds(groups, show) if show else None
+        if bounds:
+            least[field.name], most[field.name] = bounds
+    statistics = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return json.dumps(statistics, separators=(",", ":"))
+
+
+def _bounds(groups: list[Any], show: Show) -> tuple[Bound, Bound] | None:
+    """Least and greatest over the row groups; None when some group with values has none to tell."""
+    filled = [group for group in groups if group.num_values]
+    if not filled or not all(group.has_min_max for group in filled):
+        return None
+    least = show(min(group.min_raw for group in filled), False)
+    most = show(max(group.max_raw for group in filled), True)
+    return None if least is None or most is None else (least, most)
+
+
+def _shower(arrow_type: pa.DataType) -> Show | None:
+    """How to write a bound of this type's physical integer; None when the type has no safe bounds."""
+    if pa.types.is_signed_integer(arrow_type):
+        return _integer
+    if pa.types.is_date32(arrow_type):
+        return _date
+    if pa.types.is_timestamp(arrow_type) and arrow_type.tz == "UTC":
+        return _timestamp
+    return None
+
+
+def _integer(number: int, upper: bool) -> int:  # noqa: ARG001
+    return number
+
+
+def _date(days: int, upper: bool) -> str | None:  # noqa: ARG001
+    try:
+        return (_EPOCH_DAY + timedelta(days=days)).isoformat()
+    except OverflowError:
+        return None
+
+
+def _timestamp(microseconds: int, upper: bool) -> str | None:
+    """Whole milliseconds, which is all that some readers keep: rounded outwards."""
+    milliseconds = -(-microseconds // 1000) if upper else microseconds // 1000
+    try:
+        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+    except OverflowError:
+        return None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
