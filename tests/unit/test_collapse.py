@@ -1,0 +1,162 @@
+"""Collapse of single histories: what it must see through, and what it must refuse."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError
+from airflow_provider_pgrepl.replication.lake.collapse import Collapsed, collapse
+from airflow_provider_pgrepl.replication.relation import Relation
+from tests.support.changes import column, relation, table_of
+from tests.support.model import Change
+
+BY_KEY = relation(column("id", key=True), column("v"))
+FULL = relation(column("id", key=True), column("v"), identity="f")
+KEYLESS = relation(column("id"), column("v"), identity="n")
+
+
+def insert(key: str, v: str | None = "v") -> Change:
+    return Change("I", new=(key, v), commit_lsn=10)
+
+
+def update(key: str, v: str | None = "v", *, old: tuple[str, str | None] | None = None) -> Change:
+    return Change("U", new=(key, v), old=old, commit_lsn=10)
+
+
+def delete(key: str, v: str | None = None) -> Change:
+    return Change("D", old=(key, v), commit_lsn=10)
+
+
+def outcome(of: Relation, *changes: Change) -> list[tuple[str | None, str | None, str | None]]:
+    """(key in the lake, final key, final v) for each row; `=` stands for the lake's value."""
+    return described(collapse(table_of(changes), of))
+
+
+def described(collapsed: Collapsed) -> list[tuple[str | None, str | None, str | None]]:
+    rows = []
+    for n in range(len(collapsed)):
+        origin = collapsed.key_texts(0, collapsed.origin[n : n + 1])[0].as_py()
+        final = collapsed.key_texts(0, collapsed.final[n : n + 1])[0].as_py()
+        value, keep = None, None
+        if final is not None:
+            value, keep = collapsed.texts(1, collapsed.final[n : n + 1] * 0 + n)
+        rows.append((origin, final, "=" if keep is not None else value and value[0].as_py()))
+    return sorted(rows, key=repr)
+
+
+def test_a_chain_of_keys_ends_at_its_last_key() -> None:
+    chain = update("2", old=("1", None)), update("3", "end", old=("2", None))
+    assert outcome(BY_KEY, *chain) == [("1", "3", "end")]
+
+
+def test_a_key_freed_by_one_row_is_taken_by_another() -> None:
+    changes = update("9", "one", old=("1", None)), update("1", "two", old=("2", None))
+    assert outcome(BY_KEY, *changes) == [("1", "9", "one"), ("2", "1", "two")]
+
+
+def test_a_row_inserted_under_a_deleted_key_is_an_update_of_it() -> None:
+    assert outcome(BY_KEY, delete("1"), insert("1", "new")) == [("1", "1", "new")]
+
+
+def test_a_fresh_row_may_move_onto_the_key_of_a_deleted_row() -> None:
+    changes = insert("5"), delete("1"), update("1", "x", old=("5", None))
+    assert outcome(BY_KEY, *changes) == [("1", None, None), (None, "1", "x")]
+
+
+def test_a_row_inserted_and_deleted_leaves_nothing() -> None:
+    assert outcome(BY_KEY, insert("1"), delete("1")) == []
+
+
+def test_only_what_follows_a_truncate_counts() -> None:
+    collapsed = collapse(table_of([update("1"), Change("T", new=("0",)), insert("1", "after")]), BY_KEY)
+    assert collapsed.overwrite
+    assert described(collapsed) == [(None, "1", "after")]
+    assert collapsed.last.tolist() == [2]
+
+
+def test_an_unsent_value_keeps_the_lakes_until_one_is_sent() -> None:
+    unsent = Change("U", new=("1", None), unsent=(1,))
+    assert outcome(BY_KEY, unsent) == [("1", "1", "=")]
+    assert outcome(BY_KEY, unsent, update("1", "sent")) == [("1", "1", "sent")]
+    assert outcome(BY_KEY, update("1", "sent"), unsent) == [("1", "1", "sent")]
+    assert outcome(BY_KEY, insert("1", "sent"), unsent) == [(None, "1", "sent")]
+
+
+def test_an_unsent_key_is_taken_from_the_old_key() -> None:
+    unsent = Change("U", new=(None, "x"), old=("long key", None), unsent=(0,))
+    assert outcome(BY_KEY, unsent) == [("long key", "long key", "x")]
+
+
+def test_rows_that_swap_a_deferrable_key_are_told_apart_by_their_old_rows() -> None:
+    swap = update("2", "a", old=("1", "a")), update("1", "b", old=("2", "b"))
+    assert outcome(FULL, *swap) == [("1", "2", "a"), ("2", "1", "b")]
+
+
+def test_with_full_identity_a_row_that_moves_on_is_not_taken_for_the_lakes_row() -> None:
+    chain = update("2", "a", old=("1", "a")), update("3", "a", old=("2", "a"))
+    assert outcome(FULL, *chain) == [("1", "3", "a")]
+
+
+def test_with_full_identity_unsent_values_do_not_blur_the_row() -> None:
+    moved = Change("U", new=("2", None), old=("1", "long"), unsent=(1,))
+    assert outcome(FULL, moved, update("3", "b", old=("2", "long"))) == [("1", "3", "b")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([insert("1"), insert("1")], id="insert of a key that is there"),
+        pytest.param([update("1"), insert("1")], id="insert of a key that was updated"),
+        pytest.param([delete("1"), update("1")], id="update of a deleted row"),
+        pytest.param([delete("1"), delete("1")], id="delete of a deleted row"),
+        pytest.param([update("2", old=("1", None)), delete("1")], id="delete under a former key"),
+        pytest.param([update("2"), update("2", old=("1", None))], id="move onto a key that is there"),
+        pytest.param([Change("T", new=("0",)), update("1")], id="update after a truncate"),
+        pytest.param([Change("I", new=("1", None), unsent=(1,))], id="insert with an unsent value"),
+        pytest.param([Change("D")], id="delete without a key"),
+        pytest.param([Change("U", old=("1", None))], id="update without a row"),
+        pytest.param([insert("1"), Change("D", old=(None, None))], id="null as key"),
+        pytest.param([Change("M", new=("1", "2"))], id="a message among the changes"),
+        pytest.param([Change("U", new=(None, "x"), unsent=(0,))], id="unsent key without old key"),
+    ],
+)
+def test_changes_that_contradict_each_other_are_refused(changes: list[Change]) -> None:
+    with pytest.raises(LakeTableError, match="inconsistent"):
+        collapse(table_of(changes), BY_KEY)
+
+
+def test_two_rows_that_keep_one_key_at_the_end_are_refused_with_full_identity() -> None:
+    with pytest.raises(LakeTableError, match="another row holds"):
+        collapse(table_of([insert("1", "a"), insert("1", "b")]), FULL)
+
+
+def test_an_update_without_its_old_row_is_refused_with_full_identity() -> None:
+    with pytest.raises(LakeTableError, match="lacks the old row"):
+        collapse(table_of([update("1", "a")]), FULL)
+
+
+def test_another_number_of_columns_is_drift() -> None:
+    with pytest.raises(DriftError, match=r"number of columns"):
+        collapse(table_of([Change("I", new=("1", "2", "3"))]), BY_KEY)
+
+
+def test_a_keyless_table_takes_equal_rows_and_no_other_change() -> None:
+    collapsed = collapse(table_of([insert("1"), insert("1")]), KEYLESS)
+    assert len(collapsed) == 2
+    assert collapsed.only_inserts
+    for change in (update("1"), delete("1")):
+        with pytest.raises(LakeTableError, match="no key"):
+            collapse(table_of([insert("1"), change]), KEYLESS)
+
+
+def test_no_changes_collapse_to_nothing() -> None:
+    assert len(collapse(table_of([]), BY_KEY)) == 0
+    assert len(collapse(table_of([]), FULL)) == 0
+
+
+def test_changes_in_pieces_and_slices_read_the_same() -> None:
+    changes = [insert(str(n), f"v{n}") for n in range(10)] + [delete("3"), update("4", "u")]
+    whole = pa.concat_tables([table_of(changes[:5]), table_of(changes[5:])])
+    expected = [(None, str(n), "u" if n == 4 else f"v{n}") for n in range(2, 10) if n != 3]
+    assert described(collapse(whole.slice(2), BY_KEY)) == sorted(expected, key=repr)
