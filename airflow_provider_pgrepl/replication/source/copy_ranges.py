@@ -1,0 +1,91 @@
+"""A table cut into ranges of pages, each the work of one COPY."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_pgrepl.errors import TableError
+from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.relations import COLUMN_LISTS_SINCE, Leaf, read_leaves
+
+_SIZES = """
+SELECT c.oid::bigint, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_table_size(c.oid),
+    pg_catalog.current_setting('block_size')::int,
+    coalesce((SELECT amname FROM pg_catalog.pg_am a WHERE a.oid = c.relam), 'heap') = 'heap'
+FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s::oid[])
+"""
+
+_ROW_FILTER = """
+SELECT pg_catalog.pg_get_expr(m.prqual, m.prrelid) FROM pg_catalog.pg_publication_rel m
+WHERE m.oid = %s AND m.prpubid = %s AND m.prrelid = %s
+"""
+
+
+@dataclass(frozen=True)
+class CopyRange:
+    """A part of one table, copied by one task: the COPY that reads it, and how many pages that is."""
+
+    relation_oid: int
+    leaf: TableName
+    sql: str
+    pages: int
+
+
+def plan_ranges(connection: Connection, relation: Relation, range_bytes: int) -> list[CopyRange]:
+    """Cut a table into ranges of about `range_bytes` (TOAST included), at least one; the last is open-ended.
+
+    Over a keeper's connection the partitions are those of the snapshot. Raises TableError.
+    """
+    if not relation.columns:
+        raise TableError(f"{relation.table}: has no published columns, so there is nothing to copy")
+    row_filter = _row_filter(connection, relation)
+    leaves = read_leaves(connection, relation.oid)
+    with source_errors(f"measuring {relation.table}"):
+        sizes = {
+            oid: tuple(more) for oid, *more in rows(connection, _SIZES, ([leaf.oid for leaf in leaves],))
+        }
+    ranges = [
+        part
+        for leaf in leaves
+        for part in _leaf_ranges(relation, leaf, sizes[leaf.oid], range_bytes, row_filter)
+    ]
+    # A partitioned table without partitions: ONLY the partitioned table itself gives no rows, which is right.
+    return ranges or [CopyRange(relation.oid, relation.table, _copy(relation, relation.table, []), 0)]
+
+
+def _leaf_ranges(
+    relation: Relation, leaf: Leaf, size: tuple[Any, ...], range_bytes: int, row_filter: str | None
+) -> list[CopyRange]:
+    main_bytes, total_bytes, block_size, is_heap = size
+    pages = -(-main_bytes // block_size)
+    wanted = min(pages, -(-total_bytes // range_bytes)) if is_heap else 1
+    step = max(1, -(-pages // max(1, wanted)))
+    starts = range(0, pages, step) if wanted > 1 else range(1)
+    ranges = []
+    for start in starts:
+        is_last = start == starts[-1]
+        bounds = [f"ctid >= '({start},0)'"] if len(starts) > 1 else []
+        bounds += [] if is_last else [f"ctid < '({start + step},0)'"]
+        bounds += [f"({row_filter})"] if row_filter else []
+        covered = pages - start if is_last else step
+        ranges.append(CopyRange(relation.oid, leaf.table, _copy(relation, leaf.table, bounds), covered))
+    return ranges
+
+
+def _copy(relation: Relation, leaf: TableName, bounds: list[str]) -> str:
+    # Named columns: a partition may have them in another order than its partitioned table.
+    columns = ", ".join(quote_identifier(column.name) for column in relation.columns)
+    where = f" WHERE {' AND '.join(bounds)}" if bounds else ""
+    return f"COPY (SELECT {columns} FROM ONLY {leaf.sql}{where}) TO STDOUT (FORMAT csv)"  # noqa: S608 - quoted
+
+
+def _row_filter(connection: Connection, relation: Relation) -> str | None:
+    """The publication's row filter for this table: what it does not let through must not be copied either."""
+    if connection.server_version < COLUMN_LISTS_SINCE:
+        return None
+    member = (relation.membership_oid, relation.publication_oid, relation.oid)
+    with source_errors(f"reading the row filter of {relation.table}"):
+        found = rows(connection, _ROW_FILTER, member)
+    return found[0][0] if found else None

@@ -1,0 +1,145 @@
+"""One COPY as a stream of bytes, which ends where the table's range ends, or fails."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import psycopg2
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, SourceConnectionError
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, describe, translate
+from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange
+
+_BUFFER_BYTES = 1 << 20
+_END_GRACE_S = 10.0
+
+
+@contextlib.contextmanager
+def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[BinaryIO]:
+    """The CSV bytes of one range as they were in the snapshot, over a connection of its own.
+
+    A COPY that fails raises SnapshotError, SourceConnectionError or PrivilegeError, at the read that would
+    have said "end of file" and again when the block is left: it never looks like a short table. Leaving early
+    ends the COPY.
+    """
+    source = _CopyBytes(_connect(dsn, snapshot, copy_range), copy_range)
+    reader = io.BufferedReader(source, _BUFFER_BYTES)
+    try:
+        yield reader
+    except Exception:
+        source.stop()
+        if source.failure is not None:  # the block's error is but its consequence
+            raise source.failure from None
+        raise
+    finally:
+        source.stop()
+    if source.failure is not None:
+        raise source.failure
+
+
+def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
+    connection = connect(dsn, "copy")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+    except psycopg2.Error as error:
+        connection.close()
+        raise _failed(error, copy_range) from None
+    return connection
+
+
+class _CopyBytes(io.RawIOBase):
+    """The reading end of a pipe into which a thread copies."""
+
+    def __init__(self, connection: Connection, copy_range: CopyRange) -> None:
+        super().__init__()
+        self.failure: PgReplError | None = None
+        self._connection = connection
+        self._range = copy_range
+        self._stopping = False
+        self._stopped = False
+        # Held by whoever reads, so that the pipe is not closed under a reader of another thread.
+        self._reading = threading.Lock()
+        self._read_end, write_end = os.pipe()
+        with contextlib.suppress(OSError):  # a larger pipe is only faster
+            fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _BUFFER_BYTES)
+        self._thread = threading.Thread(
+            target=self._copy, args=(write_end,), name=f"copy {copy_range.leaf}", daemon=True
+        )
+        self._thread.start()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._reading:
+            if self._stopped:
+                raise ValueError("the copy is closed")
+            count = os.readv(self._read_end, [buffer])
+        if count == 0:
+            self._thread.join()
+            if self.failure is not None:
+                raise self.failure
+        return count
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.stop()
+        super().close()
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self) -> None:
+        """End the COPY wherever it is, without waiting for a server that does not answer."""
+        if self._stopped:
+            return
+        if self._thread.is_alive():
+            self._stopping = True
+            with contextlib.suppress(psycopg2.Error):
+                self._connection.cancel()
+        is_ours = self._reading.acquire(timeout=_END_GRACE_S)
+        self._stopped = True
+        os.close(self._read_end)
+        if is_ours:
+            self._reading.release()
+        self._thread.join(_END_GRACE_S)
+        if not self._thread.is_alive():
+            self._connection.close()
+
+    def _copy(self, write_end: int) -> None:
+        try:
+            with os.fdopen(write_end, "wb", _BUFFER_BYTES) as pipe, self._connection.cursor() as cursor:
+                cursor.copy_expert(self._range.sql, pipe, _BUFFER_BYTES)
+                if cursor.rowcount < 0:
+                    raise SnapshotError(f"the copy of {self._range.leaf} did not come to its end")
+        except psycopg2.Error as error:
+            self._fail(_failed(error, self._range))
+        except PgReplError as error:
+            self._fail(error)
+        except Exception as error:  # whatever it is, the bytes are not all there
+            self._fail(SourceConnectionError(f"copying {self._range.leaf}: {type(error).__name__}"))
+
+    def _fail(self, error: PgReplError) -> None:
+        if not self._stopping:
+            self.failure = error
+
+
+_SNAPSHOT_UNUSABLE = ("22023", "42704", "42P01", "42703", "72000", "55000")
+
+
+def _failed(error: Any, copy_range: CopyRange) -> PgReplError:
+    if error.pgcode in _SNAPSHOT_UNUSABLE:
+        return SnapshotError(
+            f"copying {copy_range.leaf}: the snapshot is gone or no longer fits: {describe(error)}",
+            "run the snapshot app again; it makes a new snapshot",
+        )
+    return translate(error, f"copying {copy_range.leaf}")

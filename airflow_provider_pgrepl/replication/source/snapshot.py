@@ -1,0 +1,160 @@
+"""The exported snapshot, kept alive with its tables locked while they are copied in ranges."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import psycopg2
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import (
+    PublicationError,
+    SnapshotError,
+)
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    describe,
+    row,
+    source_errors,
+)
+from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.relations import (
+    Leaf,
+    read_leaves,
+    read_relations,
+)
+
+__all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
+
+Shape = tuple[dict[int, Relation], dict[int, list[Leaf]]]
+
+
+class Keeper:
+    """A transaction that holds a snapshot, and the tables as they are in it, until it is closed.
+
+    Its ACCESS SHARE locks make DDL on these tables wait. `snapshot` is the name under which copies import it,
+    `relations` the tables as they were in it.
+    """
+
+    def __init__(self, connection: Connection, snapshot: str, relations: list[Relation]) -> None:
+        self.connection = connection
+        self.snapshot = snapshot
+        self.relations = relations
+
+    def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
+        """`plan_ranges` within the snapshot, so that a partition attached since is not copied."""
+        return plan_ranges(self.connection, relation, range_bytes)
+
+    def check(self) -> None:
+        """Raises SnapshotError when the snapshot was lost, and what was copied may not be whole.
+
+        To be asked before the copies are committed.
+        """
+        try:
+            row(self.connection, "SELECT 1")
+        except psycopg2.Error as error:
+            raise SnapshotError(
+                f"the connection that kept the snapshot was lost: {describe(error)}",
+                "the copies made under it are not used; run the snapshot app again",
+            ) from None
+
+    def close(self) -> None:
+        """Let the snapshot and the locks go. May be called again."""
+        self.connection.close()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def keep(
+    dsn: str, snapshot: str, relations: list[Relation], publication: str | None, lock_timeout_s: float
+) -> Keeper:
+    """Import an exported snapshot, lock its tables, and export it again.
+
+    Raises SnapshotError (make a new slot and try again) when the snapshot is gone, a lock is not had in time,
+    or a table, a partition or its publication was altered since the export: after a rewriting ALTER the
+    snapshot would show an empty table. Raises PublicationError when a table is not in the publication at all.
+    """
+    connection = connect(dsn, "keeper")
+    try:
+        _import(connection, snapshot, lock_timeout_s)
+        _lock(connection, relations, lock_timeout_s)
+        then = _read_shape(connection, relations, publication)
+        with_today = connect(dsn, "keeper check")
+        try:
+            today = _read_shape(with_today, relations, publication)
+        finally:
+            with_today.close()
+        _compare(relations, then, today, publication)
+        with source_errors("exporting the snapshot again"):
+            exported = row(connection, "SELECT pg_catalog.pg_export_snapshot()")[0]
+    except BaseException:
+        connection.close()
+        raise
+    return Keeper(connection, exported, [then[0][relation.oid] for relation in relations])
+
+
+def _import(connection: Connection, snapshot: str, lock_timeout_s: float) -> None:
+    milliseconds = max(1, int(lock_timeout_s * 1000))
+    with source_errors("importing the snapshot"), connection.cursor() as cursor:
+        try:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+            cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (str(milliseconds),))
+        except (psycopg2.errors.InvalidParameterValue, psycopg2.errors.UndefinedObject):
+            raise SnapshotError("the exported snapshot is gone: its connection was closed or lost") from None
+
+
+def _lock(connection: Connection, relations: list[Relation], lock_timeout_s: float) -> None:
+    tables = ", ".join(_locked(relation) for relation in relations)
+    if not tables:
+        return
+    with source_errors("locking the tables"), connection.cursor() as cursor:
+        try:
+            cursor.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
+        except psycopg2.errors.LockNotAvailable:
+            raise SnapshotError(
+                f"the tables could not be locked (ACCESS SHARE) within {lock_timeout_s:g} s,"
+                " because DDL on one of them is going on",
+                "try again when it is done, or raise lock_timeout_s",
+            ) from None
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName) as error:
+            raise SnapshotError(f"a table was dropped or renamed meanwhile: {describe(error)}") from None
+
+
+def _locked(relation: Relation) -> str:
+    # Without ONLY a lock reaches the partitions, and also the children by inheritance, which are not ours.
+    return relation.table.sql if relation.relkind == "p" else f"ONLY {relation.table.sql}"
+
+
+def _read_shape(connection: Connection, relations: list[Relation], publication: str | None) -> Shape:
+    oids = [relation.oid for relation in relations]
+    leaves = {oid: read_leaves(connection, oid) for oid in oids}
+    return read_relations(connection, oids, publication), leaves
+
+
+def _compare(relations: list[Relation], then: Shape, today: Shape, publication: str | None) -> None:
+    altered = sorted(
+        str(relation.table)
+        for relation in relations
+        if relation.oid not in then[0]
+        or then[0][relation.oid] != today[0].get(relation.oid)
+        or then[0][relation.oid].table != relation.table
+        or then[1][relation.oid] != today[1][relation.oid]
+    )
+    if altered:
+        raise SnapshotError(
+            f"{', '.join(altered)}: altered after the snapshot was exported",
+            "a new snapshot will do; no DDL should run on these tables while they are copied",
+        )
+    outside = sorted(str(found.table) for found in then[0].values() if not found.publication_oid)
+    if publication is not None and outside:
+        raise PublicationError(f"{', '.join(outside)}: not in publication {publication}")
