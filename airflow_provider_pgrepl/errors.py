@@ -21,6 +21,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ FencedError                 another process took this one's place
     ├─ StateError                  the `_pgrepl` schema
     ├─ LakeError                   the lake cannot be reached or is somebody else's
+    │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
     │  └─ LakeTableError           one lake table                             (table)
     └─ ToolError                   Spark, Java or the Delta jars are missing
 
@@ -146,6 +147,12 @@ class StateError(PgReplError):
 
 class LakeError(PgReplError):
     """The lake cannot be reached, or belongs to another pipeline."""
+
+
+class LakeUnavailableError(LakeError):
+    """The lake's storage refuses just now: full, or out of reach."""
+
+    retry = Retry.TIMED
 
 
 class LakeTableError(LakeError):

@@ -16,6 +16,7 @@ from deltalake.exceptions import TableNotFoundError
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
+    EPOCH_APP,
     METADATA_KEY,
     ROW_SCHEMA,
     CommitRecord,
@@ -67,6 +68,11 @@ def open_changelog(uri: str) -> DeltaTable:
 def read_durable_lsn(table: DeltaTable) -> LSN:
     """The LSN up to which the open changelog holds everything of its epoch."""
     return LSN(table.transaction_version(DURABLE_APP) or 0)
+
+
+def read_epoch_number(table: DeltaTable) -> Epoch:
+    """The epoch of the open changelog."""
+    return Epoch(table.transaction_version(EPOCH_APP) or 0)
 
 
 def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, PgReplError, Retry, Scope
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -47,7 +47,7 @@ class TableWork:
 
 @dataclass(frozen=True)
 class TableResult:
-    """How a table's work ended; `version` is the lake table's Delta version, `error` None when all went well."""
+    """How a table's work ended: `version` is the lake table's own, `error` None when all went well."""
 
     relation_id: int
     position: int = 0
@@ -55,8 +55,8 @@ class TableResult:
     changes: int = 0
     error: str | None = None
     hint: str = ""
+    error_kind: str = ""
     stops_pipeline: bool = False
-    retry_may_help: bool = False
     error_lsn: int = 0
 
     def to_json(self) -> str:
@@ -78,14 +78,13 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
             relation_id,
             error=error.message,
             hint=error.hint,
+            error_kind=error.__class__.__name__,
             stops_pipeline=error.scope is Scope.PIPELINE,
-            retry_may_help=error.retry is Retry.TIMED,
-            error_lsn=getattr(error, "lsn", 0),
         )
     except OSError as error:
         _handles.pop(work.uri, None)
         text = f"the lake cannot be read or written: {error.strerror or error.__class__.__name__}"
-        return TableResult(relation_id, error=text, stops_pipeline=True, retry_may_help=True)
+        return TableResult(relation_id, error=text, error_kind="LakeUnavailableError", stops_pipeline=True)
     except Exception as error:
         # Its text may hold values of rows, so only its kind is told.
         _handles.pop(work.uri, None)

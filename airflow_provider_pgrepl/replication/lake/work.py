@@ -140,7 +140,8 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start,
                 end,
                 epoch=records[-1].epoch,
-                durable_lsn=records[-1].durable_lsn,
+                # A marker may have been written by somebody who had not seen the newest commit yet.
+                durable_lsn=max(r.durable_lsn for r in records if r.epoch == records[-1].epoch),
                 last_commit_us=last_us,
             )
         if start == _BEFORE_ALL:
