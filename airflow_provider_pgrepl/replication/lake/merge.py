@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -119,10 +120,10 @@ class _Slice:
         if self.collapsed.overwrite or (self.collapsed.only_inserts and len(self.collapsed)):
             mode: Literal["overwrite", "append"] = "overwrite" if self.collapsed.overwrite else "append"
             rows = self._final_rows(table)
-            with fenced(table, app, position):
-                write_deltalake(
-                    table, rows, mode=mode, commit_properties=properties, writer_properties=_WRITER
-                )
+            write = partial(
+                write_deltalake, mode=mode, commit_properties=properties, writer_properties=_WRITER
+            )
+            fenced(table, app, position, lambda: write(table, rows))
         elif len(self.collapsed) == 0:
             commit_nothing(table, app, position, properties)
         else:
@@ -174,9 +175,7 @@ class _Slice:
         # A row to update or delete that is not there must stop the commit; MERGE has no other way to say so.
         fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in values.items()}
         merger.when_not_matched_insert(fail)
-        with fenced(table, app, position, known={_DIVISION: _MISSING}):
-            metrics = merger.execute()
-        self._check_metrics(metrics)
+        self._check_metrics(fenced(table, app, position, merger.execute, known={_DIVISION: _MISSING}))
 
     def _merge_source(self) -> tuple[pa.Table, set[int]]:
         """Deleted and remaining rows: origin key o…, final values c…, u… where the lake's value is kept."""

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction, WriterProperties
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.config import MIB
+from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 CLOSED = 2**63 - 1
@@ -33,20 +33,11 @@ COMMIT_METADATA = "pgrepl"
 
 RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
 
+Result = TypeVar("Result")
+
 _SMALL_FILE = 16 * MIB
 _MANY_SMALL_FILES = 32
 _FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
-
-
-class LakeFile(Protocol):
-    """A Parquet file that already lies below the table's root, to be added by a commit."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def stats_json(self) -> str: ...
 
 
 def app_id(pipeline_name: str, epoch: Epoch) -> str:
@@ -86,30 +77,37 @@ def commit_properties(
     )
 
 
-@contextmanager
 def fenced(
-    table: DeltaTable, app: str, position: LSN, known: Mapping[str, str] | None = None
-) -> Iterator[None]:
-    """Run one commit on `table` which is to leave it at `position`.
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    commit: Callable[[], Result],
+    known: Mapping[str, str] | None = None,
+) -> Result:
+    """Run `commit`, which commits once through `table` and is to leave it at `position`.
 
     Raises FencedError when another process has written the table since the handle was opened, and
     LakeTableError when Delta refuses for another reason. Delta's own messages may hold values of rows,
     so none is passed on; `known` gives our sentence for a fragment of such a message.
     """
     before = table.version()
-    refused = ""
+    refused, moved = "", False
     try:
-        yield
-    except (DeltaError, OSError) as error:
+        result = commit()
+    except PgReplError:
+        raise
+    except Exception as error:  # deltalake raises plain ones too
         refused = f"the commit failed with {type(error).__name__}"
         refused = next((ours for theirs, ours in (known or {}).items() if theirs in str(error)), refused)
         moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
-    if refused and moved:
+    # Raised out here, so that Delta's exception does not hang on ours as its context.
+    if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
     if refused:
         raise LakeTableError(f"{table.table_uri}: {refused}", RESNAPSHOT_HINT)
     if table.transaction_version(app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", _FENCED_HINT)
+    return result
 
 
 def _newest_version(table: DeltaTable) -> int | None:
@@ -121,16 +119,21 @@ def _newest_version(table: DeltaTable) -> int | None:
 
 def commit_nothing(table: DeltaTable, app: str, position: LSN, properties: CommitProperties) -> None:
     """Move the position without touching data. Raises FencedError."""
-    with fenced(table, app, position):
-        table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
-        # Unlike the other ways to commit, this one leaves the handle where it was.
-        table.update_incremental()
+    fenced(table, app, position, lambda: _add_files(table, [], "append", table.schema(), properties))
+
+
+def _add_files(
+    table: DeltaTable, adds: list[AddAction], mode: str, schema: Schema, properties: CommitProperties
+) -> None:
+    table.create_write_transaction(adds, mode, schema, commit_properties=properties)
+    # Unlike the other ways to commit, this one leaves the handle where it was.
+    table.update_incremental()
 
 
 def commit_snapshot(
     uri: str,
     schema: pa.Schema,
-    files: Sequence[LakeFile],
+    files: Sequence[WrittenFile],
     position: LSN,
     pipeline_name: str,
     epoch: Epoch,
@@ -152,17 +155,15 @@ def commit_snapshot(
     table = open_table(uri)
     _check_ours(table, app, older, position)
     _allow_timestamp_without_tz(table, schema)
-    with fenced(table, app, position):
-        table.create_write_transaction(adds, "overwrite", delta_schema, commit_properties=properties)
-        table.update_incremental()
+    fenced(table, app, position, lambda: _add_files(table, adds, "overwrite", delta_schema, properties))
     return int(table.version())
 
 
 def _create(uri: str, schema: Schema, adds: list[AddAction], properties: CommitProperties) -> int:
-    if "://" not in uri:
-        Path(uri).mkdir(parents=True, exist_ok=True)
     failed = ""
     try:
+        if "://" not in uri:
+            Path(uri).mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(uri, schema, adds, mode="error", commit_properties=properties)
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
@@ -198,7 +199,7 @@ def _allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
 
 
-def _add_action(file: LakeFile) -> AddAction:
+def _add_action(file: WrittenFile) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size,
@@ -226,9 +227,11 @@ def compact_small_files(
     sizes = pa.table(table.get_add_actions()).column("size_bytes").to_numpy()
     if position is None or int((sizes < small_bytes).sum()) < at_least:
         return 0
-    with fenced(table, app, position):
-        metrics = table.optimize.compact(
-            target_size=8 * small_bytes,
-            writer_properties=WriterProperties(compression="ZSTD", compression_level=1),
-        )
+    writer = WriterProperties(compression="ZSTD", compression_level=1)
+    metrics = fenced(
+        table,
+        app,
+        position,
+        lambda: table.optimize.compact(target_size=8 * small_bytes, writer_properties=writer),
+    )
     return int(metrics["numFilesRemoved"])
