@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, WriterProperties, write_deltalake
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeTableError
@@ -151,12 +152,9 @@ class _Slice:
     def _merge(self, table: DeltaTable, app: str, position: LSN, properties: CommitProperties) -> None:
         source, kept = self._merge_source()
         targets = [quote_identifier(name) for name in self._names()]
-        keys = [quote_identifier(column.name) for column in self.relation.key_columns]
-        # Not null-safe on purpose: a key is never NULL, and an insert, whose origin is NULL, must not match.
-        predicate = " and ".join(f"(t.{key} = s.o{number})" for number, key in enumerate(keys))
         merger = table.merge(
             source,
-            predicate,
+            " and ".join(self._conditions(source)),
             source_alias="s",
             target_alias="t",
             commit_properties=properties,
@@ -176,6 +174,16 @@ class _Slice:
         fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in values.items()}
         merger.when_not_matched_insert(fail)
         self._check_metrics(fenced(table, app, position, merger.execute, known={_DIVISION: _MISSING}))
+
+    def _conditions(self, source: pa.Table) -> Iterator[str]:
+        """Origin keys are equal; and, so that Delta skips files, integer keys lie in the range of these."""
+        for number, column in enumerate(self.relation.key_columns):
+            key, origins = f"t.{quote_identifier(column.name)}", source[f"o{number}"]
+            # Not null-safe on purpose: a key is never NULL, and an insert, whose origin is, must not match.
+            yield f"({key} = s.o{number})"
+            if pa.types.is_integer(origins.type):
+                lowest, highest = pc.min_max(origins).as_py().values()
+                yield f"({key} >= {lowest}) and ({key} <= {highest})"
 
     def _merge_source(self) -> tuple[pa.Table, set[int]]:
         """Deleted and remaining rows: origin key o…, final values c…, u… where the lake's value is kept."""
