@@ -1,0 +1,50 @@
+"""Where the Spark applications and the programs that run them are on this machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from airflow_provider_pgrepl.errors import ToolError
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def application(name: str) -> str:
+    """The path of the Spark application `snapshot` or `replicate`. Raises ToolError.
+
+    A wheel carries them inside the package; in a source checkout they lie beside it.
+    """
+    for folder in (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps"):
+        path = folder / f"{name}.py"
+        if path.is_file():
+            return str(path)
+    raise ToolError(
+        f"the Spark application {name}.py is not in {_PACKAGE / 'spark_apps'}",
+        "install the wheel of airflow-provider-pgrepl anew, or give its path as application=",
+    )
+
+
+def spark_submit(binary: str = "spark-submit") -> str:
+    """The path of spark-submit: as given, on the PATH, or beside this interpreter. Raises ToolError."""
+    found = shutil.which(binary) or shutil.which(binary, path=str(Path(sys.executable).parent))
+    if found is None:
+        raise ToolError(
+            f"{binary} is neither on the PATH nor beside {sys.executable}",
+            "pip install 'airflow-provider-pgrepl[spark]', or give its path as spark_binary=",
+        )
+    return found
+
+
+def java() -> str:
+    """The Java that spark-submit will run. Raises ToolError when there is none."""
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(str(Path(home) / "bin" / "java") if home else "java")
+    if found is None:
+        raise ToolError(
+            f"no Java {f'in JAVA_HOME={home}' if home else 'on the PATH'}",
+            "Spark needs Java 17 or newer: apt-get install openjdk-17-jre-headless",
+        )
+    return found

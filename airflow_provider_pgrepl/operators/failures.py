@@ -1,0 +1,37 @@
+"""The one place where this package's errors and exit codes become Airflow's exceptions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_provider_pgrepl.errors import PgReplError, Retry
+
+EXIT_NEVER = 78
+"""The application says that trying again will not help; every other failure is retried."""
+
+
+def as_airflow(error: PgReplError) -> AirflowException:
+    """What Airflow is told: AirflowFailException (no retries) when trying again cannot help."""
+    failure = AirflowFailException if error.retry is Retry.NEVER else AirflowException
+    return failure(f"{error.__class__.__name__}: {error}")
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise this package's errors as Airflow's; for operators, and for @task functions that use the hook."""
+    try:
+        yield
+    except PgReplError as error:
+        raise as_airflow(error) from error
+
+
+def failure_of(exit_code: int, last_lines: Iterable[str]) -> AirflowException:
+    """The exception for an application that ended with this exit code, with the end of its log."""
+    log = "\n".join(last_lines)
+    tail = f"\nIts last lines:\n{log}" if log else ""
+    if exit_code == EXIT_NEVER:
+        return AirflowFailException(f"the application says that a retry will not help (exit code 78){tail}")
+    return AirflowException(f"the application ended with exit code {exit_code}{tail}")

@@ -1,0 +1,10 @@
+"""Keep the lake current: spark-submit replicate.py --pipeline FILE.json [--until caught-up|LSN], PGREPL_DSN set."""
+
+from __future__ import annotations
+
+import sys
+
+from airflow_provider_pgrepl.replication.app.replicate import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,10 @@
+"""Copy the tables of a pipeline into the lake: spark-submit snapshot.py --pipeline FILE.json, PGREPL_DSN set."""
+
+from __future__ import annotations
+
+import sys
+
+from airflow_provider_pgrepl.replication.app.snapshot import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,88 @@
+"""A throw-away Airflow for these tests. Its settings must be there before Airflow is imported."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HOME = Path(tempfile.mkdtemp(prefix="pgrepl-test-airflow-"))
+atexit.register(shutil.rmtree, HOME, ignore_errors=True)
+os.environ.update(
+    AIRFLOW_HOME=str(HOME),
+    AIRFLOW__CORE__LOAD_EXAMPLES="False",
+    AIRFLOW__CORE__UNIT_TEST_MODE="False",
+    AIRFLOW__CORE__DAGS_FOLDER=str(Path(__file__).parent / "dags"),
+    AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{HOME}/airflow.db",
+    AIRFLOW__LOGGING__BASE_LOG_FOLDER=str(HOME / "logs"),
+    NO_COLOR="1",
+)
+
+SECRET = "canary-0Pen-sesame"
+"""The password of the test connection, which may show up nowhere."""
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> None:
+    from airflow.utils.db import initdb
+
+    initdb()
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pgrepl_default` with the secret; nobody listens there."""
+    fields = {"conn_type": "pgrepl", "host": "127.0.0.1", "port": 1, "login": "app", "password": SECRET}
+    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**fields, "schema": "shop"}))
+
+
+class Journal:
+    """What the stand-in application wrote down about its runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def events(self) -> list[dict[str, object]]:
+        if not self.path.exists():
+            return []
+        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+
+    def pids(self, event: str = "started") -> list[int]:
+        return [int(str(entry["pid"])) for entry in self.events() if entry["event"] == event]
+
+    def wait_for(self, event: str, count: int = 1) -> int:
+        """The process that wrote the count-th such event."""
+        eventually(lambda: len(self.pids(event)) >= count, f"{event} in the journal")
+        return self.pids(event)[count - 1]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Iterator[Journal]:
+    book = Journal(tmp_path / "journal")
+    yield book
+    for pid in book.pids():
+        if is_alive(pid):
+            os.kill(pid, 9)
+
+
+def eventually(condition: Callable[[], object], what: str, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,46 @@
+"""Stands for a Spark application: says what it got, then exits as told, or waits for SIGTERM."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--pipeline", type=Path, required=True)
+parser.add_argument("--until")
+parser.add_argument("--tables")
+parser.add_argument("--new-epoch", action="store_true")
+parser.add_argument("--journal", type=Path, required=True)
+parser.add_argument("--exit", type=int)
+parser.add_argument("--ignore-term", action="store_true")
+options = parser.parse_args()
+
+
+def journal(event: str) -> None:
+    with options.journal.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"event": event, "pid": os.getpid(), "argv": sys.argv[1:]}) + "\n")
+
+
+def stop(*_: object) -> None:
+    if options.ignore_term:
+        return
+    journal("stopped")
+    print("stopped gracefully", flush=True)
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, stop)
+pipeline = json.loads(options.pipeline.read_text(encoding="utf-8"))
+print(f"pipeline {pipeline['name']}, DSN of {len(os.environ['PGREPL_DSN'])} characters", flush=True)
+journal("started")
+if options.exit is not None:
+    sys.stderr.write("the last words\n")
+    sys.exit(options.exit)
+if options.until is None:
+    while True:
+        time.sleep(0.1)
