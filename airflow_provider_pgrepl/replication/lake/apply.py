@@ -137,7 +137,7 @@ class Applier:
         self._levels = {
             oid: level
             for oid, level in self._levels.items()
-            if oid in active and level.snapshot == active[oid].position
+            if oid in active and level.snapshot == _snapshot_of(active[oid])
         }
         return active
 
@@ -172,7 +172,9 @@ class Applier:
         for result in results:
             record = records[result.relation_id]
             if result.error is None:
-                self._levels[result.relation_id] = _Level(record.position, mark.to_version, result.version)
+                self._levels[result.relation_id] = _Level(
+                    _snapshot_of(record), mark.to_version, result.version
+                )
                 self.progress.changes += result.changes
             else:
                 self._levels.pop(result.relation_id, None)
@@ -217,7 +219,7 @@ class Applier:
         changelog, upto = reader.open_changelog(self._uri), LSN(mark.durable_lsn)
         jobs, unfinished = [], set()
         for oid in behind:
-            above = max(records[oid].position, _position_of(works[oid]))
+            above = max(_snapshot_of(records[oid]), _position_of(works[oid]))
             files = reader.live_files(changelog, self._record.epoch, above)
             files = [file for file in files if file.may_hold(oid) and file.min_lsn < upto]
             taken = _take_bytes(files, self._pipeline.batch_bytes)
@@ -259,6 +261,10 @@ class Applier:
         if changes:
             seconds = time.monotonic() - started
             log.info("applied %d changes of %d tables in %.2f s", changes, len(results), seconds)
+
+
+def _snapshot_of(record: TableRecord) -> LSN:
+    return record.position_lsn or LSN(0)
 
 
 def _position_of(work: TableWork) -> LSN:

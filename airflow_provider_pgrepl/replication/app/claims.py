@@ -1,0 +1,104 @@
+"""Claims: what of the source is the pipeline's own (slot, publication), and what is somebody else's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import PublicationError, SlotError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source import publication, slot
+from airflow_provider_pgrepl.replication.source.catalog import Server
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.state.store import Store
+
+_ALL_CHANGES = "insert, update, delete, truncate"
+
+
+@dataclass
+class Claims:
+    """Nothing is dropped or altered that another pipeline, or a person, has made."""
+
+    source: Connection
+    pipeline: Pipeline
+    store: Store
+
+    def claim(self, server: Server) -> None:
+        """Record slot and publication as ours before they exist; refuse what exists and is not.
+
+        Raises SlotError or PublicationError.
+        """
+        pipeline = self.pipeline
+        ours = self.store.read_pipeline(pipeline.name)
+        found = slot.read_slot(self.source, pipeline.slot)
+        if found is not None and (ours is None or not ours.slot_owned or ours.slot != pipeline.slot):
+            raise SlotError(
+                f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}",
+                "set `slot` to a name that is free, or drop that slot if nobody needs it",
+            )
+        found_publication = publication.read_publication(self.source, pipeline.publication)
+        creates = pipeline.publication_mode == "create"
+        publication_ours = (
+            ours is not None and ours.publication_owned and ours.publication == pipeline.publication
+        )
+        if creates and found_publication is not None and not publication_ours:
+            raise PublicationError(
+                f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}",
+                'set `publication` to a name that is free, or `publication_mode` to "use"',
+            )
+        self.store.register(
+            pipeline,
+            server.system_identifier,
+            slot_owned=True,
+            publication_owned=creates,
+        )
+
+    def prepare_publication(self, relations: list[Relation]) -> None:
+        """Make the publication, or check the one that is to be used. Raises PublicationError."""
+        pipeline = self.pipeline
+        found = publication.read_publication(self.source, pipeline.publication)
+        if pipeline.publication_mode == "create":
+            if found is not None:
+                publication.drop_publication(self.source, pipeline.publication)
+            publication.create_publication(self.source, pipeline.publication, relations)
+            return
+        if found is None:
+            raise PublicationError(
+                f"the publication {pipeline.publication} does not exist",
+                'create it, or set `publication_mode` to "create"',
+            )
+        missing = [str(relation.table) for relation in relations if relation.table not in found.tables]
+        if missing:
+            raise PublicationError(
+                f"the publication {pipeline.publication} lacks {', '.join(missing)}",
+                f"ALTER PUBLICATION {pipeline.publication} ADD TABLE {', '.join(missing)}",
+            )
+        if not (found.insert and found.update and found.delete and found.truncate):
+            raise PublicationError(
+                f"the publication {pipeline.publication} does not publish all of {_ALL_CHANGES}",
+                f"ALTER PUBLICATION {pipeline.publication} SET (publish = '{_ALL_CHANGES}')",
+            )
+
+    def publication_oid(self) -> int:
+        found = publication.read_publication(self.source, self.pipeline.publication)
+        if found is None:
+            raise PublicationError(f"the publication {self.pipeline.publication} was dropped meanwhile")
+        return found.oid
+
+    def publish(self, relations: list[Relation]) -> None:
+        """Add what the publication lacks. Raises PublicationError."""
+        found = publication.read_publication(self.source, self.pipeline.publication)
+        if found is None:
+            raise PublicationError(
+                f"the publication {self.pipeline.publication} no longer exists",
+                "run the snapshot app with --new-epoch to take everything anew",
+            )
+        missing = [relation for relation in relations if relation.table not in found.tables]
+        if missing and self.pipeline.publication_mode == "create":
+            publication.add_tables(self.source, self.pipeline.publication, missing)
+        elif missing:
+            names = ", ".join(str(relation.table) for relation in missing)
+            raise PublicationError(
+                f"the publication {self.pipeline.publication} lacks {names}",
+                f"ALTER PUBLICATION {self.pipeline.publication} ADD TABLE {names}",
+            )

@@ -1,0 +1,204 @@
+"""The replication app: receiver and applier in one process, until it is stopped or has caught up."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeError, PgReplError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.snapshot import check_owner
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.apply import Applier
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_PROGRESS_INTERVAL_S = 2.0
+CAUGHT_UP = "caught-up"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the app; returns its exit code."""
+    return process.run("replicate", argv, _add_arguments, _run)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--until",
+        metavar=f"{CAUGHT_UP}|X/X",
+        help="end when all that was committed at the start, or up to an LSN, is in the lake",
+    )
+
+
+def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    stop = process.StopSignal()
+    stop.install()
+    dsn = process.source_dsn()
+    record = read_epoch(changelog_uri(pipeline.lake_root))
+    check_record(pipeline, record)
+    with Store(process.state_dsn(), f"replicate {pipeline.name}") as store:
+        store.migrate()
+        store.lock(pipeline.name, "replicate")
+        target = _target(dsn, arguments.until)
+        return Replication(dsn, pipeline, store, record, stop).run(target)
+
+
+def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
+    """Raises LakeError or ConfigError for a lake of another pipeline, or begun with another slot."""
+    check_owner(pipeline, record)
+    for field in ("slot", "publication"):
+        begun, wanted = getattr(record, field), getattr(pipeline, field)
+        if begun != wanted:
+            raise ConfigError(
+                f"{field}: this lake was begun with {begun!r}, not {wanted!r}",
+                "set it back, or run the snapshot app with --new-epoch",
+            )
+
+
+def _target(dsn: str, until: str | None) -> LSN | None:
+    if until is None:
+        return None
+    if until != CAUGHT_UP:
+        try:
+            return LSN.parse(until)
+        except ValueError as error:
+            raise ConfigError(f"--until: {error}") from None
+    connection = connect(dsn, "catch-up target")
+    try:
+        return wal_lsn(connection)
+    finally:
+        connection.close()
+
+
+class Replication:
+    """One run of the app."""
+
+    def __init__(
+        self, dsn: str, pipeline: Pipeline, store: Store, record: EpochRecord, stop: process.StopSignal
+    ) -> None:
+        self._pipeline = pipeline
+        self._store = store
+        self._stop = stop
+        self._receiver = Receiver(dsn, pipeline)
+        self._record = record
+        self._maintenance = Maintenance(pipeline)
+        self._last_progress = self._last_changes_at = 0.0
+        self._last_changes = 0
+        self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
+
+    def run(self, target: LSN | None) -> int:
+        """Until stopped, failed, or (with a target) everything up to it is in the lake."""
+        self._receiver.start()
+        try:
+            spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
+            self._stop.install()
+            try:
+                self._applier = Applier(spark, self._pipeline, self._store, self._record)
+                return self._run_forever() if target is None else self._run_until(target)
+            finally:
+                self._write_progress(force=True)
+                spark.stop()
+        finally:
+            self._receiver.stop()
+
+    def _run_forever(self) -> int:
+        query = self._applier.start()
+        while query.isActive and not self._stop.wait(_POLL_S):
+            self._supervise()
+        self._finish(query)
+        log.info("stopped; the lake is at %s", self._applier.progress.applied_lsn)
+        return process.DONE
+
+    def _run_until(self, target: LSN) -> int:
+        log.info("replicating until %s", target)
+        while not self._stop.is_set:
+            received = self._receiver.progress.seen_lsn >= target
+            query = self._applier.start(available_now=True)
+            while query.isActive and not self._stop.wait(_POLL_S):
+                self._supervise()
+            self._finish(query)
+            if received and not self._catching_up():
+                log.info("everything up to %s is in the lake", target)
+                return process.DONE
+            self._receiver.request_keepalive()
+            self._stop.wait(_POLL_S)
+            self._supervise()
+        log.warning("stopped before %s was reached", target)
+        return process.RETRY_MAY_HELP
+
+    def _catching_up(self) -> bool:
+        tables = self._store.read_tables(self._pipeline.name).values()
+        return any(table.state is TableState.CATCHING_UP for table in tables)
+
+    def _supervise(self) -> None:
+        """Raise what ended the receiver; report; look after the lake when it is time."""
+        if self._receiver.failed.is_set():
+            self._raise_receiver_error()
+        self._write_progress()
+        if time.monotonic() >= self._next_maintenance:
+            with self._applier.batch_lock:
+                self._maintenance.run()
+            self._next_maintenance = time.monotonic() + self._pipeline.maintenance_interval_s
+
+    def _raise_receiver_error(self) -> None:
+        error = self._receiver.error
+        if isinstance(error, FencedError):
+            # Another process is at work: nothing of ours may touch the lake from here on.
+            log.error("%s", error)
+            logging.shutdown()
+            os._exit(process.RETRY_MAY_HELP)
+        assert error is not None
+        raise error
+
+    def _finish(self, query: StreamingQuery) -> None:
+        """Wait for the batch that runs; raise what ended the query, if not we."""
+        if query.isActive:
+            self._applier.stop(query)
+        elif (failure := query.exception()) is not None and self._applier.error is None:
+            raise _query_error(str(failure))
+        if self._applier.error is not None:
+            raise self._applier.error
+        if self._receiver.failed.is_set():
+            self._raise_receiver_error()
+
+    def _write_progress(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if not force and now - self._last_progress < _PROGRESS_INTERVAL_S:
+            return
+        received, applied = self._receiver.progress, self._applier.progress
+        seconds = max(now - self._last_progress, 0.001)
+        rate = (received.changes - self._last_changes) / seconds if self._last_progress else 0.0
+        self._store.write_progress(
+            self._pipeline.name,
+            received_lsn=received.received_lsn,
+            durable_lsn=received.durable_lsn,
+            told_lsn=received.told_lsn,
+            applied_lsn=applied.applied_lsn,
+            applied_commit_ts=applied.commit_ts,
+            changes_per_s=rate,
+            holder=f"{socket.gethostname()}:{os.getpid()}",
+        )
+        self._last_progress, self._last_changes = now, received.changes
+
+
+def _query_error(text: str) -> PgReplError:
+    return LakeError(f"the streaming query failed: {text.splitlines()[0][:300]}")
