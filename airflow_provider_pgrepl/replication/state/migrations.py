@@ -1,0 +1,145 @@
+"""The schema `_pgrepl`, version by version. A version that was released is never edited, only followed."""
+
+from __future__ import annotations
+
+import psycopg2
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import PrivilegeError, StateError
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+
+SCHEMA = "_pgrepl"
+
+_VERSIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE _pgrepl.pipelines (
+        name text PRIMARY KEY,
+        system_identifier text NOT NULL,
+        slot text NOT NULL,
+        publication text NOT NULL,
+        slot_owned boolean NOT NULL,
+        publication_owned boolean NOT NULL,
+        lake text NOT NULL CONSTRAINT pipelines_lake UNIQUE,
+        config jsonb NOT NULL,
+        created_at timestamptz NOT NULL DEFAULT now(),
+        CONSTRAINT pipelines_slot UNIQUE (system_identifier, slot)
+    );
+    CREATE UNIQUE INDEX pipelines_publication ON _pgrepl.pipelines (system_identifier, publication)
+        WHERE publication_owned;
+    CREATE TABLE _pgrepl.tables (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        schema_name text NOT NULL,
+        table_name text NOT NULL,
+        state text NOT NULL,
+        reason text NOT NULL DEFAULT '',
+        hint text NOT NULL DEFAULT '',
+        lsn pg_lsn,
+        since timestamptz NOT NULL DEFAULT now(),
+        relation text,
+        position_lsn pg_lsn,
+        snapshot_at timestamptz,
+        rows_copied bigint,
+        PRIMARY KEY (pipeline, schema_name, table_name)
+    );
+    CREATE TABLE _pgrepl.progress (
+        pipeline text PRIMARY KEY REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        received_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        durable_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        told_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        applied_lsn pg_lsn NOT NULL DEFAULT '0/0',
+        applied_commit_ts timestamptz,
+        changes_per_s double precision NOT NULL DEFAULT 0,
+        holder text NOT NULL DEFAULT '',
+        updated_at timestamptz NOT NULL DEFAULT now()
+    );
+    """,
+)
+
+_MIGRATIONS_TABLE = """
+SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = 'migrations'
+"""
+
+_LOCK_KEY = 0x7067726570  # "pgrep"
+
+
+def migrate(connection: Connection) -> None:
+    """Bring the schema to this program's version; nothing is written when it is there already.
+
+    Several may do so at once. Raises PrivilegeError naming the right that is missing, StateError when the
+    schema is of a newer program, or the database is read-only.
+    """
+    if _version(connection) == len(_VERSIONS):
+        return
+    with source_errors("setting up schema _pgrepl"):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+                _apply(connection)
+                cursor.execute("COMMIT")
+        except psycopg2.errors.InsufficientPrivilege:
+            _roll_back(connection)
+            raise _missing_right(connection) from None
+        except psycopg2.errors.ReadOnlySqlTransaction:
+            _roll_back(connection)
+            raise StateError(
+                "schema _pgrepl cannot be set up: the database is read-only",
+                "give another database for it: state_conn_id, or PGREPL_STATE_DSN",
+            ) from None
+        except BaseException:
+            _roll_back(connection)
+            raise
+
+
+def _apply(connection: Connection) -> None:
+    version = _version(connection)
+    with connection.cursor() as cursor:
+        if not _exists(connection):
+            cursor.execute("CREATE SCHEMA _pgrepl")
+        if version == 0:
+            cursor.execute(
+                "CREATE TABLE IF NOT EXISTS _pgrepl.migrations"
+                " (version int PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+            )
+        for number, statements in enumerate(_VERSIONS[version:], version + 1):
+            cursor.execute(statements)
+            cursor.execute("INSERT INTO _pgrepl.migrations (version) VALUES (%s)", (number,))
+
+
+def _version(connection: Connection) -> int:
+    """The version of the schema that is there; 0 without one. Raises StateError for a newer one."""
+    with source_errors("reading schema _pgrepl"):
+        # A plain read: to_regclass() may remember from before the lock that there was no such schema.
+        if not rows(connection, _MIGRATIONS_TABLE, (SCHEMA,)):
+            return 0
+        found = row(connection, "SELECT coalesce(max(version), 0) FROM _pgrepl.migrations")[0]
+    if found > len(_VERSIONS):
+        raise StateError(
+            f"schema _pgrepl has version {found}, and this program knows {len(_VERSIONS)} at most",
+            "update airflow-provider-pgrepl here to the version that runs elsewhere",
+        )
+    return int(found)
+
+
+def _exists(connection: Connection) -> bool:
+    return bool(rows(connection, "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (SCHEMA,)))
+
+
+def _roll_back(connection: Connection) -> None:
+    if not connection.closed:
+        connection.cursor().execute("ROLLBACK")
+
+
+def _missing_right(connection: Connection) -> PrivilegeError:
+    role, database = row(connection, "SELECT current_user::text, pg_catalog.current_database()::text")
+    if _exists(connection):
+        return PrivilegeError(
+            f"role {role} may not set up the tables of schema _pgrepl in database {database}",
+            f'GRANT USAGE, CREATE ON SCHEMA _pgrepl TO "{role}", or let the schema\'s owner run this once',
+        )
+    return PrivilegeError(
+        f"role {role} may not create schema _pgrepl in database {database}: it lacks CREATE on the database",
+        f'GRANT CREATE ON DATABASE "{database}" TO "{role}", or give another database: state_conn_id, or'
+        " PGREPL_STATE_DSN",
+    )

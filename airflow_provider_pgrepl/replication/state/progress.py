@@ -1,0 +1,63 @@
+"""How far a pipeline is, and its lag: always of something, in bytes or in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+_START = LSN(0)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The receiver's and the applier's last words, as people see them; the truth is in the lake.
+
+    received: read from the slot. durable: committed to the changelog. told: confirmed to the slot. applied:
+    every streaming table has it, as of a consistent point.
+    """
+
+    received_lsn: LSN = _START
+    durable_lsn: LSN = _START
+    told_lsn: LSN = _START
+    applied_lsn: LSN = _START
+    applied_commit_ts: datetime | None = None
+    changes_per_s: float = 0.0
+    holder: str = ""
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Lag:
+    """How far behind the source's WAL each step is.
+
+    `applied_seconds` is the age of the last applied transaction while there is WAL that is not applied, and 0
+    when there is none: an idle source is not late. It is None as long as nothing was applied.
+    """
+
+    receive_bytes: int
+    durable_bytes: int
+    told_bytes: int
+    apply_bytes: int
+    applied_seconds: float | None
+
+
+def lag(progress: Progress, wal_lsn: LSN, now: datetime) -> Lag:
+    """The lag of a pipeline behind `wal_lsn` of its source, at the time `now` (with time zone)."""
+    apply_bytes = _behind(wal_lsn, progress.applied_lsn)
+    return Lag(
+        receive_bytes=_behind(wal_lsn, progress.received_lsn),
+        durable_bytes=_behind(wal_lsn, progress.durable_lsn),
+        told_bytes=_behind(wal_lsn, progress.told_lsn),
+        apply_bytes=apply_bytes,
+        applied_seconds=_age(progress.applied_commit_ts, now) if apply_bytes else 0.0,
+    )
+
+
+def _behind(end: LSN, position: LSN) -> int:
+    return max(0, int(end) - int(position))
+
+
+def _age(moment: datetime | None, now: datetime) -> float | None:
+    return None if moment is None else max(0.0, (now - moment).total_seconds())

@@ -1,0 +1,256 @@
+import threading
+from datetime import UTC, datetime
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    PrivilegeError,
+    Retry,
+    SlotBusyError,
+    SourceConnectionError,
+    StateError,
+)
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.state.progress import Progress
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+T = TableName("public", 'odd "name')
+RELATION = Relation(5, T, (Column("a", 1, 23, -1, "integer", is_key=True),), relfilenode=7)
+
+
+def pipeline(name="shop", **more):
+    return Pipeline(name=name, tables=("public.*",), **{"lake": f"/lake/{name}", **more})
+
+
+@pytest.fixture
+def store(dsn):
+    with Store(dsn, "test") as found:
+        found.migrate()
+        found.register(pipeline(), "123", True, True)
+        yield found
+
+
+def test_migrating_again_changes_nothing(pg, dsn, store):
+    with pg.cursor() as cursor:
+        cursor.execute("select * from _pgrepl.migrations")
+        before = cursor.fetchall()
+        store.migrate()
+        cursor.execute("select * from _pgrepl.migrations")
+        assert cursor.fetchall() == before
+
+
+def test_many_may_migrate_at_once(pg, dsn):
+    errors = []
+
+    def migrate():
+        try:
+            with Store(dsn, "test") as store:
+                barrier.wait()
+                store.migrate()
+        except Exception as error:
+            errors.append(error)
+
+    barrier = threading.Barrier(6)
+    threads = [threading.Thread(target=migrate) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    with pg.cursor() as cursor:
+        cursor.execute("select version from _pgrepl.migrations")
+        assert cursor.fetchall() == [(1,)]
+
+
+def test_a_newer_schema_is_left_alone(pg, dsn, store):
+    with pg.cursor() as cursor:
+        cursor.execute("insert into _pgrepl.migrations values (99)")
+    with pytest.raises(StateError, match="version 99"):
+        store.migrate()
+
+
+def test_the_missing_right_is_named(pg, dsn):
+    with pg.cursor() as cursor:
+        cursor.execute("drop role if exists poor; create role poor login")
+    poor = Store(dsn.replace("user=postgres", "user=poor"), "test")
+    with pytest.raises(PrivilegeError, match=r"role poor may not create .* lacks CREATE") as caught:
+        poor.migrate()
+    assert f'GRANT CREATE ON DATABASE "{pg.info.dbname}" TO "poor"' in str(caught.value)
+    with pg.cursor() as cursor:
+        cursor.execute("create schema _pgrepl")
+    with pytest.raises(PrivilegeError, match="may not set up the tables"):
+        poor.migrate()
+    with pg.cursor() as cursor:
+        cursor.execute("grant usage, create on schema _pgrepl to poor")
+    poor.migrate()
+    poor.close()
+    with pg.cursor() as cursor:
+        cursor.execute("drop owned by poor; drop role poor")
+
+
+def test_a_read_only_database_is_said(pg, dsn):
+    with Store(dsn + " options='-c default_transaction_read_only=on'", "test") as store:
+        with pytest.raises(StateError, match="read-only"):
+            store.migrate()
+        with pytest.raises(StateError, match="not set up"):
+            store.read_tables("shop")
+
+
+def test_a_pipeline_is_recorded_with_what_it_owns(store):
+    found = store.read_pipeline("shop")
+    assert (found.system_identifier, found.slot, found.publication) == ("123", "pgrepl_shop", "pgrepl_shop")
+    assert (found.slot_owned, found.publication_owned, found.lake) == (True, True, "/lake/shop")
+    assert Pipeline.from_json(found.config) == pipeline()
+    assert store.read_pipeline("other") is None
+    store.register(pipeline(insert_only=("public.t",)), "123", True, False)
+    again = store.read_pipeline("shop")
+    assert (again.publication_owned, again.created_at) == (False, found.created_at)
+    assert Pipeline.from_json(again.config).insert_only == ("public.t",)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("slot", "pgrepl_shop"), ("publication", "pgrepl_shop"), ("lake", "/lake/shop/")]
+)
+def test_what_belongs_to_another_pipeline_is_refused_by_name(store, field, value):
+    with pytest.raises(ConfigError, match=f"{field} .* belongs to pipeline shop"):
+        store.register(pipeline("second", **{field: value}), "123", True, True)
+    assert store.read_pipeline("second") is None
+
+
+def test_the_same_slot_name_at_another_source_is_fine(store):
+    store.register(pipeline("second", slot="pgrepl_shop"), "456", True, True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "system_identifier", "what"),
+    [
+        ({}, "456", "source system identifier 123 .now 456."),
+        ({"slot": "other"}, "123", "slot pgrepl_shop .now other."),
+        ({"lake": "/other"}, "123", "lake /lake/shop .now /other."),
+    ],
+)
+def test_a_pipeline_does_not_move_by_itself(store, changed, system_identifier, what):
+    with pytest.raises(StateError, match=what):
+        store.register(pipeline(**changed), system_identifier, True, True)
+    store.register(pipeline(**changed), system_identifier, True, True, replace=True)
+    assert store.read_pipeline("shop").system_identifier == system_identifier
+
+
+def test_a_lock_is_held_by_one_and_names_the_holder(dsn, store):
+    store.lock("shop", "replicate")
+    with Store(dsn, "test") as second:
+        holder = r"pgrepl replicate shop .+:\d+ \(database pid \d+, from 127"
+        with pytest.raises(SlotBusyError, match=holder) as caught:
+            second.lock("shop", "replicate")
+        assert caught.value.retry is Retry.TIMED
+        second.lock("shop", "snapshot")
+        second.lock("other", "replicate")
+        store.unlock("shop", "replicate")
+        second.lock("shop", "replicate")
+        with pytest.raises(SlotBusyError):
+            store.lock("shop", "replicate")
+
+
+def test_a_lock_goes_with_its_connection(dsn, store):
+    first = Store(dsn, "test")
+    first.lock("shop", "replicate")
+    first.close()
+    while True:
+        try:
+            store.lock("shop", "replicate")
+            break
+        except SlotBusyError:
+            continue
+
+
+def test_a_table_goes_its_way(store):
+    assert store.read_tables("shop") == {}
+    for state in (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.STREAMING):
+        store.set_state("shop", T, state)
+        found = store.read_tables("shop")[T]
+        assert (found.state, found.reason, found.lsn, found.relation) == (state, "", None, None)
+    store.set_state("shop", T, TableState.ERRORED, reason="too wide", hint="widen it", lsn=LSN(300))
+    found = store.read_tables("shop")[T]
+    assert (found.state, found.reason, found.hint) == (TableState.ERRORED, "too wide", "widen it")
+    assert found.lsn == LSN(300)
+    store.set_state("shop", T, TableState.ERRORED, reason="worse")
+    assert store.read_tables("shop")[T].since == found.since
+    store.set_state("shop", T, TableState.SNAPSHOTTING)
+    assert store.read_tables("shop")[T].reason == ""
+
+
+def test_a_transition_that_is_not_allowed_changes_nothing(store):
+    with pytest.raises(StateError, match="is unknown, and cannot become streaming"):
+        store.set_state("shop", T, TableState.STREAMING)
+    store.set_state("shop", T, TableState.PENDING)
+    store.set_state("shop", T, TableState.PENDING)
+    with pytest.raises(StateError, match="is pending, and cannot become streaming"):
+        store.set_state("shop", T, TableState.STREAMING)
+    store.set_state("shop", T, TableState.SNAPSHOTTING)
+    with pytest.raises(StateError, match="is snapshotting, and cannot become pending"):
+        store.set_state("shop", T, TableState.PENDING)
+    assert store.read_tables("shop")[T].state is TableState.SNAPSHOTTING
+
+
+def test_a_snapshot_is_recorded(store):
+    with pytest.raises(StateError, match="not recorded"):
+        store.record_snapshot("shop", RELATION, LSN(1 << 40), 17)
+    store.set_state("shop", T, TableState.PENDING)
+    store.record_snapshot("shop", RELATION, LSN(1 << 40), 17)
+    found = store.read_tables("shop")[T]
+    assert (found.relation, found.position_lsn, found.rows_copied) == (RELATION, LSN(1 << 40), 17)
+    assert found.snapshot_at is not None
+    store.remove_table("shop", T)
+    store.remove_table("shop", T)
+    assert store.read_tables("shop") == {}
+
+
+def test_progress_is_written_in_parts(store):
+    assert store.read_progress("shop") is None
+    when = datetime(2025, 5, 1, tzinfo=UTC)
+    store.write_progress("shop", received_lsn=LSN(9), durable_lsn=LSN(8), told_lsn=LSN(7), holder="me")
+    store.write_progress("shop", applied_lsn=LSN(6), applied_commit_ts=when, changes_per_s=2.5)
+    store.write_progress("shop", received_lsn=LSN(10))
+    found = store.read_progress("shop")
+    assert found == Progress(LSN(10), LSN(8), LSN(7), LSN(6), when, 2.5, "me", found.updated_at)
+    assert isinstance(found.received_lsn, LSN)
+
+
+def test_an_unknown_pipeline_is_said(store):
+    with pytest.raises(StateError, match="not recorded"):
+        store.write_progress("nobody", received_lsn=LSN(1))
+    with pytest.raises(StateError, match="not recorded"):
+        store.set_state("nobody", T, TableState.PENDING)
+
+
+def test_without_the_schema_the_snapshot_app_is_named(dsn):
+    with Store(dsn, "test") as store, pytest.raises(StateError, match="run the snapshot app first"):
+        store.read_pipeline("shop")
+
+
+def test_a_lost_connection_is_worth_another_try(pg, dsn, store):
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+            " where application_name = 'pgrepl test' and datname = current_database()"
+        )
+    with pytest.raises(SourceConnectionError):
+        store.read_tables("shop")
+
+
+def test_nothing_is_left_open_in_a_transaction(pg, store):
+    store.set_state("shop", T, TableState.PENDING)
+    with pytest.raises(StateError):
+        store.set_state("nobody", T, TableState.PENDING)
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "select state from pg_stat_activity where application_name = 'pgrepl test'"
+            " and datname = current_database()"
+        )
+        assert cursor.fetchall() == [("idle",)]
+    assert pg.status == psycopg2.extensions.STATUS_READY
