@@ -36,7 +36,7 @@ steps = st.one_of(
     st.tuples(st.just("reinsert"), pick, value),
     st.tuples(st.just("commit")),
     st.tuples(st.just("commit")),
-    st.tuples(st.sampled_from(["commit"] * 15 + ["truncate"])),
+    st.tuples(st.sampled_from(["commit"] * 5 + ["truncate"])),
 )
 
 

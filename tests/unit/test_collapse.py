@@ -75,6 +75,17 @@ def test_only_what_follows_a_truncate_counts() -> None:
     assert collapsed.last.tolist() == [2]
 
 
+def test_after_a_truncate_an_unsent_value_is_the_one_inserted() -> None:
+    unsent = Change("U", new=("1", None), unsent=(1,))
+    changes = insert("7"), insert("8"), Change("T", new=("0",)), insert("1", "sent"), unsent
+    assert outcome(BY_KEY, *changes) == [(None, "1", "sent")]
+
+
+def test_a_key_deleted_inserted_moved_and_inserted_again_gives_two_rows() -> None:
+    changes = delete("1"), insert("1", "a"), update("2", "b", old=("1", None)), insert("1", "c")
+    assert outcome(BY_KEY, *changes) == [("1", "2", "b"), (None, "1", "c")]
+
+
 def test_an_unsent_value_keeps_the_lakes_until_one_is_sent() -> None:
     unsent = Change("U", new=("1", None), unsent=(1,))
     assert outcome(BY_KEY, unsent) == [("1", "1", "=")]
@@ -112,6 +123,9 @@ def test_with_full_identity_unsent_values_do_not_blur_the_row() -> None:
         pytest.param([delete("1"), delete("1")], id="delete of a deleted row"),
         pytest.param([update("2", old=("1", None)), delete("1")], id="delete under a former key"),
         pytest.param([update("2"), update("2", old=("1", None))], id="move onto a key that is there"),
+        pytest.param(
+            [insert("1"), update("2", old=("1", None)), delete("1")], id="delete under a fresh row's key"
+        ),
         pytest.param([Change("T", new=("0",)), update("1")], id="update after a truncate"),
         pytest.param([Change("I", new=("1", None), unsent=(1,))], id="insert with an unsent value"),
         pytest.param([Change("D")], id="delete without a key"),
