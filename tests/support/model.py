@@ -1,7 +1,5 @@
 """What a table must be after some changes: a dictionary of rows, and nothing clever."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 Row = tuple[str | None, ...]
@@ -25,20 +23,19 @@ class Model:
     key: tuple[int, ...]
     full: bool = False
     rows: dict[int, Row] = field(default_factory=dict)
-    ids: int = 0
 
     def apply(self, change: Change) -> None:
         if change.op == "T":
             self.rows.clear()
         elif change.op == "I":
-            self.ids += 1
-            self.rows[self.ids] = change.new
+            self.rows[max(self.rows, default=0) + 1] = change.new
         else:
-            row_id = next(n for n, row in self.rows.items() if self._is(row, change.old or change.new))
-            row = self.rows.pop(row_id)
+            image = change.old or change.new
+            row_id, row = next(item for item in self.rows.items() if self._is(item[1], image))
+            del self.rows[row_id]
             if change.op == "U":
-                parts = enumerate(change.new)
-                self.rows[row_id] = tuple(row[i] if i in change.unsent else text for i, text in parts)
+                new = enumerate(change.new)
+                self.rows[row_id] = tuple(row[i] if i in change.unsent else text for i, text in new)
 
     def _is(self, row: Row, image: Row) -> bool:
         return row == image if self.full else all(row[i] == image[i] for i in self.key)

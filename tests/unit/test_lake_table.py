@@ -193,11 +193,19 @@ def test_moving_only_the_position_through_a_stale_handle_is_refused(root: Root) 
 def test_a_failure_of_delta_is_told_without_its_words(root: Root) -> None:
     root.snapshot(10, 1)
     table = open_table(root.uri)
-    with pytest.raises(LakeTableError) as refused:
+    with pytest.raises(LakeError, match="nothing was committed") as refused:
         write(table, pa.table({"id": ["secret"]}), FIRST, LSN(20))
     assert "secret" not in str(refused.value)
     assert refused.value.__cause__ is None
     assert refused.value.__context__ is None
+
+
+def test_a_table_that_lost_a_file_is_said_to_be_damaged(root: Root) -> None:
+    root.snapshot(10, 1, 2)
+    table = open_table(root.uri)
+    (root.folder / "file-0.parquet").unlink()
+    with pytest.raises(LakeTableError, match="files is gone"):
+        compact_small_files(table, FIRST, at_least=2)
 
 
 def test_many_small_files_become_one_without_changing_rows_or_position(root: Root) -> None:

@@ -55,7 +55,7 @@ def apply_changes(
     read and every commit made; it must not be refreshed meanwhile, and stands at the last commit afterwards.
 
     Raises FencedError when another process writes the table; LakeTableError when the table is not as this
-    pipeline left it or the changes contradict each other; DriftError, ValueRangeError. After any of these
+    pipeline left it or the changes contradict each other; LakeError, DriftError, ValueRangeError. After these
     the table holds whole slices up to its position and nothing else.
     """
     position = read_position(table, app)

@@ -35,6 +35,7 @@ RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
 
 Result = TypeVar("Result")
 
+_FILE_GONE = "Object at location"
 _SMALL_FILE = 16 * MIB
 _MANY_SMALL_FILES = 32
 _FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
@@ -86,25 +87,32 @@ def fenced(
 ) -> Result:
     """Run `commit`, which commits once through `table` and is to leave it at `position`.
 
-    Raises FencedError when another process has written the table since the handle was opened, and
-    LakeTableError when Delta refuses for another reason. Delta's own messages may hold values of rows,
-    so none is passed on; `known` gives our sentence for a fragment of such a message.
+    Raises FencedError when another process has written the table since the handle was opened,
+    LakeTableError when the table is damaged, LakeError when writing fails for another reason. Delta's own
+    messages may hold values of rows, so none is passed on; `known` gives our sentence about a damaged
+    table for a fragment of such a message.
     """
     before = table.version()
-    refused, moved = "", False
+    refused, damage, moved = "", "", False
     try:
         result = commit()
     except PgReplError:
         raise
     except Exception as error:  # deltalake raises plain ones too
-        refused = f"the commit failed with {type(error).__name__}"
-        refused = next((ours for theirs, ours in (known or {}).items() if theirs in str(error)), refused)
+        refused = type(error).__name__
+        sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
+        damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
         moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
     # Raised out here, so that Delta's exception does not hang on ours as its context.
     if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
+    if damage:
+        raise LakeTableError(f"{table.table_uri}: {damage}", RESNAPSHOT_HINT)
     if refused:
-        raise LakeTableError(f"{table.table_uri}: {refused}", RESNAPSHOT_HINT)
+        raise LakeError(
+            f"{table.table_uri}: nothing was committed, Delta failed with {refused}",
+            "is there space left, may the process write there, can the store be reached?",
+        )
     if table.transaction_version(app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", _FENCED_HINT)
     return result
