@@ -1,0 +1,175 @@
+"""Reading the lake at a consistent point: each table at the version that the point names, never at its newest.
+
+`consistent_read` gives Spark data frames, `consistent_arrow` Arrow tables and SQL without a JVM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from airflow_provider_pgrepl.errors import LakeError, ToolError
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.session import has_delta
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def consistent_read(
+    spark: SparkSession, lake_root: str, lsn: int | None = None, epoch: int | None = None
+) -> ConsistentView:
+    """All tables at the newest consistent point, or the newest at or before `lsn` (of `epoch`, else the
+    newest one), as Spark data frames.
+
+    Raises ToolError when the session has no Delta, LakeError when there is no such point.
+    """
+    if not has_delta(spark):
+        raise ToolError(
+            "this Spark session was started without Delta",
+            "start it with airflow_provider_pgrepl.replication.lake.session.build_session",
+        )
+    return ConsistentView(_point(lake_root, lsn, epoch), lake_root, spark)
+
+
+def consistent_arrow(lake_root: str, lsn: int | None = None, epoch: int | None = None) -> ArrowView:
+    """The same as `consistent_read`, as Arrow tables and without a JVM. Raises LakeError."""
+    return ArrowView(_point(lake_root, lsn, epoch), lake_root)
+
+
+@dataclass(frozen=True)
+class _View:
+    point: ConsistentPoint
+    lake_root: str
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that the point names, in order."""
+        return tuple(sorted(self.point.tables))
+
+    def _pinned(self, table: str) -> tuple[str, int]:
+        """Where a table is and its version. Raises LakeError when the point does not name it."""
+        try:
+            name = TableName.parse(table)
+        except ValueError as error:
+            raise LakeError(str(error)) from None
+        version = self.point.tables.get(str(name))
+        if version is None:
+            raise LakeError(
+                f"the consistent point at {LSN(self.point.lsn)} does not hold {name}",
+                "it is being copied, in error, or not replicated; `python -m airflow_provider_pgrepl status`"
+                f" says which. The point holds: {', '.join(self.tables)}",
+            )
+        return f"{self.lake_root}/{name.path}", version
+
+
+@dataclass(frozen=True)
+class ConsistentView(_View):
+    """The lake at one consistent point, for Spark."""
+
+    spark: SparkSession
+
+    def table(self, name: str) -> DataFrame:
+        """A table, as `public.orders` or `"My Schema"."My Table"`. Raises LakeError, never reads another
+        version."""
+        uri, version = self._pinned(name)
+        try:
+            return self.spark.read.format("delta").option("versionAsOf", version).load(uri)
+        except Exception as error:
+            # Spark raises one of many classes; all that can be wrong here is the table or its version.
+            raise _unreadable(name, version) from error
+
+
+@dataclass(frozen=True)
+class ArrowView(_View):
+    """The lake at one consistent point, without a JVM."""
+
+    def table(self, name: str) -> pa.Table:
+        """The whole table. Raises LakeError, never reads another version."""
+        opened = self._open(name)
+        schema = pa.schema(opened.schema().to_arrow())
+        found = self._run("select * from it", {"it": opened})
+        return found.select(schema.names).cast(schema)
+
+    def query(self, sql: str) -> pa.Table:
+        """DataFusion SQL; a table is named as in `select count(*) from "public.orders"`, in double quotes.
+
+        Raises LakeError for a table that the point does not name, and for SQL that cannot be run.
+        """
+        named = {table: quote_identifier(table) for table in self.tables}
+        return self._run(sql, {quoted: self._open(key) for key, quoted in named.items() if quoted in sql})
+
+    def _open(self, name: str) -> DeltaTable:
+        uri, version = self._pinned(name)
+        try:
+            return DeltaTable(uri, version=version)
+        except (DeltaError, TableNotFoundError, OSError) as error:
+            raise _unreadable(name, version) from error
+
+    def _run(self, sql: str, tables: dict[str, DeltaTable]) -> pa.Table:
+        builder = QueryBuilder()
+        for quoted, table in tables.items():
+            builder.register(quoted, table)
+        failed = ""
+        try:
+            return _plain(pa.table(builder.execute(sql).read_all()))
+        except Exception as error:
+            # DataFusion raises plain Exception. What it says of data may hold values, so only its first words
+            # go on; a chained error would carry the rest.
+            failed = str(error).partition("\n")[0] if _is_about_sql(str(error)) else type(error).__name__
+        raise LakeError(
+            f"the query at the consistent point {LSN(self.point.lsn)} failed: {failed}",
+            f"tables are written in double quotes; the point holds: {', '.join(self.tables)}",
+        )
+
+
+def _point(lake_root: str, lsn: int | None, epoch: int | None) -> ConsistentPoint:
+    points = Points(lake_root)
+    latest = points.latest()
+    if latest is None:
+        raise LakeError(
+            f"the lake {lake_root} has no consistent point yet",
+            "the replication app writes the first one when the tables have caught up",
+        )
+    if lsn is None and epoch is None:
+        return latest
+    wanted = LSN(2**63 - 1) if lsn is None else LSN(lsn)
+    found = points.at_or_before(wanted, epoch)
+    if found is None:
+        in_epoch = f" in epoch {latest.epoch if epoch is None else epoch}"
+        raise LakeError(
+            f"no consistent point at or before {wanted} is kept{in_epoch}",
+            "points_keep_h of the pipeline says how long they are",
+        )
+    return found
+
+
+def _unreadable(name: str, version: int) -> LakeError:
+    return LakeError(
+        f"version {version} of {name} cannot be read any more, or the table is gone",
+        "read at a newer consistent point; longer reads need a longer points_keep_all_h",
+    )
+
+
+def _is_about_sql(message: str) -> bool:
+    return message.startswith(
+        (
+            "Error during planning",
+            "SQL error",
+            "Schema error",
+            "Generic DeltaTable error: Error during planning",
+        )
+    )
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """View types, DataFusion's own, as the types that everybody reads."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    fields = [field.with_type(plain.get(field.type, field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields, metadata=table.schema.metadata))
