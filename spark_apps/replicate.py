@@ -1,4 +1,7 @@
-"""Keep the lake current: spark-submit replicate.py --pipeline FILE.json [--until caught-up|LSN], PGREPL_DSN set."""
+"""Keep the lake current.
+
+PGREPL_DSN=… spark-submit replicate.py --pipeline FILE.json [--until caught-up|X/X]
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Copy the tables of a pipeline into the lake: spark-submit snapshot.py --pipeline FILE.json, PGREPL_DSN set."""
+"""Copy the tables of a pipeline into the lake.
+
+PGREPL_DSN=… spark-submit snapshot.py --pipeline FILE.json [--tables a.b,c.d] [--new-epoch]
+"""
 
 from __future__ import annotations
 

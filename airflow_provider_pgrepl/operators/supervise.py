@@ -2,10 +2,10 @@
 
     python supervise.py --exit-file F --application APP.py --stop-timeout S -- spark-submit … APP.py …
 
-It outlives the Airflow task that started it, so that the application does, too, and so that whoever comes next
-learns how it ended. SIGTERM goes to the application's Python driver and not to spark-submit: that is a JVM,
-which would die at once and take its driver along half-way through a commit. An application which has not ended
-`--stop-timeout` seconds later is killed. Imports nothing of this package: it is run by its path.
+It outlives the Airflow task that started it, so that the application does, too, and so that whoever comes
+next learns how it ended. SIGTERM goes to the application's Python driver and not to spark-submit: that is a
+JVM, which would die at once and take its driver along half-way through a commit. An application that has not
+ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it is run by its path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 _POLL_S = 0.2
 _REMAINS_S = 10.0

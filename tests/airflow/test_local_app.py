@@ -19,7 +19,14 @@ def launch(folder: Path, journal: Journal, *arguments: str, stop_timeout_s: floa
     run = folder / "run"
     run.mkdir()
     (run / "pipeline.json").write_text('{"name": "shop"}', encoding="utf-8")
-    command = [sys.executable, STAND_IN, "--pipeline", str(run / "pipeline.json"), "--journal", str(journal.path)]
+    command = [
+        sys.executable,
+        STAND_IN,
+        "--pipeline",
+        str(run / "pipeline.json"),
+        "--journal",
+        str(journal.path),
+    ]
     environment = {**os.environ, "PGREPL_DSN": "host=nowhere"}
     return LocalApp.launch([*command, *arguments], STAND_IN, environment, run, stop_timeout_s)
 

@@ -1,0 +1,168 @@
+"""PgReplicationHook: the source database, in Airflow's words. It translates; the core decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from airflow.providers.common.sql.hooks.sql import DbApiHook
+from airflow.sdk.log import mask_secret
+from sqlalchemy.engine import URL
+
+from airflow_provider_pgrepl.errors import PgReplError, SlotError
+from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS, SECRET_EXTRAS, dsn_of
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source import catalog, preflight, publication, slot
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+
+_ROLE = "hook"
+
+
+@dataclass(frozen=True)
+class SlotLag:
+    """How far a slot's reader is behind the source, in bytes of WAL."""
+
+    slot: str
+    active: bool
+    confirmed_flush_lsn: LSN
+    source_lsn: LSN
+    unconfirmed_bytes: int
+    retained_bytes: int
+
+
+class PgReplicationHook(DbApiHook):
+    """A source database; its connection is of type `pgrepl`, or an existing one of type `postgres`.
+
+    Methods raise this package's own errors (`airflow_provider_pgrepl.errors`). In a @task function,
+    `operators.failures.translated()` makes them Airflow's, so that what no retry can mend is not retried.
+    """
+
+    conn_name_attr = "pgrepl_conn_id"
+    default_conn_name = "pgrepl_default"
+    conn_type = "pgrepl"
+    hook_name = "PostgreSQL replication"
+    supports_autocommit = True
+
+    def dsn(self) -> str:
+        """The libpq connection string, password included; masked in logs from here on. Raises ConfigError."""
+        dsn = dsn_of(self.connection)
+        for secret in (
+            self.connection.password,
+            *(self.connection_extra.get(key) for key in SECRET_EXTRAS),
+            dsn,
+        ):
+            if secret:
+                mask_secret(secret)
+        return dsn
+
+    def get_conn(self) -> Connection:
+        """A psycopg2 connection in autocommit mode, with the session settings replication relies on."""
+        return connect(self.dsn(), _ROLE)
+
+    @property
+    def sqlalchemy_url(self) -> URL:
+        """For DbApiHook's SQLAlchemy methods, such as get_df."""
+        given = self.connection
+        extras = {
+            key: str(self.connection_extra[key]) for key in LIBPQ_EXTRAS if self.connection_extra.get(key)
+        }
+        return URL.create(
+            "postgresql+psycopg2",
+            username=given.login,
+            password=given.password,
+            host=given.host,
+            port=given.port,
+            database=given.schema,
+            query=extras,
+        )
+
+    def get_uri(self) -> str:
+        return self.sqlalchemy_url.render_as_string(hide_password=False)
+
+    def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
+        """Whether this server can be replicated from: version, wal_level, rights, a free slot and sender.
+
+        What depends on a pipeline's tables is `check`'s to find.
+        """
+        try:
+            server = preflight.check_server(self.dsn())
+        except PgReplError as error:
+            return False, str(error)
+        kind = "standby" if server.in_recovery else "primary"
+        return True, (
+            f"PostgreSQL {server.version_num // 10000} ({kind}), wal_level {server.wal_level}:"
+            " replication connections are accepted, and a slot and a sender are free"
+        )
+
+    def check(self, pipeline: Pipeline) -> None:
+        """Raise the error that a run of this pipeline would meet at the source; creates nothing."""
+        preflight.check_source(self.dsn(), pipeline)
+
+    def list_tables(self, patterns: Sequence[str]) -> list[TableName]:
+        """The tables that a pipeline's `tables` stand for. Raises ConfigError, TableError."""
+        pipeline = Pipeline(name=_ROLE, lake="/", tables=tuple(patterns))
+        with self._connected() as connection:
+            return [relation.table for relation in catalog.resolve_tables(connection, pipeline)]
+
+    def create_publication(self, name: str, tables: Sequence[str]) -> None:
+        """Publish these tables (or patterns). Raises PublicationError when the name is taken."""
+        pipeline = Pipeline(name=_ROLE, lake="/", tables=tuple(tables), publication=name)
+        with self._connected() as connection:
+            publication.create_publication(connection, name, catalog.resolve_tables(connection, pipeline))
+
+    def get_publication(self, name: str) -> publication.Publication | None:
+        with self._connected() as connection:
+            return publication.read_publication(connection, name)
+
+    def drop_publication(self, name: str) -> None:
+        """Drop it; one that is not there is as good as dropped."""
+        with self._connected() as connection:
+            publication.drop_publication(connection, name)
+
+    def create_slot(self, name: str, timeout_s: float = 60.0) -> LSN:
+        """Create a lasting pgoutput slot and give its consistent point. It holds WAL from now on.
+
+        Raises SlotError, SnapshotError (open transactions that the server waits for), ServerSettingError.
+        """
+        with slot.export_slot(self.dsn(), name, temporary=False, timeout_s=timeout_s) as exported:
+            return exported.consistent_point
+
+    def get_slot(self, name: str) -> slot.Slot | None:
+        with self._connected() as connection:
+            return slot.read_slot(connection, name)
+
+    def drop_slot(self, name: str) -> None:
+        """Drop it; one that is not there is as good as dropped. Raises SlotBusyError while it is read."""
+        with self._connected() as connection:
+            slot.drop_slot(connection, name)
+
+    def lag(self, slot_name: str) -> SlotLag:
+        """What the slot has not confirmed, and how much WAL it keeps. Raises SlotError."""
+        with self._connected() as connection:
+            found = slot.read_slot(connection, slot_name)
+            source_lsn = catalog.wal_lsn(connection)
+        if found is None or found.confirmed_flush_lsn is None:
+            raise SlotError(f"there is no logical slot named {slot_name}")
+        confirmed = found.confirmed_flush_lsn
+        restart = confirmed if found.restart_lsn is None else found.restart_lsn
+        return SlotLag(
+            slot=slot_name,
+            active=found.active,
+            confirmed_flush_lsn=confirmed,
+            source_lsn=source_lsn,
+            # A reader may have confirmed a record that was not yet flushed when asked.
+            unconfirmed_bytes=max(0, source_lsn - confirmed),
+            retained_bytes=max(0, source_lsn - restart),
+        )
+
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        connection = self.get_conn()
+        try:
+            yield connection
+        finally:
+            connection.close()

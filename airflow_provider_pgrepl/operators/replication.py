@@ -1,0 +1,43 @@
+"""PgReplicationOperator: keep the lake current."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+
+_MODES = ("continuous", "caught_up")
+
+
+class PgReplicationOperator(SparkAppOperator):
+    """Receive changes and apply them to the lake tables.
+
+    :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that was
+        committed when it started is in the lake (templated)
+
+    The rest as in SparkAppOperator. Give it retries: one that follows a crash re-attaches to the application.
+    """
+
+    app = "replicate"
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "mode")
+
+    def __init__(self, *, mode: str = "continuous", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.mode = mode
+
+    def app_arguments(self) -> list[str]:
+        if self.mode not in _MODES:
+            raise ConfigError(f"mode: {self.mode!r} must be one of {', '.join(_MODES)}")
+        return ["--until", "caught-up"] if self.mode == "caught_up" else []
+
+    def is_job_succeeded(self, status: str) -> bool:
+        # A continuous replication that has ended is one to be started again.
+        return self.mode == "caught_up" and super().is_job_succeeded(status)
+
+    def ended_well(self) -> None:
+        if self.mode == "continuous":
+            raise AirflowException("the application was stopped by somebody else; replication is to go on")

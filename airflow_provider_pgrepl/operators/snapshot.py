@@ -1,0 +1,41 @@
+"""PgSnapshotOperator: copy a pipeline's tables into the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_pgrepl.operators.pipeline_argument import read_flag, read_tables
+from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+
+
+class PgSnapshotOperator(SparkAppOperator):
+    """Create publication, slot and epoch where missing, and copy the tables that are not yet `streaming`.
+
+    :param tables: take these anew, whatever their state (templated); None: all that need it
+    :param new_epoch: begin a new epoch and take everything anew (templated)
+
+    The rest as in SparkAppOperator. A table that cannot be copied fails the task once the others are done.
+    """
+
+    app = "snapshot"
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "new_epoch")
+
+    def __init__(
+        self,
+        *,
+        tables: Sequence[str] | str | None = None,
+        new_epoch: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+        self.new_epoch = new_epoch
+
+    def app_arguments(self) -> list[str]:
+        arguments = []
+        if tables := read_tables(self.tables):
+            arguments += ["--tables", ",".join(tables)]
+        if read_flag("new_epoch", self.new_epoch):
+            arguments.append("--new-epoch")
+        return arguments

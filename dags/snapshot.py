@@ -1,0 +1,54 @@
+"""pgrepl_snapshot: copy the tables of a pipeline into the lake; run by hand, also to take tables anew.
+
+The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG, Param
+
+from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+
+PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
+
+with DAG(
+    "pgrepl_snapshot",
+    description="Copy PostgreSQL tables into the lake",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    # A run that is triggered while the DAG is paused would wait without a word.
+    is_paused_upon_creation=False,
+    render_template_as_native_obj=True,
+    params={
+        "tables": Param(
+            [],
+            type="array",
+            items={"type": "string"},
+            title="Tables to take anew",
+            description="As public.orders; none: all that are not yet replicated",
+        ),
+        "new_epoch": Param(
+            False,
+            type="boolean",
+            title="New epoch",
+            description="Begin anew with all tables, after the slot was lost or the source replaced",
+        ),
+    },
+    tags=["pgrepl"],
+    doc_md=__doc__,
+) as dag:
+    PgSnapshotOperator(
+        task_id="snapshot",
+        pipeline=PIPELINE_FILE,
+        tables="{{ params.tables }}",
+        new_epoch="{{ params.new_epoch }}",
+        spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
+        retries=2,
+        retry_delay=timedelta(seconds=30),
+    )

@@ -1,0 +1,35 @@
+"""The operators over the stand-in application, its behaviour chosen by the environment."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG, Param
+
+from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+
+HERE = Path(__file__).parent.parent
+ARGS = os.environ.get("STAND_IN_ARGS", "--journal /dev/null --exit 0").split()
+COMMON = {
+    "pipeline": {"name": "shop", "tables": ["public.*"], "lake": "/tmp/pgrepl-no-lake"},
+    "application": str(HERE / "stand_in.py"),
+    "application_args": ARGS,
+    "spark_binary": os.environ.get("STAND_IN_SUBMIT", str(HERE / "spark-submit-stand-in")),
+    "poll_interval_s": 0.1,
+    "stop_timeout_s": 20,
+    "retries": 1,
+    "retry_delay": timedelta(seconds=0),
+}
+
+with DAG(
+    "stand_in",
+    schedule=None,
+    params={"mode": Param("caught_up", enum=["continuous", "caught_up"])},
+) as stand_in:
+    PgReplicationOperator(task_id="replicate", mode="{{ params.mode }}", **COMMON)
+
+with DAG("stand_in_snapshot", schedule=None) as stand_in_snapshot:
+    PgSnapshotOperator(task_id="snapshot", tables="public.a, public.b", new_epoch="True", **COMMON)

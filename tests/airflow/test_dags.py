@@ -1,0 +1,64 @@
+"""The example DAGs."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bag(monkeypatch: pytest.MonkeyPatch, airflow_db: None) -> Any:
+    """The DAGs, imported where nothing can be reached and no connection exists."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("importing a DAG must not connect to anything")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.delenv("AIRFLOW_CONN_PGREPL_DEFAULT")
+    monkeypatch.setenv("PGREPL_PIPELINE_FILE", "/nowhere/pipeline.json")
+    return DagBag(str(ROOT / "dags"))
+
+
+def test_the_example_dags_import_without_connections_or_a_pipeline_file(bag: Any) -> None:
+    assert bag.import_errors == {}
+    assert set(bag.dags) == {"pgrepl_snapshot", "pgrepl_replicate"}
+
+
+def test_replication_runs_continuously_and_gives_up_after_failed_runs(bag: Any) -> None:
+    dag = bag.dags["pgrepl_replicate"]
+    assert dag.schedule == "@continuous"
+    assert dag.max_consecutive_failed_dag_runs == 3
+    assert dag.get_task("replicate").retries > 0
+
+
+def test_the_example_pipeline_is_a_valid_one() -> None:
+    from airflow_provider_pgrepl.replication.config import Pipeline
+
+    pipeline = Pipeline.read(ROOT / "dags" / "pipeline.json")
+    assert pipeline.conn_id == "pgrepl_default"
+
+
+@pytest.mark.parametrize("name", ["snapshot", "replicate"])
+def test_the_spark_applications_are_found(name: str) -> None:
+    from airflow_provider_pgrepl.applications import application
+
+    assert Path(application(name)).read_text(encoding="utf-8").startswith('"""')
+
+
+def test_a_wrong_pipeline_fails_without_retries_and_names_the_key(tmp_path: Path, airflow_db: None) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+
+    file = tmp_path / "pipeline.json"
+    file.write_text(json.dumps({"name": "shop", "lake": "/lake", "tables": ["a.b"], "tabels": []}))
+    operator = PgReplicationOperator(task_id="t", pipeline=str(file))
+    with pytest.raises(AirflowFailException, match="unknown key 'tabels'"):
+        operator.execute({})

@@ -1,0 +1,187 @@
+"""The operators under a real Airflow: `dag.test()`, and `airflow tasks test` where a kill is wanted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.airflow.conftest import HOME, SECRET, Journal, eventually, is_alive
+
+pytestmark = pytest.mark.usefixtures("airflow_db")
+
+DAGS = Path(__file__).parent / "dags"
+AIRFLOW = str(Path(sys.executable).parent / "airflow")
+
+
+def run_dag(dag_id: str, conf: dict[str, Any] | None = None) -> Any:
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(DAGS))
+    assert bag.import_errors == {}
+    return bag.dags[dag_id].test(run_conf=conf)
+
+
+def task_of(run: Any) -> Any:
+    return run.get_task_instances()[0]
+
+
+@pytest.fixture
+def behave(monkeypatch: pytest.MonkeyPatch, journal: Journal) -> Any:
+    def choose(*arguments: str) -> None:
+        monkeypatch.setenv("STAND_IN_ARGS", " ".join(["--journal", str(journal.path), *arguments]))
+
+    return choose
+
+
+def test_caught_up_replication_succeeds(behave: Any, journal: Journal) -> None:
+    behave()
+    assert run_dag("stand_in").state == "success"
+    [event] = journal.events()
+    assert "--until caught-up" in " ".join(event["argv"])
+
+
+def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -> None:
+    behave("--exit", "0")
+    assert run_dag("stand_in_snapshot").state == "success"
+    [event] = journal.events()
+    assert "--tables public.a,public.b --new-epoch" in " ".join(event["argv"])
+
+
+@pytest.mark.parametrize(("code", "tries"), [(75, 2), (1, 2), (78, 1)])
+def test_only_a_failure_that_a_retry_may_mend_is_retried(
+    behave: Any, journal: Journal, code: int, tries: int
+) -> None:
+    behave("--exit", str(code))
+    assert run_dag("stand_in").state == "failed"
+    assert len(journal.pids()) == tries
+
+
+def test_a_continuous_replication_that_ended_by_itself_is_started_again(
+    behave: Any, journal: Journal
+) -> None:
+    behave("--exit", "0")
+    assert run_dag("stand_in", {"mode": "continuous"}).state == "failed"
+    assert len(journal.pids()) == 2
+
+
+def test_the_password_shows_up_nowhere_in_airflow(
+    behave: Any, journal: Journal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    behave()
+    task = task_of(run_dag("stand_in"))
+    printed = "".join(capfd.readouterr())
+    assert "DSN of" in printed, "the application's own words are in the task's log"
+    assert SECRET not in printed
+    database = sqlite3.connect(HOME / "airflow.db")
+    everything = "\n".join(database.iterdump())
+    assert task.run_id in everything
+    assert SECRET not in everything
+    rendered = database.execute(
+        "select rendered_fields from rendered_task_instance_fields where run_id = ?", (task.run_id,)
+    ).fetchall()
+    assert "public.*" in json.dumps(rendered)
+    for path in (HOME / "logs").rglob("*.log"):
+        assert SECRET not in path.read_text(encoding="utf-8", errors="replace"), path
+
+
+# --- in a process of its own ---
+
+
+class Task:
+    """`airflow tasks test stand_in replicate` for one run, which may be started again."""
+
+    def __init__(self, run_id: str, mode: str, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [AIRFLOW, "tasks", "test", "stand_in", "replicate", run_id, "-t", json.dumps({"mode": mode})],
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def log(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def existing_run(run_id: str) -> str:
+    """A run in the database: `tasks test` deletes the runs it makes up, and their state with them."""
+    import pendulum
+    from airflow.models.dagbag import DBDagBag
+    from airflow.utils.session import create_session
+    from airflow.utils.state import DagRunState
+    from airflow.utils.types import DagRunTriggeredByType, DagRunType
+
+    run_dag("stand_in")  # writes the DAG into the database
+    now = pendulum.now("UTC")
+    with create_session() as session:
+        dag = DBDagBag().get_latest_version_of_dag("stand_in", session=session)
+        dag.create_dagrun(
+            run_id=run_id,
+            logical_date=now,
+            data_interval=(now, now),
+            run_after=now,
+            run_type=DagRunType.MANUAL,
+            triggered_by=DagRunTriggeredByType.TEST,
+            state=DagRunState.RUNNING,
+            session=session,
+        )
+    return run_id
+
+
+def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attaches(
+    behave: Any, journal: Journal, tmp_path: Path
+) -> None:
+    behave("--exit", "0")
+    run_id = existing_run("manual__killed")
+    behave()
+    first = Task(run_id, "continuous", tmp_path / "first.log")
+    second = None
+    try:
+        pid = journal.wait_for("started", count=2)
+        eventually(lambda: "DSN of" in first.log(), "the first line of the application in the task's log")
+        arguments = [process.cmdline() for process in psutil.process_iter() if is_alive(process.pid)]
+        assert SECRET not in json.dumps(arguments)
+        os.killpg(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+
+        second = Task(run_id, "continuous", tmp_path / "second.log")
+        eventually(lambda: "Reconnecting to existing job" in second.log(), "re-attachment")
+        assert is_alive(pid)
+        second.process.send_signal(signal.SIGTERM)
+        assert second.process.wait(timeout=30) is not None
+        assert "stopped gracefully" in second.log()
+        assert not is_alive(pid)
+        assert journal.pids("started")[1:] == [pid]
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
+
+
+def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal, tmp_path: Path) -> None:
+    behave()
+    task = Task("manual__interrupted", "continuous", tmp_path / "log")
+    try:
+        pid = journal.wait_for("started")
+        eventually(lambda: "DSN of" in task.log(), "the first line of the application in the task's log")
+        task.process.send_signal(signal.SIGINT)
+        task.process.wait(timeout=30)
+        assert journal.pids("stopped") == [pid]
+        assert not is_alive(pid)
+    finally:
+        task.end()

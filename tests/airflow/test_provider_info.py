@@ -1,0 +1,62 @@
+"""What Airflow learns of this provider."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import airflow
+import jsonschema
+
+from airflow_provider_pgrepl import get_provider_info
+
+SCHEMA = Path(airflow.__file__).parent / "provider_info.schema.json"
+
+
+def info() -> Any:
+    return get_provider_info()
+
+
+def test_provider_info_is_valid_for_airflow() -> None:
+    jsonschema.validate(info(), json.loads(SCHEMA.read_text(encoding="utf-8")))
+
+
+def test_every_named_module_and_hook_can_be_imported() -> None:
+    for kind in ("hooks", "operators"):
+        for group in info()[kind]:
+            for module in group["python-modules"]:
+                importlib.import_module(module)
+    [connection_type] = info()["connection-types"]
+    module, _, name = connection_type["hook-class-name"].rpartition(".")
+    hook = getattr(importlib.import_module(module), name)
+    assert hook.conn_type == connection_type["connection-type"]
+    assert hook.hook_name == connection_type["hook-name"]
+
+
+def test_every_field_of_the_connection_form_reaches_libpq() -> None:
+    from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS
+
+    [connection_type] = info()["connection-types"]
+    assert set(connection_type["conn-fields"]) <= set(LIBPQ_EXTRAS)
+    for field in connection_type["conn-fields"].values():
+        jsonschema.Draft202012Validator.check_schema(field["schema"])
+
+
+def test_airflow_finds_the_provider_by_its_entry_point() -> None:
+    from airflow.providers_manager import ProvidersManager
+
+    hook = ProvidersManager().hooks["pgrepl"]
+    assert hook is not None
+    assert hook.connection_type == "pgrepl"
+
+
+def test_the_package_itself_imports_without_airflow() -> None:
+    program = (
+        "import sys, airflow_provider_pgrepl as p; p.get_provider_info(); print('airflow' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
