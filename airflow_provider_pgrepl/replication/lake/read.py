@@ -1,4 +1,4 @@
-"""Reading the lake at a consistent point: each table at the version that the point names, never at its newest.
+"""Reading the lake at a consistent point: each table at the version which the point names, never its newest.
 
 `consistent_read` gives Spark data frames, `consistent_arrow` Arrow tables and SQL without a JVM.
 """
