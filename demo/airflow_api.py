@@ -66,6 +66,11 @@ class AirflowApi:
         """Mark the run failed, which ends its tasks."""
         self._call("PATCH", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}", {"state": "failed"})
 
+    def has_failed(self, dag_id: str, run_id: str) -> bool:
+        """Whether a task of the run has failed, also when it is to be tried again."""
+        tasks = self._call("GET", f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances")["task_instances"]
+        return any(task["state"] in ("failed", "up_for_retry", "upstream_failed") for task in tasks)
+
     def task_logs(self, dag_id: str, run_id: str, lines: int = 30) -> str:
         """The ends of the logs of the run's tasks."""
         path = f"/api/v2/dags/{dag_id}/dagRuns/{run_id}/taskInstances"

@@ -43,6 +43,10 @@ class Folder:
         return self.root / "logs"
 
     @property
+    def temporary(self) -> Path:
+        return self.root / "tmp"
+
+    @property
     def pipeline(self) -> Path:
         return self.root / "pipeline.json"
 
@@ -69,9 +73,9 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the data of the demo before this one."""
-        for path in (self.postgres, self.airflow, self.lake, self.logs):
+        for path in (self.postgres, self.airflow, self.lake, self.logs, self.temporary):
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():
                 raise DemoError(f"Cannot remove {path}; is it another user's? Remove it: sudo rm -rf {path}")
-        for path in (self.airflow, self.lake, self.logs):
+        for path in (self.airflow, self.lake, self.logs, self.temporary):
             path.mkdir()

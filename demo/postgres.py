@@ -91,6 +91,12 @@ class Server:
         extra = "".join(f" {key}={value}" for key, value in more.items())
         return f"host=127.0.0.1 port={self.port} dbname={database} user={user}{extra}"
 
+    @property
+    def pid(self) -> int | None:
+        """The server's process; None while it is not running."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process else None
+
     def create(self) -> None:
         """Run initdb; an existing data directory is replaced."""
         shutil.rmtree(self.data, ignore_errors=True)

@@ -65,6 +65,11 @@ def end_descendants(*, spare: int | None = None) -> None:
         time.sleep(0.1)
 
 
+def has_descendant(argument: str) -> bool:
+    """Whether a process that descends from this one has an argument that ends so."""
+    return any(_argument_ends_with(pid, argument.encode()) for pid in _living(None))
+
+
 def end_leftovers(folder: Path) -> int:
     """Kill what an earlier demo in this folder left running when it was itself killed; how many that were."""
     mark = f"{MARK}={folder}".encode()
@@ -106,6 +111,14 @@ def _living(spare: int | None) -> list[int]:
                 found.append(child)
                 waiting.append(child)
     return found
+
+
+def _argument_ends_with(pid: int, text: bytes) -> bool:
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return any(argument.endswith(text) for argument in arguments)
 
 
 def _all_pids() -> list[int]:

@@ -1,0 +1,51 @@
+"""`make demo`: a database under traffic, replicated into a lake by Airflow, and checked while it runs."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from types import FrameType
+
+from demo.errors import DemoError
+from demo.folder import Folder
+from demo.options import read_options
+from demo.show import Show
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stopped(BaseException):
+    """Ctrl-C, or another signal that asks to end."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: the lake equals the source. 1: it does not, or the demo could not go on, or was ended early."""
+    show = Show(read_options(arguments), Folder())
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, _stop)
+    try:
+        show.run()
+    except DemoError as error:
+        return _failed(str(error))
+    except OSError as error:
+        return _failed(f"{error.strerror or error}: {error.filename or ''}")
+    except Stopped:
+        pass
+    return 0 if show.equal else 1
+
+
+def _stop(*_: int | FrameType | None) -> None:
+    # What is being ended must not be left half-way by a second Ctrl-C.
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    raise Stopped
+
+
+def _failed(sentence: str) -> int:
+    print(f"\ndemo: {sentence}", file=sys.stderr, flush=True)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+"""What must be so before anything is started, each with a sentence for when it is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, check_java, delta_jars
+from demo.errors import DemoError
+from demo.folder import ROOT
+from demo.options import Options
+
+NEEDED_GIB = 3
+
+
+def check(options: Options, folder: Path) -> None:
+    """Raise DemoError for the first thing that is missing."""
+    if sys.platform != "linux":
+        raise DemoError("The demo needs Linux: it finds its processes by /proc.")
+    _check_disk(folder)
+    check_port("PostgreSQL", options.pg_port, "PG_PORT")
+    check_port("Airflow", options.airflow_port, "AIRFLOW_PORT")
+    os.environ[JARS_VARIABLE] = str(ROOT / ".jars")
+    try:
+        check_java()
+        delta_jars()
+    except ToolError as error:
+        raise DemoError(str(error)) from None
+
+
+def check_port(whose: str, port: int, option: str) -> None:
+    """Raise DemoError when somebody listens on this port of 127.0.0.1."""
+    with socket.socket() as probe:
+        # A port that a demo has just left is free, although its last connections linger.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            raise DemoError(
+                f"Port {port}, meant for {whose}, is in use. Choose another: make demo {option}={port + 1}"
+            ) from None
+
+
+def _check_disk(folder: Path) -> None:
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < NEEDED_GIB:
+        raise DemoError(f"The demo needs {NEEDED_GIB} GiB of disk for {folder}, and {free:.1f} GiB are free.")

@@ -1,0 +1,76 @@
+"""The two DAGs as a user runs them: trigger the snapshot, switch the replication on, and off at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from demo import processes
+from demo.airflow import Airflow
+from demo.errors import DemoError
+
+SNAPSHOT_DAG = "pgrepl_snapshot"
+REPLICATE_DAG = "pgrepl_replicate"
+
+_APP = "spark_apps/replicate.py"
+_POLL_S = 1.0
+_END_WAIT_S = 25.0
+
+
+class Replication:
+    """Snapshot and replication, by Airflow's API alone."""
+
+    def __init__(self, airflow: Airflow, say: Callable[[str], None]) -> None:
+        self._airflow = airflow
+        self._say = say
+        self._begun = False
+
+    def snapshot(self) -> None:
+        """Trigger the snapshot DAG and wait until it has succeeded. Raises DemoError with its log."""
+        self._airflow.wait_until_ready(SNAPSHOT_DAG, REPLICATE_DAG)
+        api = self._airflow.api
+        api.set_paused(SNAPSHOT_DAG, False)
+        run_id = api.trigger(SNAPSHOT_DAG)
+        self._say(f"Airflow is ready; triggered {SNAPSHOT_DAG}")
+        began = time.monotonic()
+        while api.run_state(SNAPSHOT_DAG, run_id) != "success":
+            self._airflow.check_alive()
+            self._check(SNAPSHOT_DAG, run_id)
+            time.sleep(_POLL_S)
+        self._say(f"{SNAPSHOT_DAG} succeeded after {time.monotonic() - began:.0f} s")
+
+    def begin(self) -> None:
+        """Switch the replication DAG on."""
+        self._begun = True
+        self._airflow.api.set_paused(REPLICATE_DAG, False)
+        self._say(f"switched {REPLICATE_DAG} on (@continuous)")
+
+    def check(self) -> None:
+        """Raise DemoError with its log when the replication has failed."""
+        run = self._airflow.api.last_run(REPLICATE_DAG)
+        if run is not None:
+            self._check(REPLICATE_DAG, run[0])
+
+    def _check(self, dag_id: str, run_id: str) -> None:
+        # A failed try is tried again; here nothing is meant to fail, so that it is shown at once.
+        if self._airflow.api.has_failed(dag_id, run_id):
+            raise DemoError(
+                f"{dag_id} failed. Its log ends with\n{self._airflow.api.task_logs(dag_id, run_id)}"
+            )
+
+    def end(self) -> None:
+        """Switch it off and let the application end between two batches, as far as Airflow still can."""
+        if not self._begun:
+            return
+        self._begun = False
+        with contextlib.suppress(DemoError, OSError):
+            api = self._airflow.api
+            api.set_paused(REPLICATE_DAG, True)
+            run = api.last_run(REPLICATE_DAG)
+            if run is None or run[1] != "running":
+                return
+            api.fail_run(REPLICATE_DAG, run[0])
+            deadline = time.monotonic() + _END_WAIT_S
+            while processes.has_descendant(_APP) and time.monotonic() < deadline:
+                time.sleep(0.2)

@@ -1,0 +1,166 @@
+"""The demo's course: prepare, start, snapshot, replicate, watch, compare, stay up, end."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from demo import preconditions, processes
+from demo.airflow import Airflow, connection
+from demo.comparison import compare
+from demo.errors import DemoError
+from demo.folder import Folder
+from demo.lake import Lake
+from demo.options import Options
+from demo.postgres import Server
+from demo.replication import Replication
+from demo.status import Status
+from demo.traffic import DATABASE, KEYLESS_TABLES, TABLES, Traffic
+
+STATUS_EVERY_S = 3.0
+WAIT_S = 180.0
+
+
+class Show:
+    """One run of the demo. `equal` is None until the comparison has been made."""
+
+    def __init__(self, options: Options, folder: Folder) -> None:
+        self.equal: bool | None = None
+        self._options = options
+        self._folder = folder
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        """Run to the end; raises DemoError. Whatever was started is gone when it returns or raises."""
+        self._prepare()
+        try:
+            self._start()
+            self._replication.snapshot()
+            self._replication.begin()
+            self._watch()
+            self._conclude()
+            if not self._options.exit_when_done:
+                self._stay_up()
+        finally:
+            self._end()
+
+    def _prepare(self) -> None:
+        folder, options = self._folder, self._options
+        folder.claim()
+        processes.adopt_orphans(folder.root)
+        if left := processes.end_leftovers(folder.root):
+            self._say(f"ended {left} processes that an earlier demo left behind")
+        preconditions.check(options, folder.root)
+        folder.clear()
+        os.environ["TMPDIR"] = str(folder.temporary)
+        pipeline = Pipeline(name="bench", tables=TABLES, insert_only=KEYLESS_TABLES, lake=str(folder.lake))
+        folder.pipeline.write_text(pipeline.to_json())
+        self._server = Server(folder.postgres, port=options.pg_port)
+        self._lake = Lake(pipeline)
+        self._status = Status(self._server.dsn(DATABASE), pipeline, self._lake)
+        self._traffic = Traffic(
+            self._server, folder.logs / "pgbench.log", rate=options.rate, clients=options.clients
+        )
+        self._airflow = Airflow(folder, options.airflow_port, self._variables())
+        self._replication = Replication(self._airflow, self._say)
+
+    def _variables(self) -> dict[str, str]:
+        return {
+            "PGREPL_PIPELINE_FILE": str(self._folder.pipeline),
+            "PGREPL_JARS": os.environ["PGREPL_JARS"],
+            "AIRFLOW_CONN_PGREPL_DEFAULT": connection(
+                "pgrepl", host="127.0.0.1", port=self._server.port, login="postgres", schema=DATABASE
+            ),
+        }
+
+    def _start(self) -> None:
+        self._say(f"PostgreSQL 18 on port {self._server.port}, wal_level=logical")
+        try:
+            self._server.create()
+            self._server.start()
+        except (RuntimeError, OSError) as error:
+            raise DemoError(f"PostgreSQL did not start: {error}") from None
+        self._say(f"Airflow starts; it will be at {self._airflow.url}")
+        self._airflow.start()
+        scale, rate = self._options.scale, self._options.rate
+        self._say(f"pgbench -i -s {scale}: {scale * 100_000:,} accounts")
+        self._traffic.initialise(scale)
+        self._traffic.start()
+        self._say(f"traffic: {rate} TPC-B transactions a second, each over four tables")
+
+    def _watch(self) -> None:
+        """Replicate under traffic for the chosen time, checking each consistent point that is looked at."""
+        self._wait_for("a first consistent point", lambda: self._lake.check_balance() is not None)
+        until = time.monotonic() + self._options.duration_s
+        while time.monotonic() < until:
+            self._look()
+            time.sleep(STATUS_EVERY_S)
+
+    def _wait_for(self, what: str, is_so: Callable[[], bool]) -> float:
+        """Wait, with lines of status; the seconds that it took. Raises DemoError when it takes too long."""
+        began = last_line = time.monotonic()
+        while not is_so():
+            if time.monotonic() - began > WAIT_S:
+                raise DemoError(f"Waited {WAIT_S:.0f} s for {what}. Look at {self._airflow.url}")
+            if time.monotonic() - last_line > STATUS_EVERY_S:
+                last_line = time.monotonic()
+                self._look()
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def _look(self) -> None:
+        """One line of status, and the check of the newest consistent point. Raises DemoError."""
+        self._airflow.check_alive()
+        self._traffic.check_alive()
+        self._replication.check()
+        self._say(self._status.line())
+
+    def _conclude(self) -> None:
+        self._traffic.stop()
+        self._say("traffic stopped; waiting until the lake has caught up")
+        last_lsn = self._status.mark_end()
+        waited = self._wait_for(f"the lake to be at {last_lsn}", lambda: self._lake.has_reached(last_lsn))
+        self._say(f"caught up after {waited:.1f} s; comparing every row of every table")
+        differences = 0
+        for table in TABLES:
+            result = compare(self._server.dsn(DATABASE), self._lake, table)
+            self._say(f"  {result}")
+            differences += result.differences
+        self.equal = differences == 0
+        self._report()
+
+    def _report(self) -> None:
+        dsn = self._server.dsn(DATABASE)
+        print(
+            "\n"
+            + ("EQUAL: every row of every table" if self.equal else "NOT EQUAL: see above")
+            + f"\n\n  Airflow      {self._airflow.url}"
+            + f"\n  PostgreSQL   {self._server.bin / 'psql'} '{dsn}'"
+            + f"\n  lake         {self._folder.lake}"
+            + f"\n  logs         {self._folder.logs}\n",
+            flush=True,
+        )
+
+    def _stay_up(self) -> None:
+        self._say("replication goes on: change something and see it arrive; Ctrl-C ends everything")
+        shown = ""
+        while True:
+            self._airflow.check_alive()
+            line = self._status.line()
+            if line != shown:
+                self._say(line)
+            shown = line
+            time.sleep(STATUS_EVERY_S)
+
+    def _end(self) -> None:
+        self._say("ending everything")
+        self._traffic.stop()
+        self._replication.end()
+        processes.end_descendants(spare=self._server.pid)
+        self._server.stop()
+        processes.end_descendants()
+
+    def _say(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)

@@ -1,0 +1,80 @@
+"""The line that says how replication stands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import closing
+from datetime import UTC, datetime
+
+import psycopg2
+
+from airflow_provider_pgrepl.errors import PgReplError, StateError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.state.progress import lag
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from demo.errors import DemoError
+from demo.lake import Lake
+
+
+class Status:
+    """Reads what the provider records of a pipeline, and looks into the lake."""
+
+    def __init__(self, dsn: str, pipeline: Pipeline, lake: Lake) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._lake = lake
+
+    def line(self) -> str:
+        """States, rows, speed and lag, and the balances at the newest consistent point.
+
+        Raises DemoError when a table is in error, or when the balances differ.
+        """
+        try:
+            with Store(self._dsn, "demo") as store:
+                tables = list(store.read_tables(self._pipeline.name).values())
+                progress = store.read_progress(self._pipeline.name)
+        except StateError:
+            return "nothing is replicated yet"  # the snapshot app sets the state up
+        except PgReplError as error:
+            raise DemoError(f"The state cannot be read: {error}") from None
+        _raise_errors(tables)
+        parts = [_states(tables)]
+        balance = self._lake.check_balance()
+        if balance is not None:
+            parts.append(f"{balance.rows:,} rows")
+        if progress is not None and balance is not None:
+            behind = lag(progress, self.wal_lsn(), datetime.now(UTC))
+            parts.append(f"{progress.changes_per_s:,.0f} changes/s")
+            parts.append(f"lag {_bytes(behind.apply_bytes)}, {behind.applied_seconds or 0:.1f} s")
+            parts.append(f"balanced at {balance.lsn}: 4 × {balance.total:,}")
+        return " | ".join(parts)
+
+    def wal_lsn(self) -> LSN:
+        """The end of the source's WAL."""
+        with closing(psycopg2.connect(self._dsn)) as connection, connection.cursor() as cursor:
+            cursor.execute("select pg_current_wal_insert_lsn()::text")
+            return LSN.parse(cursor.fetchone()[0])
+
+    def mark_end(self) -> LSN:
+        """An LSN after all commits so far, which the lake will reach: a last transaction follows it."""
+        end = self.wal_lsn()
+        with closing(psycopg2.connect(self._dsn)) as connection, connection, connection.cursor() as cursor:
+            cursor.execute("update pgbench_branches set bbalance = bbalance where bid = 1")
+        return end
+
+
+def _raise_errors(tables: list[TableRecord]) -> None:
+    for table in tables:
+        if table.state is TableState.ERRORED:
+            raise DemoError(f"{table.table} is in error: {table.reason} {table.hint}")
+
+
+def _states(tables: list[TableRecord]) -> str:
+    counts = Counter(table.state.value for table in tables)
+    return f"{len(tables)} tables: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1024:,.0f} kB" if count < 10 << 20 else f"{count / (1 << 20):,.0f} MB"
