@@ -91,17 +91,20 @@ class Receiver:
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
         log.info("receiving from slot %s, durable up to %s", pipeline.slot, writer.durable_lsn)
-        self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=f"pgrepl-{work.__name__}", daemon=True)
-            for work in (self._read, self._write)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._writing = threading.Thread(
+            target=self._guard, args=(self._write,), name="pgrepl-write", daemon=True
+        )
+        self._reading = threading.Thread(
+            target=self._guard, args=(self._read,), name="pgrepl-read", daemon=True
+        )
+        # The reader hands over to a writer that is alive, so that one goes first.
+        self._writing.start()
+        self._reading.start()
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Flush what is whole, tell the slot, and end."""
         self._stopping.set()
-        for thread in self._threads:
+        for thread in (self._reading, self._writing):
             thread.join(timeout_s)
         self._stream.close()
         self._catalog.close()
@@ -138,14 +141,14 @@ class Receiver:
                     last_status = time.monotonic()
         finally:
             self._hand_over(None)
-        self._threads[1].join()
+        self._writing.join()
         if self.error is None:
             self._send_status()
 
     def _hand_over(self, chunk: Chunk | None) -> None:
         """Queue it for the writing thread; while that is behind, go on sending status messages."""
         last_status = time.monotonic()
-        while self._threads[1].is_alive():
+        while self._writing.is_alive():
             try:
                 self._chunks.put(chunk, timeout=_POLL_S)
                 return
@@ -153,6 +156,8 @@ class Receiver:
                 if self._status_due(last_status):
                     self._send_status()
                     last_status = time.monotonic()
+        # The writer failed; its error stands. What was read is not durable, so the slot keeps it.
+        self._stopping.set()
 
     def _status_due(self, last_status: float) -> bool:
         moved = self.progress.durable_lsn > self.progress.told_lsn

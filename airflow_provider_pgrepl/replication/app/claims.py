@@ -23,7 +23,7 @@ class Claims:
     pipeline: Pipeline
     store: Store
 
-    def claim(self, server: Server) -> None:
+    def claim(self, server: Server, *, replace: bool) -> None:
         """Record slot and publication as ours before they exist; refuse what exists and is not.
 
         Raises SlotError or PublicationError.
@@ -51,6 +51,7 @@ class Claims:
             server.system_identifier,
             slot_owned=True,
             publication_owned=creates,
+            replace=replace,
         )
 
     def prepare_publication(self, relations: list[Relation]) -> None:

@@ -145,7 +145,7 @@ class Snapshot:
     def _begin_epoch(self, relations: list[Relation], last: EpochRecord | None) -> int:
         pipeline, server = self.pipeline, catalog.read_server(self.source)
         claims = Claims(self.source, pipeline, self.store)
-        claims.claim(server)
+        claims.claim(server, replace=last is not None)
         claims.prepare_publication(relations)
         for attempt in range(1, _SNAPSHOT_ATTEMPTS + 1):
             slot.drop_slot(self.source, pipeline.slot)

@@ -20,7 +20,13 @@ from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Trans
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.errors import (
+    FencedError,
+    LakeError,
+    LakeTableError,
+    LakeUnavailableError,
+    PgReplError,
+)
 from airflow_provider_pgrepl.replication.config import MIB
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -30,6 +36,9 @@ CLOSED = 2**63 - 1
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
+
+_STORAGE_MARKS = ("os error", "No space left", "Generic ", "error sending request", "timed out")
+"""By these Delta's errors tell that the storage refused, not that the table is at fault."""
 
 RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
 
@@ -88,12 +97,12 @@ def fenced(
     """Run `commit`, which commits once through `table` and is to leave it at `position`.
 
     Raises FencedError when another process has written the table since the handle was opened,
-    LakeTableError when the table is damaged, LakeError when writing fails for another reason. Delta's own
+    LakeUnavailableError when the storage refuses, LakeTableError for anything else. Delta's own
     messages may hold values of rows, so none is passed on; `known` gives our sentence about a damaged
     table for a fragment of such a message.
     """
     before = table.version()
-    refused, damage, moved = "", "", False
+    refused, damage, moved, unavailable = "", "", False, False
     try:
         result = commit()
     except PgReplError:
@@ -102,16 +111,21 @@ def fenced(
         refused = type(error).__name__
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
+        unavailable = isinstance(error, OSError) or any(mark in str(error) for mark in _STORAGE_MARKS)
         moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
     # Raised out here, so that Delta's exception does not hang on ours as its context.
     if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
     if damage:
         raise LakeTableError(f"{table.table_uri}: {damage}", RESNAPSHOT_HINT)
-    if refused:
-        raise LakeError(
-            f"{table.table_uri}: nothing was committed, Delta failed with {refused}",
+    if unavailable:
+        raise LakeUnavailableError(
+            f"{table.table_uri}: nothing was committed, the storage failed with {refused}",
             "is there space left, may the process write there, can the store be reached?",
+        )
+    if refused:
+        raise LakeTableError(
+            f"{table.table_uri}: nothing was committed, Delta failed with {refused}", RESNAPSHOT_HINT
         )
     if table.transaction_version(app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", _FENCED_HINT)

@@ -1,0 +1,35 @@
+"""The whole way, by the apps as users run them: snapshot, then changes, then equal."""
+
+from tests.support.replicated import Replicated, execute
+
+SETUP = (
+    "create table items(id int primary key, name text, price numeric(10,2),"
+    " at timestamptz default now(), raw bytea)",
+    "insert into items select g, 'item ' || g, g * 1.5, now(), decode(to_hex(g), 'escape')"
+    " from generate_series(1, 1000) g",
+    "create table history(at timestamp, what text)",
+)
+
+
+def test_a_snapshot_and_what_follows_make_the_lake_equal_to_the_source(dsn, tmp_path):
+    execute(dsn, *SETUP)
+    replicated = Replicated(
+        dsn, tmp_path, ("public.items", "public.history"), insert_only=("public.history",)
+    )
+    replicated.snapshot()
+    replicated.assert_equal("public.items", "public.history")
+
+    execute(
+        dsn,
+        "insert into history select now(), 'event ' || g from generate_series(1, 50) g",
+        "update items set name = 'changed', price = null where id % 3 = 0",
+        "delete from items where id % 7 = 0",
+        "update items set id = -id where id < 10",
+        "insert into items values (5000, 'new', 1, '2024-01-01', null)",
+    )
+    replicated.catch_up()
+    replicated.assert_equal("public.items", "public.history")
+
+    execute(dsn, "truncate items", "insert into items(id) values (1)")
+    replicated.catch_up()
+    replicated.assert_equal("public.items", "public.history")

@@ -1,0 +1,142 @@
+"""A pipeline under test: its apps run as real processes, its lake compared with the source by value."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import connect
+
+ROOT = Path(__file__).resolve().parents[2]
+APPS = ROOT / "spark_apps"
+OWN_COLUMNS = ("_pgrepl_commit_lsn", "_pgrepl_commit_ts")
+
+
+class Replicated:
+    """One pipeline from a database into a lake under a temporary folder."""
+
+    def __init__(self, dsn: str, folder: Path, tables: tuple[str, ...], **options: Any) -> None:
+        name = options.pop("name", "p_" + dsn.split("dbname=")[1].split()[0].removeprefix("t_"))
+        options.setdefault("flush_interval_s", 0.2)
+        self.dsn = dsn
+        self.pipeline = Pipeline(name=name, lake=str(folder / "lake"), tables=tables, **options)
+        self.file = folder / "pipeline.json"
+        self.file.write_text(self.pipeline.to_json())
+        self.log = folder / "app.log"
+
+    def start(self, app: str, *arguments: str, script: Path | None = None) -> subprocess.Popen[bytes]:
+        """Start an app; its output goes to `log`."""
+        command = [
+            sys.executable,
+            str(script or APPS / f"{app}.py"),
+            "--pipeline",
+            str(self.file),
+            *arguments,
+        ]
+        env = {**os.environ, "PGREPL_DSN": self.dsn, "PYTHONPATH": str(ROOT)}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+
+    def run(self, app: str, *arguments: str, timeout: float = 180) -> int:
+        """Run an app to its end; returns its exit code."""
+        process = self.start(app, *arguments)
+        try:
+            return process.wait(timeout)
+        finally:
+            kill(process)
+
+    def snapshot(self, *arguments: str) -> None:
+        assert self.run("snapshot", *arguments) == 0, self.log_tail()
+
+    def catch_up(self) -> None:
+        assert self.run("replicate", "--until", "caught-up") == 0, self.log_tail()
+
+    def log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:]
+
+    def lake_path(self, table: str) -> str:
+        return f"{self.pipeline.lake_root}/{TableName.parse(table).path}"
+
+    def lake_rows(self, table: str) -> pa.Table:
+        return (
+            QueryBuilder()
+            .register("t", DeltaTable(self.lake_path(table)))
+            .execute("select * from t")
+            .read_all()
+        )
+
+    def differences(self, table: str) -> Counter[tuple[Any, ...]]:
+        """Rows of the lake less rows of the source, counted; empty when both are equal, value for value."""
+        lake = pa.table(self.lake_rows(table)).drop_columns(
+            [name for name in OWN_COLUMNS if name in self.lake_rows(table).column_names]
+        )
+        found: Counter[tuple[Any, ...]] = Counter(
+            zip(*(column.to_pylist() for column in lake.columns), strict=True)
+        )
+        connection = connect(self.dsn, "compare")
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    f"select {', '.join(map(quoted, lake.column_names))} from {TableName.parse(table).sql}"
+                )
+                expected = Counter(tuple(plain(value) for value in row) for row in cursor.fetchall())
+        finally:
+            connection.close()
+        found.subtract(expected)
+        return Counter({row: count for row, count in found.items() if count})
+
+    def assert_equal(self, *tables: str) -> None:
+        for table in tables:
+            assert not self.differences(table), f"{table}: {list(self.differences(table).items())[:10]}"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def plain(value: Any) -> Any:
+    """psycopg2's value as Arrow gives it."""
+    return bytes(value) if isinstance(value, memoryview) else value
+
+
+def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+    """End the app and the JVM it started, which share its process group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+    process.wait(60)
+
+
+def wait_until(condition: Callable[[], Any], timeout: float = 60, what: str = "the condition") -> Any:
+    """Wait for a state; returns what the condition gave."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if result := condition():
+            return result
+        time.sleep(0.05)
+    raise AssertionError(f"waited {timeout} s for {what}")
+
+
+def execute(dsn: str, *statements: str) -> None:
+    """Run statements, each a transaction of its own."""
+    connection = psycopg2.connect(dsn)
+    connection.autocommit = True
+    try:
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+    finally:
+        connection.close()
