@@ -43,8 +43,8 @@ class Pipeline:
     part_bytes: int = 32 * MIB
     receive_buffer_bytes: int = 64 * MIB
     trigger_interval_s: float = 0.0
-    batch_bytes: int = 512 * MIB
-    slice_bytes: int = 256 * MIB
+    batch_bytes: int = 256 * MIB
+    slice_bytes: int = 128 * MIB
     changelog_retention_h: float = 168.0
     points_keep_all_h: float = 1.0
     points_thin_min: float = 10.0

@@ -94,7 +94,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class CommitRecord:
-    """What a changelog commit says of itself, in its commit metadata.
+    """What a changelog commit says of itself, in its commit metadata; `bytes` are the values, uncompressed.
 
     `kind`: `data`, `fence`, `keepalive`, `epoch`, or `marker` (moves the version so that the
     applier looks up).

@@ -31,7 +31,7 @@ class ChangelogFile:
     """A file of the changelog and what it can hold."""
 
     path: str
-    size: int
+    value_bytes: int
     min_lsn: LSN
     max_lsn: LSN
     min_relation: int
@@ -94,12 +94,17 @@ def _file_of_action(add: dict[str, object]) -> ChangelogFile:
     low, high = stats["minValues"], stats["maxValues"]
     return ChangelogFile(
         str(add["path"]),
-        int(str(add["size"])),
+        _value_bytes(str(add["path"])),
         LSN(low["commit_lsn"]),
         LSN(high["commit_lsn"]),
         low["relation_id"],
         high["relation_id"],
     )
+
+
+def _value_bytes(path: str) -> int:
+    """A file's values, uncompressed: the writer puts that into the name."""
+    return int(path.rpartition("-")[2].removesuffix(".parquet"))
 
 
 def live_files(table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> list[ChangelogFile]:
@@ -113,7 +118,7 @@ def live_files(table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> list[Changelo
     return [
         ChangelogFile(
             row["path"],
-            row["size_bytes"],
+            _value_bytes(row["path"]),
             LSN(row["min.commit_lsn"]),
             LSN(row["max.commit_lsn"]),
             row["min.relation_id"],

@@ -53,6 +53,7 @@ class Part:
 
     path: str
     size: int
+    value_bytes: int
     rows: int
     stats: str
     relations: frozenset[int]
@@ -156,7 +157,8 @@ class ChangelogWriter:
         """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation."""
         rows, relations, bounds = _sort_by_relation(rows)
         hour = datetime.now(UTC).strftime("%Y-%m-%dT%H")
-        path = f"{hour}/{uuid.uuid4().hex}.parquet"
+        # Readers bound their memory by the values' size, which a compressed file does not tell.
+        path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
         self._make_folder(hour)
         with (
             self._filesystem.open_output_stream(f"{self._root}/{path}") as sink,
@@ -172,7 +174,7 @@ class ChangelogWriter:
             for start, stop in _row_groups(bounds):
                 writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
         size = self._filesystem.get_file_info(f"{self._root}/{path}").size
-        return Part(path, size, rows.num_rows, _stats(rows), frozenset(relations), hour)
+        return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
 
     def append(
         self, parts: Sequence[Part], *, durable_lsn: LSN, first_lsn: LSN, last_lsn: LSN, last_commit_us: int
@@ -187,7 +189,7 @@ class ChangelogWriter:
             last_lsn,
             last_commit_us,
             tuple(sorted(relations)),
-            sum(part.size for part in parts),
+            sum(part.value_bytes for part in parts),
             sum(part.rows for part in parts),
         )
         self._commit([_add_action(part) for part in parts], commit)

@@ -287,7 +287,7 @@ def _take_bytes(files: list[reader.ChangelogFile], limit: int) -> list[reader.Ch
         if size >= limit and file.min_lsn > reach:
             break
         taken.append(file)
-        size += file.size
+        size += file.value_bytes
         reach = max(reach, file.max_lsn)
     return taken
 

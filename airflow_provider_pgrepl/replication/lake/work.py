@@ -160,7 +160,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for file in commit.files
                 if file.may_hold(relation_id)
             ]
-            size = sum(file.size for file in files)
+            size = sum(file.value_bytes for file in files)
             yield WorkItem(relation_id, start, end, tuple(file.path for file in files), size)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -69,7 +69,9 @@ class ReplicationStream:
 
         Raises SlotError, PublicationError or SourceConnectionError when the stream ended.
         """
-        get, messages, size = self._connection.get_copy_data, [], 0
+        get = self._connection.get_copy_data
+        messages: list[memoryview] = []
+        size = 0
         while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
             length, data = get(1)
             if length > 0:
