@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+import psycopg2
+
+from airflow_provider_pgrepl.errors import PgReplError
 from demo.errors import DemoError
 from demo.folder import Folder
 from demo.options import read_options
@@ -26,8 +29,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, _stop)
     try:
         show.run()
-    except DemoError as error:
+    except (DemoError, PgReplError) as error:
         return _failed(str(error))
+    except psycopg2.Error as error:
+        return _failed(f"PostgreSQL: {error}")
     except OSError as error:
         return _failed(f"{error.strerror or error}: {error.filename or ''}")
     except Stopped:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -23,9 +24,10 @@ _SUMS = {
 
 @dataclass(frozen=True)
 class Balance:
-    """What all four tables add up to, alike, at one point."""
+    """What all four tables add up to, alike, at one point; `commit_ts` is of its last transaction."""
 
     lsn: LSN
+    commit_ts: datetime | None
     rows: int
     total: int
 
@@ -58,7 +60,7 @@ class Lake:
         if len(set(totals.values())) != 1:
             sums = ", ".join(f"{name} = {total:,}" for name, total in totals.items())
             raise DemoError(f"The lake shows half of a transaction at {LSN(view.point.lsn)}: {sums}")
-        self._checked = Balance(LSN(view.point.lsn), rows, totals["sum(delta)"])
+        self._checked = Balance(LSN(view.point.lsn), view.point.commit_ts, rows, totals["sum(delta)"])
         return self._checked
 
     def rows(self, table: str, columns: str, order: str) -> Iterator[tuple[Any, ...]]:

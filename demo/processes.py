@@ -63,6 +63,7 @@ def end_descendants(*, spare: int | None = None) -> None:
                 asked.add(pid)
         _reap()
         time.sleep(0.1)
+    _reap()
 
 
 def has_descendant(argument: str) -> bool:

@@ -145,14 +145,16 @@ class Show:
 
     def _stay_up(self) -> None:
         self._say("replication goes on: change something and see it arrive; Ctrl-C ends everything")
-        shown = ""
+        shown = None
         while True:
             self._airflow.check_alive()
-            line = self._status.line()
-            if line != shown:
-                self._say(line)
-            shown = line
-            time.sleep(STATUS_EVERY_S)
+            self._replication.check()
+            balance = self._lake.check_balance()
+            seen = balance and (balance.rows, balance.total)
+            if seen != shown:
+                self._say(self._status.line())
+            shown = seen
+            time.sleep(1.0)
 
     def _end(self) -> None:
         self._say("ending everything")

@@ -11,11 +11,10 @@ import psycopg2
 from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.state.progress import lag
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from demo.errors import DemoError
-from demo.lake import Lake
+from demo.lake import Balance, Lake
 
 
 class Status:
@@ -40,14 +39,13 @@ class Status:
         except PgReplError as error:
             raise DemoError(f"The state cannot be read: {error}") from None
         _raise_errors(tables)
-        parts = [_states(tables)]
+        end, now = self.wal_lsn(), datetime.now(UTC)
         balance = self._lake.check_balance()
+        parts = [_states(tables)]
         if balance is not None:
             parts.append(f"{balance.rows:,} rows")
-        if progress is not None and balance is not None:
-            behind = lag(progress, self.wal_lsn(), datetime.now(UTC))
-            parts.append(f"{progress.changes_per_s:,.0f} changes/s")
-            parts.append(f"lag {_bytes(behind.apply_bytes)}, {behind.applied_seconds or 0:.1f} s")
+            parts.append(f"{progress.changes_per_s if progress else 0:,.0f} changes/s")
+            parts.append(f"lag {_lag(balance, end, now)}")
             parts.append(f"balanced at {balance.lsn}: 4 × {balance.total:,}")
         return " | ".join(parts)
 
@@ -74,6 +72,12 @@ def _raise_errors(tables: list[TableRecord]) -> None:
 def _states(tables: list[TableRecord]) -> str:
     counts = Counter(table.state.value for table in tables)
     return f"{len(tables)} tables: " + ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _lag(balance: Balance, end: LSN, now: datetime) -> str:
+    """How far the newest consistent point is behind the source: WAL, and age of its last transaction."""
+    age = (now - (balance.commit_ts or now)).total_seconds()
+    return f"{_bytes(max(0, end - balance.lsn))}, {max(0.0, age):.1f} s"
 
 
 def _bytes(count: int) -> str:
