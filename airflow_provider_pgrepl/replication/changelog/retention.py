@@ -1,0 +1,107 @@
+"""Letting go of old changes: whole hours of the changelog, never one that a table still has a right to."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import RemoveAction
+
+from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri
+
+_RETENTION_METADATA = "pgrepl_retention"
+_HOUR = f"partition.{PARTITION}"
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What went: the hours, oldest first, and how many files and bytes they held."""
+
+    hours: tuple[str, ...] = ()
+    files: int = 0
+    bytes: int = 0
+
+
+def drop_expired(
+    lake_root: str, retention_h: float, needed_above: Mapping[int, int], now: datetime
+) -> Dropped:
+    """Take the oldest hours that ended more than `retention_h` hours ago out of the changelog, in one commit.
+
+    `needed_above`: for each epoch the lowest position that a table, in whatever state, still has a right to;
+    a file with a later change stays, and with it its hour and all hours after. An epoch before all of these
+    is over, and so is the right to it. Without any, nothing goes.
+
+    The commit carries no app id, so that it does not fence the receiver. The files stay until a vacuum.
+    Raises ChangelogError.
+    """
+    try:
+        table = DeltaTable(changelog_uri(lake_root))
+    except TableNotFoundError:
+        return Dropped()
+    except (DeltaError, OSError) as error:
+        raise ChangelogError(f"the changelog cannot be opened: {type(error).__name__}") from error
+    hours = _files_by_hour(table)
+    expired = []
+    for hour in sorted(hours):
+        if not _is_past(hour, now - timedelta(hours=retention_h)):
+            break
+        if any(_is_needed(file, needed_above) for file in hours[hour]):
+            break
+        expired.append(hour)
+    if not expired:
+        return Dropped()
+    files = [file for hour in expired for file in hours[hour]]
+    _remove(table, files)
+    return Dropped(tuple(expired), len(files), sum(file["size_bytes"] for file in files))
+
+
+def _files_by_hour(table: DeltaTable) -> dict[str, list[dict[str, Any]]]:
+    hours: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    actions = pa.table(table.get_add_actions(flatten=True))
+    for file in actions.to_pylist():
+        hours[file[_HOUR]].append(file)
+    return hours
+
+
+def _is_past(hour: str, before: datetime) -> bool:
+    return hour < before.strftime("%Y-%m-%dT%H")
+
+
+def _is_needed(file: Mapping[str, Any], needed_above: Mapping[int, int]) -> bool:
+    epoch, last_lsn = file.get("max.epoch"), file.get("max.commit_lsn")
+    if epoch is None or last_lsn is None or not needed_above:
+        return True
+    if epoch < min(needed_above):
+        return False
+    return epoch not in needed_above or last_lsn > needed_above[epoch]
+
+
+def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
+    now = int(time.time() * 1000)
+    # Not as a change of data: deltalake refuses every append through a handle that is older than such a
+    # commit, and the receiver, which cannot tell that from a fence, would end.
+    removes = [
+        RemoveAction(file["path"], False, now, file["size_bytes"], {PARTITION: file[_HOUR]}) for file in files
+    ]
+    try:
+        table.create_write_transaction(
+            removes,
+            mode="append",
+            schema=table.schema(),
+            partition_by=[PARTITION],
+            commit_properties=CommitProperties(custom_metadata={_RETENTION_METADATA: str(len(removes))}),
+        )
+    except CommitFailedError as error:
+        raise ChangelogError(
+            "the changelog was being rewritten while old hours were to go", "they go the next time"
+        ) from error
+    except (DeltaError, OSError) as error:
+        raise ChangelogError(f"old hours cannot be dropped: {type(error).__name__}") from error

@@ -1,0 +1,159 @@
+"""Keeping a lake small: points, hours of the changelog, files and log entries that nobody needs go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import FencedError, PgReplError
+from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.lake.table_files import TableFiles
+from airflow_provider_pgrepl.replication.relation import TableName
+
+log = logging.getLogger(__name__)
+
+GRACE = timedelta(minutes=15)
+"""How long a file outlives its removal, for readers of a table's newest version."""
+ORPHAN_AGE = timedelta(days=7)
+"""When a file that no commit names is a dead writer's: later than the longest copy of a table may take."""
+LOG_AGE = timedelta(hours=1)
+"""How long a log entry lives at least, for handles that were opened long ago."""
+
+# deltalake checkpoints every 100 commits by default, the changelog every 1,000: these only fill in.
+_TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 2_000
+_CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
+
+
+@dataclass
+class Tidied:
+    """What one run took away; `failed` holds the error of each place that could not be seen to."""
+
+    points: int = 0
+    changelog_files: int = 0
+    files: int = 0
+    log_entries: int = 0
+    failed: dict[str, PgReplError] = field(default_factory=dict)
+
+
+class Maintenance:
+    """Upkeep of one pipeline's lake; keep the instance, it remembers what it has read of each table's log.
+
+    `points` is the instance through which the same process appends, as only one may write. Without it every
+    run reads the points anew.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        points: Points | None = None,
+        *,
+        grace: timedelta = GRACE,
+        orphan_age: timedelta = ORPHAN_AGE,
+        log_age: timedelta = LOG_AGE,
+    ) -> None:
+        self._pipeline = pipeline
+        self._points = points
+        self._grace, self._orphan_age, self._log_age = grace, orphan_age, log_age
+        self._files: dict[str, TableFiles] = {}
+
+    def run(
+        self,
+        now: datetime | None = None,
+        *,
+        needed_above: Mapping[int, int] | None = None,
+        reader_version: int | None = None,
+    ) -> Tidied:
+        """Thin the points, then take away what nobody needs any more.
+
+        `needed_above` is that of `drop_expired`; without it the changelog keeps all its hours.
+        `reader_version` is the changelog version that the slowest reader of versions is done with; without
+        it the changelog's files and log stay. What fails in one place stops no other and is in the result;
+        only FencedError is raised: another process has taken this one's place.
+        """
+        now = now or datetime.now(UTC)
+        tidied = Tidied()
+        points = self._points or Points(self._pipeline.lake_root)
+        with _failing_alone(_POINTS, tidied):
+            self._tidy_tables(points, tidied, now)
+        if needed_above is not None:
+            with _failing_alone(_CHANGELOG, tidied):
+                dropped = drop_expired(
+                    self._pipeline.lake_root, self._pipeline.changelog_retention_h, needed_above, now
+                )
+                tidied.changelog_files = dropped.files
+        if reader_version is not None:
+            with _failing_alone(_CHANGELOG, tidied):
+                self._tidy_changelog(reader_version, tidied, now)
+        log.info(
+            "maintenance took away %d points, %d changelog files from its list, %d files, %d log entries",
+            *(tidied.points, tidied.changelog_files, tidied.files, tidied.log_entries),
+        )
+        return tidied
+
+    def _tidy_tables(self, points: Points, tidied: Tidied, now: datetime) -> None:
+        settings = self._pipeline
+        tidied.points = points.thin(
+            now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
+        )
+        kept: dict[str, Collection[int]] = {
+            TableName.parse(key).path: versions for key, versions in points.kept_versions().items()
+        }
+        for path in self._table_paths():
+            with _failing_alone(path, tidied):
+                self._tidy(path, kept.get(path, ()), tidied, now)
+        if points.latest() is not None:
+            self._tidy(_POINTS, (), tidied, now)
+
+    def _tidy(self, path: str, kept: Collection[int], tidied: Tidied, now: datetime) -> None:
+        files = self._files_of(path)
+        files.checkpoint(_TABLE_CHECKPOINT)
+        tidied.files += files.vacuum(kept, now, grace=self._grace, orphan_age=self._orphan_age)
+        tidied.log_entries += files.clean_log(min(kept, default=None), now, age=self._log_age)
+
+    def _tidy_changelog(self, reader_version: int, tidied: Tidied, now: datetime) -> None:
+        files = self._files_of(_CHANGELOG)
+        files.checkpoint(_CHANGELOG_CHECKPOINT)
+        tidied.files += files.vacuum(
+            (), now, grace=self._grace, orphan_age=self._orphan_age, unread_after=reader_version
+        )
+        tidied.log_entries += files.clean_log(reader_version, now, age=self._log_age)
+
+    def _files_of(self, path: str) -> TableFiles:
+        if path not in self._files:
+            self._files[path] = TableFiles(f"{self._pipeline.lake_root}/{path}")
+        return self._files[path]
+
+    def _table_paths(self) -> Iterator[str]:
+        """`<schema>/<table>` of every Delta table under the lake root, in a point or not."""
+        filesystem, root = open_storage(self._pipeline.lake_root)
+        with storage_errors(self._pipeline.lake_root):
+            for schema in _folders(filesystem, root):
+                for table in _folders(filesystem, f"{root}/{schema}"):
+                    log_folder = filesystem.get_file_info(f"{root}/{schema}/{table}/_delta_log")
+                    if log_folder.type == fs.FileType.Directory:
+                        yield f"{schema}/{table}"
+
+
+def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
+    infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
+    return sorted(name for name in names if not name.startswith(("_", ".")))
+
+
+@contextmanager
+def _failing_alone(place: str, tidied: Tidied) -> Iterator[None]:
+    try:
+        yield
+    except FencedError:
+        raise
+    except PgReplError as error:
+        log.warning("maintenance of %s failed: %s", place, error.message)
+        tidied.failed[place] = error

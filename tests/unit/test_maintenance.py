@@ -1,0 +1,248 @@
+"""lake/maintenance.py and lake/table_files.py on real Delta tables."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
+
+from airflow_provider_pgrepl.errors import FencedError, LakeError
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, Tidied
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+NOTHING = timedelta(0)
+DAY = timedelta(days=1)
+
+
+def pipeline(lake: Path, **settings: float) -> Pipeline:
+    return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
+
+
+def overwrite(lake: Path, value: int, table: str = "a") -> int:
+    """A new version that holds nothing but `value`, in a file of its own."""
+    write_deltalake(f"{lake}/public/{table}", pa.table({"n": pa.array([value])}), mode="overwrite")
+    version: int = DeltaTable(f"{lake}/public/{table}").version()
+    return version
+
+
+def soon() -> datetime:
+    """A moment after all that was just written, whatever a file system rounds times to."""
+    return datetime.now(UTC) + timedelta(seconds=5)
+
+
+def pin(points: Points, lsn: int, version: int, ago: timedelta = NOTHING) -> None:
+    points.append(ConsistentPoint(1, LSN(lsn), datetime.now(UTC) - ago, {"public.a": version}))
+
+
+def parquet_files(folder: Path) -> set[str]:
+    return {file.name for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts}
+
+
+def eager(lake: Path, points: Points | None = None, **settings: float) -> Maintenance:
+    return Maintenance(pipeline(lake, **settings), points, grace=NOTHING, orphan_age=DAY, log_age=NOTHING)
+
+
+def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path) -> None:
+    points = Points(str(tmp_path))
+    versions = [overwrite(tmp_path, value) for value in range(8)]
+    for lsn in (2, 5):
+        pin(points, lsn, versions[lsn])
+    tidied = eager(tmp_path, points).run(soon())
+    assert tidied == Tidied(files=5)
+    assert len(parquet_files(tmp_path / "public/a")) == 3
+    for lsn in (2, 5):
+        assert consistent_arrow(str(tmp_path), lsn).table("public.a")["n"].to_pylist() == [lsn]
+    assert DeltaTable(f"{tmp_path}/public/a").version() == versions[-1]
+    with pytest.raises(Exception, match=r"not found|No such file"):
+        DeltaTable(f"{tmp_path}/public/a", version=3).to_pandas()
+
+
+def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
+    points = Points(str(tmp_path))
+    for lsn in range(1, 7):
+        pin(points, lsn, overwrite(tmp_path, lsn), ago=timedelta(minutes=59, seconds=-lsn))
+    maintenance = eager(tmp_path, points, points_keep_all_h=0.5, points_thin_min=60 * 24 * 365 * 100)
+    tidied = maintenance.run(soon())
+    assert tidied.points == 5
+    assert tidied.files == 5 + 6, "five of the table, six of the points' own"
+    assert consistent_arrow(str(tmp_path)).table("public.a")["n"].to_pylist() == [6]
+
+
+def test_a_removed_file_outlives_its_removal_by_the_grace(tmp_path: Path) -> None:
+    overwrite(tmp_path, 1)
+    overwrite(tmp_path, 2)
+    maintenance = Maintenance(pipeline(tmp_path), grace=timedelta(minutes=15))
+    assert maintenance.run(soon()).files == 0
+    assert maintenance.run(soon() + timedelta(minutes=14)).files == 0
+    assert maintenance.run(soon() + timedelta(minutes=16)).files == 1
+
+
+def test_what_a_writer_has_not_committed_yet_stays_until_it_is_an_orphan(tmp_path: Path) -> None:
+    overwrite(tmp_path, 1)
+    (tmp_path / "public/a/part-unfinished.parquet").write_bytes(b"PAR1")
+    assert eager(tmp_path).run(soon() + timedelta(hours=23)).files == 0
+    assert eager(tmp_path).run(soon() + timedelta(hours=25)).files == 1
+    assert DeltaTable(f"{tmp_path}/public/a").to_pandas()["n"].tolist() == [1]
+
+
+def test_what_is_no_data_file_or_hidden_is_never_touched(tmp_path: Path) -> None:
+    overwrite(tmp_path, 1)
+    others = ["notes.txt", "_private.parquet", ".x.parquet", "_dir/y.parquet"]
+    for name in others:
+        (tmp_path / "public/a" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "public/a" / name).touch()
+    (tmp_path / "public/plain.parquet").touch()
+    assert eager(tmp_path).run(soon() + 10 * DAY).files == 0
+
+
+def test_a_run_writes_no_commit_to_a_table(tmp_path: Path) -> None:
+    version = [overwrite(tmp_path, value) for value in range(4)][-1]
+    stale = DeltaTable(f"{tmp_path}/public/a")
+    eager(tmp_path).run(soon())
+    assert DeltaTable(f"{tmp_path}/public/a").version() == version
+    write_deltalake(stale, pa.table({"n": pa.array([9])}), mode="append")
+
+
+def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
+    points = Points(str(tmp_path))
+    maintenance = eager(tmp_path, points)
+    pin(points, 1, overwrite(tmp_path, 1))
+    overwrite(tmp_path, 2)
+    assert maintenance.run(soon()).files == 0
+    pin(points, 3, overwrite(tmp_path, 3))
+    assert maintenance.run(soon()).files == 1
+    assert consistent_arrow(str(tmp_path), 1).table("public.a")["n"].to_pylist() == [1]
+    assert maintenance.run(soon()) == Tidied()
+
+
+def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_built_from(
+    tmp_path: Path,
+) -> None:
+    points = Points(str(tmp_path))
+    for value in range(350):
+        version = overwrite(tmp_path, value)
+        if value in (250, 340):
+            pin(points, value, version)
+    tidied = eager(tmp_path, points).run(soon())
+    left = sorted(int(file.name[:20]) for file in Path(tmp_path, "public/a/_delta_log").glob("*.json"))
+    assert left == list(range(199, 350)), "deltalake checkpoints version 199"
+    assert tidied.log_entries >= 199
+    for lsn in (250, 340):
+        assert consistent_arrow(str(tmp_path), lsn).table("public.a")["n"].to_pylist() == [lsn]
+    # Another process that begins with what is left comes to the same end.
+    overwrite(tmp_path, 1_000)
+    assert eager(tmp_path, Points(str(tmp_path))).run(soon()).files == 1
+    assert consistent_arrow(str(tmp_path), 250).table("public.a")["n"].to_pylist() == [250]
+
+
+def test_young_log_entries_stay(tmp_path: Path) -> None:
+    for value in range(120):
+        overwrite(tmp_path, value)
+    assert Maintenance(pipeline(tmp_path)).run(soon()).log_entries == 0
+
+
+def test_a_table_without_checkpoints_gets_one(tmp_path: Path) -> None:
+    uri = f"{tmp_path}/public/a"
+    for value in range(205):
+        write_deltalake(
+            uri,
+            pa.table({"n": pa.array([value])}),
+            mode="append",
+            post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
+        )
+    eager(tmp_path).run(soon())
+    assert [int(file.name[:20]) for file in Path(uri, "_delta_log").glob("*.checkpoint.parquet")] == [204]
+    assert DeltaTable(uri).to_pandas()["n"].sum() == sum(range(205))
+
+
+def test_a_table_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
+    for table in ("a", "b"):
+        overwrite(tmp_path, 1, table)
+        overwrite(tmp_path, 2, table)
+    for entry in (tmp_path / "public/a/_delta_log").iterdir():
+        entry.write_text("{")
+    tidied = eager(tmp_path).run(soon())
+    assert list(tidied.failed) == ["public/a"]
+    assert isinstance(tidied.failed["public/a"], LakeError)
+    assert tidied.files == 1
+
+
+def test_a_process_whose_place_was_taken_is_told_so(tmp_path: Path) -> None:
+    mine, other = Points(str(tmp_path)), Points(str(tmp_path))
+    for lsn in (1, 2):
+        pin(mine, lsn, overwrite(tmp_path, lsn), ago=30 * DAY)
+    pin(other, 3, overwrite(tmp_path, 3))
+    with pytest.raises(FencedError):
+        eager(tmp_path, mine).run(soon())
+
+
+def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_path: Path) -> None:
+    record = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 16_400, LSN(0))
+    create_changelog(changelog_uri(str(tmp_path)), record)
+    writer = ChangelogWriter(changelog_uri(str(tmp_path)))
+    change = {"epoch": 1, "commit_lsn": 10, "ordinal": 0, "relation_id": 7, "op": "I", "new": ["x"]}
+    part = writer.write_part(pa.Table.from_pylist([change], ROW_SCHEMA))
+    lsns = {"durable_lsn": LSN(11), "first_lsn": LSN(10), "last_lsn": LSN(10)}
+    writer.append([part], **lsns, last_commit_us=0)
+    before = writer.version - 1
+    later = datetime.now(UTC) + timedelta(hours=3)
+    maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
+
+    assert maintenance.run(later, needed_above={1: 9}, reader_version=writer.version) == Tidied()
+    tidied = maintenance.run(later, needed_above={1: 10}, reader_version=before)
+    assert tidied == Tidied(changelog_files=1), "a reader has yet to come to the commit that added the file"
+    assert maintenance.run(later).files == 0
+    assert maintenance.run(later, reader_version=writer.version).files == 1
+    assert not (tmp_path / "_pgrepl/changelog" / part.hour).exists()
+    writer.record_keepalive(LSN(20))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int) -> None:
+    """Random appends, overwrites, deletes, compactions, checkpoints, restarts and runs against a model."""
+    chance = random.Random(seed)
+    uri, points = f"{tmp_path}/public/a", Points(str(tmp_path))
+    maintenance = eager(tmp_path, points)
+    expected: dict[int, list[int]] = {}
+    state = [0]
+    overwrite(tmp_path, 0)
+    for lsn in range(1, 60):
+        data = pa.table({"n": pa.array([lsn])})
+        match chance.randrange(8):
+            case 0:
+                write_deltalake(uri, data, mode="overwrite")
+                state = [lsn]
+            case 1:
+                gone = chance.choice(state or [0])
+                DeltaTable(uri).delete(f"n = {gone}")
+                state = [value for value in state if value != gone]
+            case 2:
+                DeltaTable(uri).optimize.compact()
+            case 3:
+                DeltaTable(uri).create_checkpoint()
+            case 4:
+                points.thin(soon(), 0.000001, 0.001, 1)
+                maintenance.run(soon())
+            case 5:
+                points = Points(str(tmp_path))
+                maintenance = eager(tmp_path, points)
+            case _:
+                write_deltalake(uri, data, mode="append")
+                state = [*state, lsn]
+        if chance.random() < 0.4:
+            expected[lsn] = sorted(state)
+            pin(points, lsn, DeltaTable(uri).version())
+    maintenance.run(soon())
+    for point in Points(str(tmp_path)).all():
+        found = consistent_arrow(str(tmp_path), point.lsn).table("public.a")["n"].to_pylist()
+        assert sorted(found) == expected[point.lsn]
+    assert sorted(DeltaTable(uri).to_pandas()["n"].tolist()) == sorted(state)
