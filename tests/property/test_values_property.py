@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy_csv import OddValueError, read_csv
+from airflow_provider_pgrepl.replication.lake.copy_csv import OddValueError, read_csv, whole_rows
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.relations import find_relation
@@ -271,3 +271,13 @@ def test_rows_of_all_types_come_back_as_postgresql_writes_them(source):
 def test_the_calendar_agrees_with_pythons_where_that_reaches(day):
     fields = (np.array([number]) for number in (day.year, day.month, day.day))
     assert days_since_epoch(*fields)[0] == (day - date(1970, 1, 1)).days
+
+
+@settings(deadline=None)
+@given(st.lists(st.text('x\n"', max_size=9), max_size=30), st.integers(1, 40))
+def test_pieces_of_any_size_are_whole_rows_and_together_the_stream(texts, block_bytes):
+    rows = [b'"%s"\n' % text.replace('"', '""').encode() for text in texts]
+    pieces = list(whole_rows(io.BytesIO(b"".join(rows)), block_bytes))
+    assert b"".join(pieces) == b"".join(rows)
+    ends = {sum(map(len, rows[: index + 1])) for index in range(len(rows))}
+    assert {sum(map(len, pieces[: index + 1])) for index in range(len(pieces))} <= ends

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import SnapshotError
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy_csv import (
-    BLOCK_BYTES,
-    OddValueError,
-    RowTooLongError,
-    read_csv,
-)
+from airflow_provider_pgrepl.replication.lake.copy_csv import OddValueError, read_csv
 from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, open_copy
 
 __all__ = ["WrittenFile", "read_csv", "write_files", "write_range"]
-
-# No row that PostgreSQL can send is longer: COPY builds a line in less than 1 GiB.
-_MAX_BLOCK_BYTES = 1 << 30
 
 
 def write_range(
@@ -40,22 +31,19 @@ def write_range(
 ) -> list[WrittenFile]:
     """Copy one range; every row carries the snapshot's position and time in the bookkeeping columns.
 
-    Reads the range again, more carefully or in larger blocks, when its rows need that. A failed attempt
-    leaves no file. Raises SourceError, ValueRangeError or LakeError; none of them carries a value.
+    Reads the range again, more carefully, when its values need that. A failed attempt leaves no file.
+    Raises SourceError, ValueRangeError or LakeError; none of them carries a value.
     """
-    block_bytes, as_text = BLOCK_BYTES, False
-    while True:
-        try:
-            batches = _copy(dsn, snapshot, copy_range, relation, pipeline, block_bytes, as_text)
-            # Closed here, so that the server's COPY ends before this returns or tries again.
-            with closing(batches):
-                return write_files(batches, relation, pipeline, position, exported_at)
-        except OddValueError:
-            as_text = True
-        except RowTooLongError:
-            if block_bytes >= _MAX_BLOCK_BYTES:
-                raise SnapshotError(f"a row of {relation.table} is longer than 1 GiB as CSV") from None
-            block_bytes *= 4
+
+    def attempt(*, as_text: bool) -> list[WrittenFile]:
+        batches = _copy(dsn, snapshot, copy_range, relation, pipeline, as_text=as_text)
+        # Closed here, so that the server's COPY ends before this returns or tries again.
+        with closing(batches):
+            return write_files(batches, relation, pipeline, position, exported_at)
+
+    with suppress(OddValueError):
+        return attempt(as_text=False)
+    return attempt(as_text=True)
 
 
 def _copy(
@@ -64,12 +52,12 @@ def _copy(
     copy_range: CopyRange,
     relation: Relation,
     pipeline: Pipeline,
-    block_bytes: int,
+    *,
     as_text: bool,
 ) -> Generator[pa.RecordBatch, None, None]:
     """The range's rows. Ends only after the COPY did well: its failure comes up before a file is complete."""
     with open_copy(dsn, snapshot, copy_range) as stream:
-        yield from read_csv(stream, relation, pipeline, block_bytes=block_bytes, as_text=as_text)
+        yield from read_csv(stream, relation, pipeline, as_text=as_text)
 
 
 def write_files(

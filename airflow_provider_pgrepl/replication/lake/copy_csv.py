@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
@@ -11,17 +10,13 @@ from typing import BinaryIO
 import pyarrow as pa
 from pyarrow import csv
 
-from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, ValueRangeError
+from airflow_provider_pgrepl.errors import SnapshotError, ValueRangeError
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 _COLUMN_OF_ERROR = re.compile(r"In CSV column #(\d+)")
-
-
-class RowTooLongError(Exception):
-    """A row does not fit the block; the same bytes can be read with a larger one."""
 
 
 class OddValueError(Exception):
@@ -39,32 +34,68 @@ def read_csv(
     """The rows of `COPY … TO STDOUT (FORMAT csv)` over the relation's columns, in its order, as lake types.
 
     Fast when pyarrow's CSV reader can type the values itself; with `as_text` all go through `values.parse`.
-    Raises RowTooLongError, OddValueError (never with `as_text`), ValueRangeError naming the column, or
-    SnapshotError when the bytes are not such a CSV. No error carries a value.
+    Raises OddValueError (never with `as_text`), ValueRangeError naming the column, or SnapshotError when the
+    bytes are not such a CSV. No error carries a value.
     """
-    head = stream.read(block_bytes)
-    if not head:
-        return
     types = {
         column.name: (None if as_text else values.csv_type(column, pipeline)) or pa.string()
         for column in relation.columns
     }
-    finding: PgReplError | Exception
-    try:
-        with _open(_Marked(head, stream), types, block_bytes) as reader:
-            for batch in reader:
-                yield _type(batch, relation, pipeline)
-        return
-    except pa.ArrowInvalid as error:
-        # Arrow's message holds the value: nothing of it may go on, not even as a cause.
-        finding = _finding(str(error), relation, as_text=as_text)
-    raise finding
+    finding: Exception | None = None
+    for rows in whole_rows(stream, block_bytes):
+        try:
+            table = _read(rows, types)
+        except pa.ArrowInvalid as error:
+            # Arrow's message holds the value: nothing of it may go on, not even as a cause.
+            finding = _finding(str(error), relation, as_text=as_text)
+        if finding:
+            raise finding
+        for batch in table.to_batches():
+            yield _type(batch, relation, pipeline)
 
 
-def _open(stream: BinaryIO, types: dict[str, pa.DataType], block_bytes: int) -> csv.CSVStreamingReader:
-    return csv.open_csv(
-        stream,
-        read_options=csv.ReadOptions(column_names=list(types), block_size=block_bytes, use_threads=False),
+def whole_rows(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
+    """The stream in pieces of about `block_bytes` that end where a row ends; a longer row is one piece.
+
+    pyarrow's streaming reader would do this in a thread of its own, but destroying it after an error waits
+    for that thread while holding the lock which the thread needs to read from a Python stream.
+    """
+    rest, wanted = b"", block_bytes
+    while block := stream.read(wanted):
+        block = rest + block
+        end = _end_of_rows(block)
+        if end:
+            yield block[:end]
+        rest = block[end:]
+        # A row that goes on takes twice as much each time, so that it is not copied too often.
+        wanted = max(block_bytes, len(rest))
+    if rest:
+        yield rest
+
+
+def _end_of_rows(block: bytes) -> int:
+    """The end of the last whole row; 0 when there is none.
+
+    A newline ends a row when an even number of quotes is before it (a quote within a value is written twice).
+    """
+    end = len(block)
+    quotes = block.count(b'"')
+    while (newline := block.rfind(b"\n", 0, end)) >= 0:
+        quotes -= block.count(b'"', newline, end)
+        if quotes % 2 == 0:
+            return newline + 1
+        # Within quotes, and so is all back to the quote before.
+        end = block.rfind(b'"', 0, newline) + 1
+    return 0
+
+
+def _read(rows: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+    if rows.startswith(BOM_UTF8):
+        # pyarrow drops a byte order mark at the start, which here is the beginning of a row's text.
+        rows = BOM_UTF8 + rows
+    return csv.read_csv(
+        pa.BufferReader(rows),
+        read_options=csv.ReadOptions(column_names=list(types), block_size=len(rows) + 1, use_threads=False),
         # A one-column table writes NULL as an empty line.
         parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=csv.ConvertOptions(
@@ -91,8 +122,6 @@ def _type(batch: pa.RecordBatch, relation: Relation, pipeline: Pipeline) -> pa.R
 
 def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:
     """What Arrow's message says, without the value that it may hold."""
-    if "straddl" in message:
-        return RowTooLongError()
     if not as_text:
         return OddValueError()
     place = _COLUMN_OF_ERROR.match(message)
@@ -100,28 +129,6 @@ def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:
         column = relation.columns[int(place[1])]
         return ValueRangeError(
             f'column "{column.name}" of {relation.table} ({column.type_name}) holds a text that is not UTF-8',
-            "the source database's encoding is SQL_ASCII: mend the value there",
+            "mend the value at the source",
         )
     return SnapshotError(f"the copy of {relation.table} is not a CSV of its {len(relation.columns)} columns")
-
-
-class _Marked(io.RawIOBase):
-    """A stream with a byte order mark of ours in front.
-
-    pyarrow drops a mark at the very start, which may be the beginning of the first row's text.
-    """
-
-    def __init__(self, head: bytes, rest: BinaryIO) -> None:
-        self._head = BOM_UTF8 + head
-        self._rest = rest
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if not self._head:
-            return self._rest.read(size)
-        if size < 0:
-            size = len(self._head)
-        piece, self._head = self._head[:size], self._head[size:]
-        return piece

@@ -1,0 +1,159 @@
+"""Which lake type a column gets, and what becomes of values that it cannot hold."""
+
+from __future__ import annotations
+
+import traceback
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.errors import TableError, ValueRangeError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.values import csv_type, lake_schema, lake_type, parse
+
+PIPELINE = Pipeline(name="p", lake="lake", tables=("public.t",))
+AS_STRING = Pipeline(name="p", lake="lake", tables=("public.t",), timestamp_without_tz="string")
+BARE = Pipeline(name="p", lake="lake", tables=("public.t",), commit_lsn_column=False, commit_ts_column=False)
+BOOL, BYTEA, INT8, INT2, INT4, TEXT, FLOAT4, FLOAT8 = 16, 17, 20, 21, 23, 25, 700, 701
+DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID = 1082, 1114, 1184, 1700, 2950
+
+
+def column(type_oid, typmod=-1, name="c"):
+    return Column(name, 1, type_oid, typmod, f"type {type_oid}")
+
+
+def numeric(precision, scale):
+    return column(NUMERIC, ((precision << 16) | (scale & 0x7FF)) + 4)
+
+
+@pytest.mark.parametrize(
+    ("of", "expected"),
+    [
+        (column(INT2), pa.int16()),
+        (column(INT4), pa.int32()),
+        (column(INT8), pa.int64()),
+        (column(FLOAT4), pa.float32()),
+        (column(FLOAT8), pa.float64()),
+        (column(BOOL), pa.bool_()),
+        (column(BYTEA), pa.binary()),
+        (column(DATE), pa.date32()),
+        (column(TIMESTAMP), pa.timestamp("us")),
+        (column(TIMESTAMPTZ), pa.timestamp("us", "UTC")),
+        (column(TEXT), pa.string()),
+        (column(UUID), pa.string()),
+        (column(99999), pa.string()),
+        (numeric(10, 2), pa.decimal128(10, 2)),
+        (numeric(38, 38), pa.decimal128(38, 38)),
+        (numeric(39, 2), pa.string()),
+        (numeric(5, -2), pa.string()),
+        (numeric(3, 5), pa.string()),
+        (column(NUMERIC), pa.string()),
+    ],
+)
+def test_a_column_gets_its_lake_type(of, expected):
+    assert lake_type(of, PIPELINE) == expected
+    assert csv_type(of, PIPELINE) in (expected, None)
+    assert parse(of, pa.array([None, None], pa.string()), PIPELINE).type == expected
+    assert parse(of, pa.chunked_array([], pa.string()), PIPELINE).type == expected
+
+
+def test_timestamp_without_zone_is_text_by_the_pipelines_choice():
+    of = column(TIMESTAMP)
+    assert lake_type(of, AS_STRING) == csv_type(of, AS_STRING) == pa.string()
+    texts = pa.array(["infinity", "0044-03-15 00:00:00 BC", None])
+    assert parse(of, texts, AS_STRING).equals(texts)
+    assert lake_type(column(TIMESTAMPTZ), AS_STRING) == pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize("text_type", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize(
+    ("of", "texts", "expected"),
+    [
+        (column(INT4), ["1", None, "-2147483648"], [1, None, -(2**31)]),
+        (column(BOOL), ["t", None, "f"], [True, None, False]),
+        (column(BYTEA), ["\\x00ff", None, "\\x", "\\x0a"], [b"\x00\xff", None, b"", b"\n"]),
+        (numeric(10, 2), ["1.20", None, "-0.01"], [Decimal("1.20"), None, Decimal("-0.01")]),
+        (column(TEXT), ["a", None, ""], ["a", None, ""]),
+    ],
+)
+def test_slices_chunks_and_large_strings_are_typed_alike(text_type, of, texts, expected):
+    padded = pa.array([texts[0], *texts, texts[0]], text_type)
+    assert parse(of, padded.slice(1, len(texts)), PIPELINE).to_pylist() == expected
+    chunks = pa.chunked_array([padded.slice(1, 1), padded.slice(2, len(texts) - 1)])
+    parsed = parse(of, chunks, PIPELINE)
+    assert isinstance(parsed, pa.Array)
+    assert parsed.to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "text", "said"),
+    [
+        (numeric(10, 2), "NaN", "NaN or infinity"),
+        (numeric(10, 2), "-Infinity", "NaN or infinity"),
+        (numeric(10, 2), "98765432100", "does not write"),
+        (numeric(10, 2), "9876.543", "does not write"),
+        (column(DATE), "infinity", "infinity"),
+        (column(TIMESTAMP), "-infinity", "infinity"),
+        (column(TIMESTAMPTZ), "294247-01-10 04:00:54.775808+00", "after 294247"),
+        (column(TIMESTAMPTZ), "294276-12-31 23:59:59.999999+00", "after 294247"),
+        (column(TIMESTAMPTZ), "12024-01-01 00:00:00+01", "does not write"),
+        (column(DATE), "12024-13-01", "does not write"),
+        (column(DATE), "9876/54/32", "does not write"),
+        (column(INT2), "98765", "does not write"),
+        (column(INT4), "", "does not write"),
+        (column(FLOAT8), "98.76.5", "does not write"),
+        (column(BOOL), "98765", "does not write"),
+        (column(BYTEA), "98765", "does not write"),
+        (column(BYTEA), "\\x98765", "does not write"),
+        (column(BYTEA), "\\x9876\\x5", "does not write"),
+        (column(BYTEA), "\\x9876zz", "does not write"),
+    ],
+)
+def test_a_value_that_the_lake_type_cannot_hold_is_named_but_never_shown(of, text, said):
+    with pytest.raises(ValueRangeError) as caught:
+        parse(of, pa.array([None, text]), PIPELINE, TableName("sales", "orders"))
+    assert f'column "c" of sales.orders ({of.type_name})' in caught.value.message
+    assert said in caught.value.message
+    assert caught.value.hint
+    shown = "".join(traceback.format_exception(caught.value))
+    assert text in ("", "infinity", "NaN") or text.strip("-") not in shown or text == "-infinity"
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_two_halves_of_bytes_do_not_make_a_whole_one():
+    with pytest.raises(ValueRangeError):
+        parse(column(BYTEA), pa.array(["\\x0", "\\x1"]), PIPELINE)
+
+
+def test_the_last_microsecond_that_the_lake_can_hold_is_held():
+    last = parse(column(TIMESTAMPTZ), pa.array(["294247-01-10 04:00:54.775807+00"]), PIPELINE)
+    assert last.cast(pa.int64()).to_pylist() == [2**63 - 1]
+
+
+def test_odd_dates_among_ordinary_ones_stay_in_their_rows():
+    texts = pa.array([None, "2024-01-01", "0001-01-01 BC", None, "10000-01-01", "1970-01-02"])
+    days = parse(column(DATE), texts, PIPELINE).cast(pa.int32()).to_pylist()
+    assert days == [None, 19723, -719528, None, 2932897, 1]
+
+
+def test_the_lake_schema_is_the_columns_and_then_the_bookkeeping_that_is_wanted():
+    relation = Relation(1, TableName("public", "t"), (column(INT8, name="id"), column(TEXT, name="s")))
+    assert lake_schema(relation, PIPELINE) == pa.schema(
+        [
+            ("id", pa.int64()),
+            ("s", pa.string()),
+            ("_pgrepl_commit_lsn", pa.int64()),
+            ("_pgrepl_commit_ts", pa.timestamp("us", "UTC")),
+        ]
+    )
+    assert lake_schema(relation, BARE).names == ["id", "s"]
+
+
+@pytest.mark.parametrize("names", [("A", "a"), ("x", "_PGREPL_COMMIT_LSN")])
+def test_names_that_the_lake_cannot_tell_apart_are_refused(names):
+    relation = Relation(1, TableName("public", "t"), tuple(column(TEXT, name=name) for name in names))
+    with pytest.raises(TableError, match=f'public.t.*"{names[-1]}"'):
+        lake_schema(relation, PIPELINE)
