@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError
+from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -47,8 +47,8 @@ def parquet_files(folder: Path) -> set[str]:
     return {file.name for file in folder.rglob("*.parquet") if "_delta_log" not in file.parts}
 
 
-def eager(lake: Path, points: Points | None = None, **settings: float) -> Maintenance:
-    return Maintenance(pipeline(lake, **settings), points, grace=NOTHING, orphan_age=DAY, log_age=NOTHING)
+def eager(lake: Path, **settings: float) -> Maintenance:
+    return Maintenance(pipeline(lake, **settings), grace=NOTHING, orphan_age=DAY, log_age=NOTHING)
 
 
 def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
     versions = [overwrite(tmp_path, value) for value in range(8)]
     for lsn in (2, 5):
         pin(points, lsn, versions[lsn])
-    tidied = eager(tmp_path, points).run(soon())
+    tidied = eager(tmp_path).run(soon())
     assert tidied == Tidied(files=5)
     assert len(parquet_files(tmp_path / "public/a")) == 3
     for lsn in (2, 5):
@@ -70,7 +70,7 @@ def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
     points = Points(str(tmp_path))
     for lsn in range(1, 7):
         pin(points, lsn, overwrite(tmp_path, lsn), ago=timedelta(minutes=59, seconds=-lsn))
-    maintenance = eager(tmp_path, points, points_keep_all_h=0.5, points_thin_min=60 * 24 * 365 * 100)
+    maintenance = eager(tmp_path, points_keep_all_h=0.5, points_thin_min=60 * 24 * 365 * 100)
     tidied = maintenance.run(soon())
     assert tidied.points == 5
     assert tidied.files == 5 + 6, "five of the table, six of the points' own"
@@ -114,7 +114,7 @@ def test_a_run_writes_no_commit_to_a_table(tmp_path: Path) -> None:
 
 def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
     points = Points(str(tmp_path))
-    maintenance = eager(tmp_path, points)
+    maintenance = eager(tmp_path)
     pin(points, 1, overwrite(tmp_path, 1))
     overwrite(tmp_path, 2)
     assert maintenance.run(soon()).files == 0
@@ -132,7 +132,7 @@ def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_bui
         version = overwrite(tmp_path, value)
         if value in (250, 340):
             pin(points, value, version)
-    tidied = eager(tmp_path, points).run(soon())
+    tidied = eager(tmp_path).run(soon())
     left = sorted(int(file.name[:20]) for file in Path(tmp_path, "public/a/_delta_log").glob("*.json"))
     assert left == list(range(199, 350)), "deltalake checkpoints version 199"
     assert tidied.log_entries >= 199
@@ -140,7 +140,7 @@ def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_bui
         assert consistent_arrow(str(tmp_path), lsn).table("public.a")["n"].to_pylist() == [lsn]
     # Another process that begins with what is left comes to the same end.
     overwrite(tmp_path, 1_000)
-    assert eager(tmp_path, Points(str(tmp_path))).run(soon()).files == 1
+    assert eager(tmp_path).run(soon()).files == 1
     assert consistent_arrow(str(tmp_path), 250).table("public.a")["n"].to_pylist() == [250]
 
 
@@ -176,15 +176,6 @@ def test_a_table_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
     assert tidied.files == 1
 
 
-def test_a_process_whose_place_was_taken_is_told_so(tmp_path: Path) -> None:
-    mine, other = Points(str(tmp_path)), Points(str(tmp_path))
-    for lsn in (1, 2):
-        pin(mine, lsn, overwrite(tmp_path, lsn), ago=30 * DAY)
-    pin(other, 3, overwrite(tmp_path, 3))
-    with pytest.raises(FencedError):
-        eager(tmp_path, mine).run(soon())
-
-
 def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_path: Path) -> None:
     record = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 16_400, LSN(0))
     create_changelog(changelog_uri(str(tmp_path)), record)
@@ -211,7 +202,7 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
     """Random appends, overwrites, deletes, compactions, checkpoints, restarts and runs against a model."""
     chance = random.Random(seed)
     uri, points = f"{tmp_path}/public/a", Points(str(tmp_path))
-    maintenance = eager(tmp_path, points)
+    maintenance = eager(tmp_path)
     expected: dict[int, list[int]] = {}
     state = [0]
     overwrite(tmp_path, 0)
@@ -234,7 +225,7 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
                 maintenance.run(soon())
             case 5:
                 points = Points(str(tmp_path))
-                maintenance = eager(tmp_path, points)
+                maintenance = eager(tmp_path)
             case _:
                 write_deltalake(uri, data, mode="append")
                 state = [*state, lsn]

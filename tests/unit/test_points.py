@@ -70,16 +70,33 @@ def test_of_two_points_at_one_lsn_the_later_counts_and_a_repeat_is_not_written(t
     assert Points(str(tmp_path)).at_or_before(11) == point(10, a=1, b=4)
 
 
-def test_a_writer_that_another_one_overtook_is_refused_whatever_it_does(tmp_path: Path) -> None:
+def test_a_writer_that_another_one_overtook_is_refused(tmp_path: Path) -> None:
     stale, fresh = Points(str(tmp_path)), Points(str(tmp_path))
-    stale.append(point(1, ago=timedelta(days=30)))
+    stale.append(point(1))
     stale.append(point(2))
     fresh.append(point(3))
     with pytest.raises(FencedError):
         stale.append(point(4))
-    with pytest.raises(FencedError):
-        stale.thin(NOW, 1, 10, 168)
     assert [one.lsn for one in Points(str(tmp_path)).all()] == [1, 2, 3]
+
+
+def test_thinning_through_another_instance_does_not_stop_the_writer(tmp_path: Path) -> None:
+    writer = Points(str(tmp_path))
+    for lsn in (1, 2, 3):
+        writer.append(point(lsn, ago=timedelta(days=30)))
+    assert Points(str(tmp_path)).thin(NOW, 1, 10, 168) == 2
+    writer.append(point(4))
+    assert [one.lsn for one in Points(str(tmp_path)).all()] == [3, 4] == [one.lsn for one in writer.all()]
+
+
+def test_a_thinning_that_knows_old_points_only_loses_no_newer_one(tmp_path: Path) -> None:
+    writer, thinner = Points(str(tmp_path)), Points(str(tmp_path))
+    writer.append(point(1, ago=timedelta(days=30)))
+    writer.append(point(2, ago=timedelta(days=30)))
+    assert thinner.latest() == point(2, ago=timedelta(days=30))
+    writer.append(point(3))
+    assert thinner.thin(NOW, 1, 10, 168) == 2
+    assert [one.lsn for one in Points(str(tmp_path)).all()] == [3]
 
 
 def test_many_appends_leave_few_files_and_lose_nothing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from pyarrow import fs
 
-from airflow_provider_pgrepl.errors import FencedError, PgReplError
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -46,21 +46,18 @@ class Tidied:
 class Maintenance:
     """Upkeep of one pipeline's lake; keep the instance, it remembers what it has read of each table's log.
 
-    `points` is the instance through which the same process appends, as only one may write. Without it every
-    run reads the points anew.
+    May run while the receiver and the applier write.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        points: Points | None = None,
         *,
         grace: timedelta = GRACE,
         orphan_age: timedelta = ORPHAN_AGE,
         log_age: timedelta = LOG_AGE,
     ) -> None:
         self._pipeline = pipeline
-        self._points = points
         self._grace, self._orphan_age, self._log_age = grace, orphan_age, log_age
         self._files: dict[str, TableFiles] = {}
 
@@ -75,14 +72,12 @@ class Maintenance:
 
         `needed_above` is that of `drop_expired`; without it the changelog keeps all its hours.
         `reader_version` is the changelog version that the slowest reader of versions is done with; without
-        it the changelog's files and log stay. What fails in one place stops no other and is in the result;
-        only FencedError is raised: another process has taken this one's place.
+        it the changelog's files and log stay. What fails in one place stops no other and is in the result.
         """
         now = now or datetime.now(UTC)
         tidied = Tidied()
-        points = self._points or Points(self._pipeline.lake_root)
         with _failing_alone(_POINTS, tidied):
-            self._tidy_tables(points, tidied, now)
+            self._tidy_tables(tidied, now)
         if needed_above is not None:
             with _failing_alone(_CHANGELOG, tidied):
                 dropped = drop_expired(
@@ -98,8 +93,10 @@ class Maintenance:
         )
         return tidied
 
-    def _tidy_tables(self, points: Points, tidied: Tidied, now: datetime) -> None:
+    def _tidy_tables(self, tidied: Tidied, now: datetime) -> None:
         settings = self._pipeline
+        # Read anew each time: a file that a point names must not go because the point is not known here.
+        points = Points(settings.lake_root)
         tidied.points = points.thin(
             now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
         )
@@ -152,8 +149,6 @@ def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
 def _failing_alone(place: str, tidied: Tidied) -> Iterator[None]:
     try:
         yield
-    except FencedError:
-        raise
     except PgReplError as error:
         log.warning("maintenance of %s failed: %s", place, error.message)
         tidied.failed[place] = error

@@ -40,6 +40,7 @@ SCHEMA = pa.schema(
 _TABLE_PROPERTIES = {"delta.checkpointInterval": "100", "delta.enableExpiredLogCleanup": "false"}
 # An append costs the more the more files are live: 4 ms at a few, 30 ms at 1,500.
 _MANY_FILES = 64
+_THIN_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class Points:
     """The points of one lake; may be used from several threads.
 
     An instance reads the table once: make a new one to see what others have written since. Only one
-    instance writes at a time, of all processes; the others' commits are refused with FencedError.
+    instance, of all processes, may append: one that finds points which it has not written itself is refused.
+    Thinning may be done through another.
     """
 
     def __init__(self, lake_root: str) -> None:
@@ -105,7 +107,7 @@ class Points:
     def append(self, point: ConsistentPoint) -> None:
         """Add the newest point; one equal to the last is not written again.
 
-        Raises LakeError when it is before the last one, FencedError when another process writes points.
+        Raises LakeError when it is before the last one, FencedError when another process appends points.
         """
         with self._lock:
             points = self._loaded()
@@ -117,26 +119,50 @@ class Points:
                 )
             if points and point == points[-1]:
                 return
-            if self._file_count >= _MANY_FILES:
-                self._write([*points, point], "overwrite")
-            else:
-                self._write([point], "append")
-            points.append(point)
+            try:
+                self._add(point)
+            except FencedError:
+                last = points[-1] if points else None
+                self._forget()
+                # Between the two there was at most a thinning.
+                if (latest := self.latest()) not in (last, point):
+                    raise
+                if latest != point:
+                    self._add(point)
 
     def thin(self, now: datetime, keep_all_h: float, thin_min: float, keep_h: float) -> int:
         """Keep every point of the last `keep_all_h` hours, then the last of each `thin_min` minutes, and none
         older than `keep_h` hours but the latest; how many went. One commit, none when nothing is to go.
 
-        Raises LakeError, FencedError.
+        Raises LakeError; FencedError when it met other commits again and again.
         """
         with self._lock:
-            points = self._loaded()
-            kept = list(_thinned(points, now, keep_all_h, thin_min, keep_h))
-            dropped = len(points) - len(kept)
-            if dropped:
-                self._write(kept, "overwrite")
+            for attempt in range(_THIN_ATTEMPTS):
+                points = self._loaded()
+                kept = list(_thinned(points, now, keep_all_h, thin_min, keep_h))
+                if len(kept) == len(points):
+                    break
+                try:
+                    self._write(kept, "overwrite")
+                except FencedError:
+                    self._forget()
+                    if attempt == _THIN_ATTEMPTS - 1:
+                        raise
+                    continue
                 self._points = kept
-            return dropped
+                break
+            return len(points) - len(kept)
+
+    def _add(self, point: ConsistentPoint) -> None:
+        points = self._loaded()
+        if self._file_count >= _MANY_FILES:
+            self._write([*points, point], "overwrite")
+        else:
+            self._write([point], "append")
+        points.append(point)
+
+    def _forget(self) -> None:
+        self._table = self._points = None
 
     def _loaded(self) -> list[ConsistentPoint]:
         with self._lock:
