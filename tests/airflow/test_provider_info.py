@@ -47,9 +47,9 @@ def test_every_field_of_the_connection_form_reaches_libpq() -> None:
 
 
 def test_airflow_finds_the_provider_by_its_entry_point() -> None:
-    from airflow.providers_manager import ProvidersManager
+    from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 
-    hook = ProvidersManager().hooks["pgrepl"]
+    hook = ProvidersManagerTaskRuntime().hooks["pgrepl"]
     assert hook is not None
     assert hook.connection_type == "pgrepl"
 
