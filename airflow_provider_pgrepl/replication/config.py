@@ -68,6 +68,8 @@ class Pipeline:
             raise ConfigError(f"slot: {self.slot!r} may hold only a-z, 0-9 and _, and at most 63 of them")
         if not self.lake.strip():
             raise ConfigError("lake: is empty", "give the path or URI under which the lake tables are to be")
+        if "%" in self.lake:
+            raise ConfigError("lake: must not contain %", "Delta's readers would decode it in some places only")
         self._check_tables()
         self._check_numbers()
 

@@ -52,16 +52,18 @@ class TableName:
 
     @property
     def path(self) -> str:
-        """The table's place under the lake root: `<schema>/<table>`, percent-encoded.
+        """The table's place under the lake root: `<schema>/<table>`, in ASCII letters that need no care.
 
-        A leading underscore is encoded as well, so that no schema can meet `_pgrepl`.
+        Anything but letters, digits, `_`, `-` and `.` is written as `~` and two hexadecimal digits for each
+        byte of its UTF-8. Not `%`: Delta's readers decode that in some places and not in others. A leading
+        underscore or dot is encoded as well, so that no schema can meet `_pgrepl`.
         """
         return f"{_path_segment(self.schema)}/{_path_segment(self.name)}"
 
 
 def _path_segment(name: str) -> str:
-    text = quote(name, safe="")
-    return "%" + f"{ord(text[0]):02X}" + text[1:] if text[0] in "._" else text
+    text = quote(name, safe="").replace("~", "~7E").replace("%", "~")
+    return f"~{ord(text[0]):02X}{text[1:]}" if text[0] in "._" else text
 
 
 @dataclass(frozen=True)
