@@ -1,0 +1,228 @@
+"""`python -m airflow_provider_pgrepl status` against a real server and a real lake, without any app."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg2.extensions
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.table import app_id
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+ROOT = Path(__file__).parents[2]
+TO_STREAMING = (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.STREAMING)
+EPOCH = Epoch(1)
+
+
+class Shop:
+    """A pipeline as its apps leave it: two tables, one of them in error."""
+
+    def __init__(self, dsn: str, pg: psycopg2.extensions.connection, folder: Path) -> None:
+        self.dsn = dsn
+        self.pg = pg
+        # Slots are the server's, not the database's: each test needs one of its own.
+        self.pipeline = Pipeline(name=f"shop_{os.urandom(4).hex()}", lake=str(folder), tables=("public.*",))
+        self.file = folder / "pipeline.json"
+        self.file.write_text(self.pipeline.to_json())
+
+    def make_slot(self) -> LSN:
+        with self.pg.cursor() as cursor:
+            cursor.execute(
+                "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')",
+                (self.pipeline.slot,),
+            )
+            (lsn,) = cursor.fetchone() or ("0/0",)
+            return LSN.parse(lsn)
+
+    def set_up(self) -> LSN:
+        """Everything at one LSN: the slot's consistent point."""
+        at = self.make_slot()
+        name, slot, lake = self.pipeline.name, self.pipeline.slot, self.pipeline.lake_root
+        record = EpochRecord(name, EPOCH, "7", 1, slot, self.pipeline.publication, 16_400, at)
+        create_changelog(changelog_uri(lake), record)
+        with Store(self.dsn, "test") as store:
+            store.migrate()
+            store.register(self.pipeline, "7", True, True)
+            for table in ("orders", "broken"):
+                for state in TO_STREAMING:
+                    store.set_state(name, TableName("public", table), state)
+            store.set_state(
+                name,
+                TableName("public", "broken"),
+                TableState.ERRORED,
+                reason="column price: a value of numeric(5,2) does not fit into decimal(5,2)",
+                hint=f"snapshot the table anew: run the snapshot app with --tables public.broken {'x' * 60}",
+                lsn=at,
+            )
+            store.write_progress(
+                name, received_lsn=at, durable_lsn=at, told_lsn=at, changes_per_s=1234.0, holder="host:42"
+            )
+        version = self.write_table("orders", at)
+        self.write_table("broken", at)
+        moment = datetime.now(UTC) - timedelta(minutes=3)
+        Points(lake).append(ConsistentPoint(EPOCH, LSN(at - 1), moment, {"public.orders": version}))
+        return at
+
+    def write_table(self, table: str, position: LSN) -> int:
+        uri = f"{self.pipeline.lake_root}/public/{table}"
+        transaction = Transaction(app_id(self.pipeline.name, EPOCH), position - 1)
+        properties = CommitProperties(app_transactions=[transaction])
+        write_deltalake(uri, pa.table({"id": [1]}), commit_properties=properties)
+        version: int = DeltaTable(uri).version()
+        return version
+
+    def status(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "airflow_provider_pgrepl", "status", str(self.file), *arguments],
+            env={**os.environ, "PGREPL_DSN": self.dsn, **environment},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def json(self) -> dict[str, Any]:
+        found = self.status("--json")
+        assert found.returncode == 0, found.stderr
+        status: dict[str, Any] = json.loads(found.stdout)
+        return status
+
+
+@pytest.fixture
+def shop(dsn: str, pg: psycopg2.extensions.connection, tmp_path: Path) -> Shop:
+    return Shop(dsn, pg, tmp_path)
+
+
+def test_before_anything_is_set_up_it_says_what_to_run(shop: Shop) -> None:
+    found = shop.status()
+    assert found.returncode == 0, found.stderr
+    assert (
+        f"Pipeline {shop.pipeline.name} has not been set up yet: run the snapshot app first" in found.stdout
+    )
+    assert shop.json()["set_up"] is False
+    assert shop.json()["tables"] == []
+
+
+def test_states_positions_and_lag_are_shown_while_no_app_runs(shop: Shop) -> None:
+    at = shop.set_up()
+    with shop.pg.cursor() as cursor:
+        cursor.execute("create table t as select repeat('x', 1000) from generate_series(1, 1000)")
+    status = shop.json()
+    end = wal_lsn(shop.pg)
+    assert status["set_up"] is True
+    assert status["epoch"] == 1
+    behind = status["steps"]["durable"]["lag_bytes"]
+    assert status["steps"]["durable"]["lsn"] == status["steps"]["told"]["lsn"] == str(at)
+    assert 1_000_000 < behind <= end - at
+    assert status["steps"]["applied"] == {"lsn": str(LSN(at - 1)), "lag_bytes": behind}
+    assert status["slot"]["active"] is False
+    assert status["slot"]["held_bytes"] >= behind
+    assert status["consistent_point"]["tables"] == {"public.orders": 0}
+    assert 179 <= status["last_applied_commit_age_s"] < 300
+    by_name = {table["table"]: table for table in status["tables"]}
+    assert by_name["public.orders"]["state"] == "streaming"
+    assert by_name["public.orders"]["position_lsn"] == str(LSN(at - 1))
+    assert by_name["public.orders"]["lag_bytes"] == behind
+    assert by_name["public.broken"]["state"] == "errored"
+    assert by_name["public.broken"]["error_lsn"] == str(at)
+
+
+def test_a_quiet_table_is_as_far_as_the_consistent_point_that_holds_it(shop: Shop) -> None:
+    shop.set_up()
+    before = {table["table"]: table["lag_bytes"] for table in shop.json()["tables"]}
+    end = wal_lsn(shop.pg)
+    Points(shop.pipeline.lake_root).append(ConsistentPoint(EPOCH, end, None, {"public.orders": 0}))
+    status = shop.json()
+    after = {table["table"]: table["lag_bytes"] for table in status["tables"]}
+    assert after["public.orders"] == status["steps"]["applied"]["lag_bytes"]
+    assert after["public.broken"] >= before["public.broken"]
+
+
+def test_the_text_reads_well_at_a_hundred_columns(shop: Shop) -> None:
+    at = shop.set_up()
+    found = shop.status()
+    assert found.returncode == 0, found.stderr
+    lines = found.stdout.splitlines()
+    assert max(map(len, lines[3:])) <= 100
+    assert "2 tables: " in found.stdout
+    header = next(line for line in lines if line.startswith("table "))
+    orders = next(line for line in lines if line.startswith("public.orders "))
+    assert orders.index("streaming") == header.index("state")
+    assert orders.index(str(LSN(at - 1))) == header.index("position")
+    assert (
+        f"public.broken: column price: a value of numeric(5,2) does not fit into decimal(5,2) (at {at})"
+        in lines
+    )
+    assert "  hint: snapshot the table anew: run the snapshot app with --tables public.broken" in lines
+    assert "not running; was on host:42, last report" in found.stdout
+    assert f"{shop.pipeline.slot}, not read by anybody, holds " in found.stdout
+
+
+def test_a_slot_that_is_gone_and_a_lake_that_is_not_ours_are_said(shop: Shop) -> None:
+    shop.set_up()
+    with shop.pg.cursor() as cursor:
+        cursor.execute("select pg_drop_replication_slot(%s)", (shop.pipeline.slot,))
+    record = EpochRecord("other", EPOCH, "7", 1, "s", "p", 1, LSN(1))
+    DeltaTable(changelog_uri(shop.pipeline.lake_root)).alter.set_table_description(record.to_json())
+    found = shop.status()
+    assert found.returncode == 0
+    assert "is gone: the pipeline needs a new epoch" in found.stdout
+    assert "the lake belongs to the pipeline other" in found.stdout
+    assert shop.json()["slot"] is None
+
+
+def test_the_durable_lsn_is_the_changelogs_whatever_was_reported(shop: Shop) -> None:
+    at = shop.set_up()
+    ChangelogWriter(changelog_uri(shop.pipeline.lake_root)).record_keepalive(LSN(at + 8))
+    assert shop.json()["steps"]["durable"]["lsn"] == str(LSN(at + 8))
+
+
+def test_a_source_that_cannot_be_reached_is_one_sentence_and_may_be_tried_again(shop: Shop) -> None:
+    found = shop.status(PGREPL_DSN="host=127.0.0.1 port=1 dbname=x user=u password=hunter2")
+    assert found.returncode == 75
+    assert "Traceback" not in found.stderr
+    assert "hunter2" not in found.stderr
+    assert 1 <= len(found.stderr.strip().splitlines()) <= 3
+
+
+@pytest.mark.parametrize(
+    ("content", "environment", "said"),
+    [
+        ("{", {}, "not JSON"),
+        ('{"name": "a"}', {}, "missing key"),
+        (None, {"PGREPL_DSN": ""}, "PGREPL_DSN is not set"),
+        (None, {"PGREPL_DSN": "no=such option"}, "cannot be read"),
+    ],
+)
+def test_what_trying_again_will_not_mend_ends_with_78(
+    shop: Shop, content: str | None, environment: dict[str, str], said: str
+) -> None:
+    if content is not None:
+        shop.file.write_text(content)
+    found = shop.status(**environment)
+    assert found.returncode == 78
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+def test_a_wrong_command_ends_with_78_and_the_usage(shop: Shop) -> None:
+    found = shop.status("--nonsense")
+    assert found.returncode == 78
+    assert "usage: python -m airflow_provider_pgrepl" in found.stderr
