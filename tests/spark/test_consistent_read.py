@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def move(lake: Path, lsn: int, amount: int) -> None:
     """One source transaction over two tables, and the consistent point after it."""
     versions = {}
-    for table, value in (("public.debit", -amount), ('public."Credit"', amount)):
+    for table, value in (("public.debit", -amount), ('"My Shop"."a/b%"', amount)):
         uri = f"{lake}/{TableName.parse(table).path}"
         write_deltalake(uri, pa.table({"amount": pa.array([value], pa.int64())}), mode="append")
         versions[table] = DeltaTable(uri).version()
@@ -38,7 +38,7 @@ def test_both_sides_of_a_transaction_or_none_are_read(spark: SparkSession, tmp_p
     for lsn, total in ((None, 12), (15, 5)):
         view = consistent_read(spark, str(tmp_path), lsn)
         assert view.table("public.debit").agg({"amount": "sum"}).first()[0] == -total
-        assert view.table('public."Credit"').agg({"amount": "sum"}).first()[0] == total
+        assert view.table('"My Shop"."a/b%"').agg({"amount": "sum"}).first()[0] == total
         same = consistent_arrow(str(tmp_path), lsn).table("public.debit")
         assert sorted(same["amount"].to_pylist()) == sorted(
             row["amount"] for row in view.table("public.debit").collect()

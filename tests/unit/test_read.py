@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import LakeError, ToolError
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 
 
 def write(lake: Path, table: str, data: pa.Table) -> int:
@@ -80,6 +80,17 @@ def test_types_come_back_as_the_lake_table_has_them(tmp_path: Path) -> None:
     view = consistent_arrow(str(tmp_path))
     assert view.table("public.a").equals(data)
     assert view.query('select "Text" from "public.a" where "Text" is not null').schema.types == [pa.string()]
+
+
+@pytest.mark.parametrize("name", ['"My Schema"."a.b/c%d"', '_hidden."quote""d"', "public.ünïcode"])
+def test_odd_names_are_found_and_can_be_queried(tmp_path: Path, name: str) -> None:
+    key = str(TableName.parse(name))
+    version = write(tmp_path, name, numbers(4))
+    write(tmp_path, name, numbers(5))
+    Points(str(tmp_path)).append(ConsistentPoint(1, LSN(1), None, {key: version}))
+    view = consistent_arrow(str(tmp_path))
+    assert view.table(name)["n"].to_pylist() == [4]
+    assert view.query(f"select sum(n) as n from {quote_identifier(key)}")["n"].to_pylist() == [4]
 
 
 def test_a_table_that_the_point_does_not_name_raises_though_it_is_there(tmp_path: Path) -> None:
