@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _failed(f"{error.strerror or error}: {error.filename or ''}")
     except Stopped:
-        pass
+        if show.equal is None:
+            return _failed("ended before the comparison")
     return 0 if show.equal else 1
 
 

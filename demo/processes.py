@@ -27,6 +27,8 @@ def adopt_orphans(folder: Path) -> None:
     """Make this process the reaper of all that descends from it, and mark all of it with the folder."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     os.environ[MARK] = str(folder)
+    # Airflow renames its processes, and would write the new names over the mark.
+    os.environ["SPT_NOENV"] = "1"
 
 
 def start(
@@ -68,22 +70,29 @@ def end_descendants(*, spare: int | None = None) -> None:
 
 def has_descendant(argument: str) -> bool:
     """Whether a process that descends from this one has an argument that ends so."""
-    return any(_argument_ends_with(pid, argument.encode()) for pid in _living(None))
+    ending = argument.encode()
+    return any(text.endswith(ending) for pid in _living(None) for text in _strings(pid, "cmdline"))
 
 
 def end_leftovers(folder: Path) -> int:
     """Kill what an earlier demo in this folder left running when it was itself killed; how many that were."""
-    mark = f"{MARK}={folder}".encode()
-    found = 0
-    for pid in _all_pids():
-        try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if mark in environment and pid != os.getpid():
+    killed: set[int] = set()
+    deadline = time.monotonic() + _KILL_WAIT_S
+    while time.monotonic() < deadline:
+        marked = _marked(folder)
+        for pid in marked:
             _signal(pid, signal.SIGKILL)
-            found += 1
-    return found
+        killed.update(marked)
+        # A process loses its environment first and its ports last.
+        if not killed & _parents().keys():
+            break
+        time.sleep(0.1)
+    return len(killed)
+
+
+def _marked(folder: Path) -> list[int]:
+    mark = f"{MARK}={folder}".encode()
+    return [pid for pid in _all_pids() if pid != os.getpid() and mark in _strings(pid, "environ")]
 
 
 def tail(log: Path, lines: int = 15) -> str:
@@ -96,14 +105,10 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def _living(spare: int | None) -> list[int]:
+    """All that descends from this process and has not ended, without `spare` and what descends from that."""
     children: dict[int, list[int]] = {}
-    for pid in _all_pids():
-        try:
-            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
-        except (OSError, ValueError):
-            continue
-        if state not in "ZX":
-            children.setdefault(int(parent), []).append(pid)
+    for pid, parent in _parents().items():
+        children.setdefault(parent, []).append(pid)
     found: list[int] = []
     waiting = [os.getpid()]
     while waiting:
@@ -114,12 +119,25 @@ def _living(spare: int | None) -> list[int]:
     return found
 
 
-def _argument_ends_with(pid: int, text: bytes) -> bool:
+def _parents() -> dict[int, int]:
+    """Every process that has not ended, and its parent."""
+    parents = {}
+    for pid in _all_pids():
+        try:
+            state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if state not in "ZX":
+            parents[pid] = int(parent)
+    return parents
+
+
+def _strings(pid: int, file: str) -> list[bytes]:
+    """The arguments (`cmdline`) or variables (`environ`) of a process; none when it is gone, or another's."""
     try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{file}").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return any(argument.endswith(text) for argument in arguments)
+        return []
 
 
 def _all_pids() -> list[int]:
