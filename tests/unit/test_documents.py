@@ -1,0 +1,205 @@
+"""The documents say what the code does: links, listings, examples, lengths."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    DURABLE_APP,
+    EPOCH_APP,
+    LAYOUT_VERSION,
+    RECEIVER_APP,
+    TABLE_SCHEMA,
+    CommitRecord,
+    EpochRecord,
+)
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake import points
+from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.state.table_state import TableState, may_follow
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, lake_type
+from airflow_provider_pgrepl.replication.values.registry import _FAMILIES as FAMILIES
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PIPELINE = Pipeline(name="documents", lake="/lake", tables=("public.*",))
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    return _FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def code(page: Path, language: str) -> list[str]:
+    return [text for kind, text in _FENCE.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in _HEADING.findall(prose(page))
+    }
+
+
+def rows(page: Path, first_header: str) -> Iterator[list[str]]:
+    return rows_of(page.read_text(encoding="utf-8"), first_header)
+
+
+def rows_of(text: str, first_header: str) -> Iterator[list[str]]:
+    """The rows of the first table whose first column has this header."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.startswith(f"| {first_header} |"):
+            next(lines)
+            break
+    for line in lines:
+        if not line.startswith("|"):
+            return
+        yield [cell.strip() for cell in line.strip("| ").split(" | ")]
+
+
+def names(cell: str) -> list[str]:
+    return re.findall(r"`([^`\n]+)`", cell)
+
+
+def of_page(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=of_page)
+def test_every_link_leads_somewhere(page):
+    lost = []
+    for target in _LINK.findall(prose(page)):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        found = page.parent.joinpath(path).resolve() if path else page
+        if not found.exists() or (anchor and anchor not in anchors(found)):
+            lost.append(target)
+    assert not lost
+
+
+def test_the_index_leads_to_every_page():
+    index = ROOT / "docs" / "README.md"
+    linked = {
+        index.parent.joinpath(target.partition("#")[0]).resolve() for target in _LINK.findall(prose(index))
+    }
+    assert [of_page(page) for page in PAGES if page != index and page not in linked] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "limit"),
+    [("README.md", 150), ("ARCHITECTURE.md", 300)]
+    + [(of_page(page), 60) for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))],
+)
+def test_pages_stay_short(page, limit):
+    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit
+
+
+def test_every_file_that_the_architecture_names_is_there():
+    core = ROOT / "airflow_provider_pgrepl" / "replication"
+    places = [core, core.parent, ROOT, ROOT / "docs"]
+    for page in (ROOT / "ARCHITECTURE.md", *(ROOT / "docs" / "decisions").glob("*.md")):
+        named = [name for name in names(prose(page)) if re.fullmatch(r"[\w/]+(\.py|/)", name)]
+        assert [name for name in named if not any((place / name).exists() for place in places)] == []
+
+
+def test_every_make_target_that_is_named_is_there():
+    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        commands = re.findall(r"(?:`|^\s*)make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(commands) <= known, of_page(page)
+
+
+def test_every_type_of_the_registry_is_in_the_list_of_types_and_looks_as_it_says():
+    listed = set()
+    for cells in rows(REFERENCE / "types.md", "PostgreSQL"):
+        (type_name,), oid, (shown,) = names(cells[0]), int(cells[1]), names(cells[2])
+        column = Column("c", 1, oid, typmod(type_name), type_name)
+        assert str(lake_type(column, PIPELINE)) == shown, type_name
+        listed.add(oid)
+    assert set(FAMILIES) <= listed
+
+
+def typmod(type_name: str) -> int:
+    """Of numeric(p,s); other types in the list need none."""
+    found = re.fullmatch(r"numeric\((\d+),(\d+)\)", type_name)
+    return -1 if found is None else ((int(found[1]) << 16) | int(found[2])) + 4
+
+
+def test_every_table_state_is_listed():
+    page = REFERENCE / "states.md"
+    assert [names(cells[0])[0] for cells in rows(page, "state")] == [state.value for state in TableState]
+
+
+def test_what_may_follow_a_state_is_listed():
+    listed = {
+        (names(cells[0]) or [""])[0]: set(names(cells[1])) for cells in rows(REFERENCE / "states.md", "from")
+    }
+    allowed = {
+        now.value: {then.value for then in TableState if then != now and may_follow(now, then)}
+        for now in TableState
+    }
+    assert listed == {"": {then.value for then in TableState if may_follow(None, then)}, **allowed}
+
+
+@pytest.mark.parametrize(
+    ("heading", "schema"), [("Changelog", TABLE_SCHEMA), ("Consistent points", points.SCHEMA)]
+)
+def test_the_columns_of_our_own_lake_tables_are_listed(heading, schema):
+    page = REFERENCE / "lake-layout.md"
+    section = page.read_text(encoding="utf-8").partition(f"\n## {heading}\n")[2]
+    listed = [(names(cells[0])[0], cells[1]) for cells in rows_of(section, "column")]
+    assert listed == [(field.name, shown(field.type)) for field in schema]
+
+
+def shown(kind: pa.DataType) -> str:
+    plain = {pa.string(): "string", pa.map_(pa.string(), pa.int64()): "map<string, int64>"}
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return str(kind).replace("item: ", "").replace("element: ", "")
+    return plain.get(kind, str(kind))
+
+
+def test_what_commits_say_of_themselves_is_listed():
+    text = prose(REFERENCE / "lake-layout.md")
+    listed = set(names(text))
+    for record in (EpochRecord, CommitRecord):
+        assert {field.name for field in fields(record)} <= listed
+    assert {RECEIVER_APP, EPOCH_APP, DURABLE_APP, COMMIT_LSN, COMMIT_TS} <= listed
+    assert f"layout version **{LAYOUT_VERSION}**" in text
+
+
+def test_the_dag_in_the_readme_can_be_copied(tmp_path):
+    (tmp_path / "dags").mkdir()
+    (dag,) = code(ROOT / "README.md", "python")
+    (tmp_path / "dags" / "shop.py").write_text(dag, encoding="utf-8")
+    assert len([line for line in dag.splitlines() if line.strip()]) <= 15
+    look = (
+        "from airflow.dag_processing.dagbag import DagBag\n"
+        f"bag = DagBag({str(tmp_path / 'dags')!r})\n"
+        "print(bag.import_errors, bag.dags['shop_to_lake'].task_ids)"
+    )
+    environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    found = subprocess.run(
+        [sys.executable, "-c", look], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.splitlines()[-1:] == ["{} ['snapshot', 'replicate']"], found.stdout + found.stderr
+
+
+def test_python_in_the_documents_is_python():
+    for page in PAGES:
+        for number, text in enumerate(code(page, "python"), 1):
+            compile(text, f"{of_page(page)}, example {number}", "exec")
