@@ -18,4 +18,8 @@ else
         .uv/bin/pip install --quiet uv
     fi
 fi
+# The machine's own certificates, where it has them: a company's proxy is known to these alone.
+if [ -e /etc/ssl/certs/ca-certificates.crt ]; then
+    export UV_SYSTEM_CERTS=true UV_NATIVE_TLS=true
+fi
 exec "$uv" sync --frozen --quiet
