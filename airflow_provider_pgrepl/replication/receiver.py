@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.errors import FencedError, PgReplError
 from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.resent import ResentCheck
 from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
@@ -81,6 +82,7 @@ class Receiver:
         self._writer = writer = ChangelogWriter(changelog_uri(pipeline.lake_root))
         confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, confirmed)
+        self._index = RelationIndex(relations_uri(pipeline.lake_root))
         self._splitter = Splitter()
         self._stamper = Stamper(writer.epoch, self._read_relation)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
@@ -117,7 +119,8 @@ class Receiver:
         try:
             work()
         except BaseException as error:
-            if self.error is None:
+            # That another took over outranks a lost connection, which may be how it took over.
+            if self.error is None or isinstance(error, FencedError):
                 self.error = error
             level = logging.WARNING if isinstance(error, FencedError) else logging.ERROR
             log.log(level, "the receiver ended: %s", error, exc_info=not isinstance(error, PgReplError))
@@ -144,6 +147,7 @@ class Receiver:
         self._writing.join()
         if self.error is None:
             self._send_status()
+            self._stream.end()
 
     def _hand_over(self, chunk: Chunk | None) -> None:
         """Queue it for the writing thread; while that is behind, go on sending status messages."""
@@ -243,4 +247,6 @@ class Receiver:
 
     def _read_relation(self, message: RelationMessage) -> RelationRecord:
         found = catalog.read_relation(self._catalog, message.oid, self._pipeline.publication)
-        return RelationRecord(message, found)
+        record = RelationRecord(message, found)
+        self._index.add(self._writer.epoch, record)
+        return record

@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -101,6 +102,7 @@ class Replication:
         self._receiver = Receiver(dsn, pipeline)
         self._record = record
         self._maintenance = Maintenance(pipeline)
+        self._tidying = threading.Lock()
         self._last_progress = self._last_changes_at = 0.0
         self._last_changes = 0
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
@@ -155,9 +157,25 @@ class Replication:
             self._raise_receiver_error()
         self._write_progress()
         if time.monotonic() >= self._next_maintenance:
-            with self._applier.batch_lock:
-                self._maintenance.run()
             self._next_maintenance = time.monotonic() + self._pipeline.maintenance_interval_s
+            threading.Thread(target=self._tidy, name="pgrepl-maintenance", daemon=True).start()
+
+    def _tidy(self) -> None:
+        """Runs beside the writers. What fails here is tried again next time, and stops nothing."""
+        if not self._tidying.acquire(blocking=False):
+            return
+        try:
+            needed, version = self._applier.needed_above(), self._applier.progress.version
+            tidied = self._maintenance.run(
+                needed_above=None if needed is None else {self._record.epoch: needed},
+                reader_version=version if version >= 0 else None,
+            )
+            for place, error in tidied.failed.items():
+                log.warning("maintenance of %s failed: %s", place, error)
+        except PgReplError as error:
+            log.warning("maintenance failed: %s", error)
+        finally:
+            self._tidying.release()
 
     def _raise_receiver_error(self) -> None:
         error = self._receiver.error

@@ -94,6 +94,18 @@ class Applier:
             return stream.trigger(availableNow=True).start()
         return stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds").start()
 
+    def needed_above(self) -> LSN | None:
+        """The lowest position that a table still has a right to changes above; None while one is being copied."""
+        needed = []
+        for record in self._store.read_tables(self._pipeline.name).values():
+            if record.state is TableState.SNAPSHOTTING:
+                return None
+            if record.state is TableState.STREAMING:
+                needed.append(self.progress.applied_lsn)
+            elif record.state in (TableState.CATCHING_UP, TableState.PAUSED):
+                needed.append(_snapshot_of(record))
+        return min(needed, default=None)
+
     def stop(self, query: StreamingQuery) -> None:
         """End between two batches; one that runs is finished first."""
         self._stopping = True

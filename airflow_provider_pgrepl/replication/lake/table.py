@@ -31,6 +31,9 @@ from airflow_provider_pgrepl.replication.config import MIB
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
+# Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
+_TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+
 CLOSED = 2**63 - 1
 """The version under which the app id of an epoch that is over stands in a table."""
 
@@ -186,7 +189,14 @@ def _create(uri: str, schema: Schema, adds: list[AddAction], properties: CommitP
     try:
         if "://" not in uri:
             Path(uri).mkdir(parents=True, exist_ok=True)
-        create_table_with_add_actions(uri, schema, adds, mode="error", commit_properties=properties)
+        create_table_with_add_actions(
+            uri,
+            schema,
+            adds,
+            mode="error",
+            configuration=_TABLE_PROPERTIES,
+            commit_properties=properties,
+        )
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
     if failed and DeltaTable.is_deltatable(uri):

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merge import apply_changes
@@ -141,13 +142,20 @@ def _find_first_drift(work: TableWork, rows: pa.Table) -> tuple[int, str] | None
     for version, index in zip(ids.tolist(), first.tolist(), strict=True):
         if version == work.relation.version or version in announced:
             continue
-        record = reader.find_relation_record(work.changelog, work.relation.oid, version)
+        record = _find_record(work, version)
         reason = (
             find_drift(work.relation, record) if record else "its definition is no longer in the changelog"
         )
         if reason:
             found.append((int(lsns[index]), reason))
     return min(found, default=None)
+
+
+def _find_record(work: TableWork, version: int) -> RelationRecord | None:
+    index = RelationIndex(relations_uri(work.pipeline.lake_root))
+    return index.find(work.relation.oid, version) or reader.find_relation_record(
+        work.changelog, work.relation.oid, version
+    )
 
 
 def _announced_drift(
