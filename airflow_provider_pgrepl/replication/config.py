@@ -69,7 +69,7 @@ class Pipeline:
         if not self.lake.strip():
             raise ConfigError("lake: is empty", "give the path or URI under which the lake tables are to be")
         if "%" in self.lake:
-            raise ConfigError("lake: must not contain %", "Delta's readers would decode it in some places only")
+            raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
         self._check_tables()
         self._check_numbers()
 

@@ -35,7 +35,7 @@ class RelationIndex:
         self._known: dict[tuple[int, int], str] | None = None
 
     def add(self, epoch: Epoch, record: RelationRecord) -> None:
-        """Make sure that the version is there, before the changelog refers to it. Raises LakeUnavailableError."""
+        """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
         if (record.message.oid, record.version) in self._entries():
             return
         entry = pa.table([[epoch], [record.message.oid], [record.version], [record.to_json()]], schema=SCHEMA)

@@ -95,7 +95,7 @@ class Applier:
         return stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds").start()
 
     def needed_above(self) -> LSN | None:
-        """The lowest position that a table still has a right to changes above; None while one is being copied."""
+        """The lowest position above which a table has a right to changes; None while one is copied."""
         needed = []
         for record in self._store.read_tables(self._pipeline.name).values():
             if record.state is TableState.SNAPSHOTTING:
