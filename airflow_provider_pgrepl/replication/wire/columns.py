@@ -26,6 +26,7 @@ _FAULTS = {
     kernels.TRAILING: "is longer than its content",
 }
 _CONTROL_TAGS = np.frombuffer(b"RTM", np.uint8)
+_LAST_ASCII = 0x7F
 _ROW_TAGS = np.frombuffer(b"IUD", np.uint8)
 
 
@@ -152,8 +153,8 @@ def _split_rows(data: npt.NDArray[np.uint8], starts: Int64s, new: Int64s, old: I
     unsent = np.empty(int(new[2]), np.int16)
     kernels.fill(data, starts, new_rows, new_parts, old_rows, old_parts, unsent_rows, unsent)
     return {
-        "new": _lists(new_rows, _strings(*new_parts)),
-        "old": _lists(old_rows, _strings(*old_parts)),
+        "new": _lists(new_rows, _texts(*new_parts)),
+        "old": _lists(old_rows, _texts(*old_parts)),
         "unchanged": _unsent_lists(unsent_rows, unsent),
     }
 
@@ -168,10 +169,18 @@ def _bitmap(flags: npt.NDArray[np.uint8] | Int64s) -> pa.Buffer | None:
     return None if flags.all() else pa.py_buffer(np.packbits(flags.astype(bool), bitorder="little"))
 
 
-def _strings(offsets: Int64s, values: npt.NDArray[np.uint8], valid: npt.NDArray[np.uint8]) -> pa.Array:
-    return pa.LargeStringArray.from_buffers(
+def _texts(offsets: Int64s, values: npt.NDArray[np.uint8], valid: npt.NDArray[np.uint8]) -> pa.Array:
+    texts = pa.LargeStringArray.from_buffers(
         len(valid), pa.py_buffer(offsets), pa.py_buffer(values), _bitmap(valid)
     )
+    # Nobody behind this point expects anything but UTF-8; in Arrow and Delta it would be undefined behaviour.
+    if len(values) and values.max() > _LAST_ASCII:
+        try:
+            texts.validate(full=True)
+        except pa.ArrowInvalid:
+            # Arrow's own words may hold values.
+            raise WireError("the replication stream holds a text that is not UTF-8") from None
+    return texts
 
 
 def _lists(rows: Int64s, values: pa.Array) -> pa.Array:

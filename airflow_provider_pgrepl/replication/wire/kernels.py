@@ -14,6 +14,8 @@ HEADER = 25
 """Bytes of a CopyData `w` message before pgoutput's own: `w`, start LSN, end LSN, send time."""
 
 OK, TRUNCATED, UNKNOWN_KIND, OUT_OF_ORDER, BAD_TUPLE, TRAILING = range(6)
+MOST_COLUMNS = 0x7FFF
+"""What the index of an unsent column can hold; PostgreSQL's own limit is 1,600."""
 ROW_INSERT, ROW_UPDATE, ROW_DELETE = ord("I"), ord("U"), ord("D")
 IS_OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, STATE_SIZE = range(6)
 
@@ -41,6 +43,8 @@ def _count_tuple(data, at, end, counts):  # type: ignore[no-untyped-def]
     if at + 2 > end:
         return -1
     columns = _u16(data, at)
+    if columns > MOST_COLUMNS:
+        return -1
     at += 2
     for _ in range(columns):
         if at >= end:
