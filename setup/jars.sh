@@ -17,7 +17,7 @@ mvn --version >/dev/null 2>&1 || install_packages "Maven is missing; it fetches 
 repository=$(mktemp -d)
 trap 'rm -rf "$repository"' EXIT
 echo "fetching the Delta jars"
-mvn --batch-mode --quiet --file setup/delta-jars.xml -Dmaven.repo.local="$repository" \
+mvn --batch-mode --quiet -Dstyle.color=never --file setup/delta-jars.xml -Dmaven.repo.local="$repository" \
     -DoutputDirectory="$target" dependency:copy
 if ! complete; then
     echo >&2 "The jars in $target are not those of setup/delta-jars.sha256; delete the folder and try again."
