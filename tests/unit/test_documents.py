@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from airflow_provider_pgrepl.replication.changelog import relation_index
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -157,7 +158,8 @@ def test_what_may_follow_a_state_is_listed():
 
 
 @pytest.mark.parametrize(
-    ("heading", "schema"), [("Changelog", TABLE_SCHEMA), ("Consistent points", points.SCHEMA)]
+    ("heading", "schema"),
+    [("Changelog", TABLE_SCHEMA), ("Consistent points", points.SCHEMA), ("Relations", relation_index.SCHEMA)],
 )
 def test_the_columns_of_our_own_lake_tables_are_listed(heading, schema):
     page = REFERENCE / "lake-layout.md"
