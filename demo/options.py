@@ -36,7 +36,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--duration", type=_positive, default=60, help="seconds of traffic once replication runs (60)"
     )
-    parser.add_argument("--pg-port", type=_port, default=54318, help="port of PostgreSQL (54318)")
+    parser.add_argument("--pg-port", type=_port, default=15432, help="port of PostgreSQL (15432)")
     parser.add_argument("--airflow-port", type=_port, default=8180, help="port of Airflow (8180)")
     chosen = parser.parse_args(arguments)
     return Options(
