@@ -1,0 +1,1 @@
+"""How fast the product is, beside peers in the same run: `python -m benchmarks [figure …]`."""

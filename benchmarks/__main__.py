@@ -1,0 +1,67 @@
+"""`python -m benchmarks [figure …]`: each in a process of its own; exit code 1 when one misses its limit."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import machine, report
+from benchmarks.figure import Figure
+
+FIGURES = ("receive", "apply", "both", "snapshot", "latency", "memory")
+RESULTS = Path(__file__).resolve().parents[1] / ".bench"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("figures", nargs="*", metavar="figure", help=f"some of: {', '.join(FIGURES)}")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the full size or time; docs want 1"
+    )
+    parser.add_argument("--here", action="store_true", help="in this process, as under a profiler")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.figures if name not in FIGURES]
+    if unknown:
+        parser.error(f"no such figure: {', '.join(unknown)}")
+    names = arguments.figures or list(FIGURES)
+    if arguments.here:
+        return max([_measure(name, arguments.scale) for name in names])
+    codes = [_start(name, arguments.scale) for name in names]
+    if arguments.scale == 1:
+        about = machine.describe()
+        report.update_page(report.read_results([_result(name) for name in FIGURES], about), about)
+    return int(any(codes))
+
+
+def _result(name: str) -> Path:
+    return RESULTS / f"{name}.json"
+
+
+def _start(name: str, scale: float) -> int:
+    command = [sys.executable, "-m", "benchmarks", "--here", name, "--scale", str(scale)]
+    code = subprocess.run(command, check=False, cwd=RESULTS.parent).returncode
+    if code not in (0, 1):
+        print(f"{name}: not measured, it ended with {code}", flush=True)
+    return code
+
+
+def _measure(name: str, scale: float) -> int:
+    busy = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="pgrepl-bench-") as folder:
+        figure: Figure = importlib.import_module(f"benchmarks.{name}").run(Path(folder), scale)
+    figure.numbers["load average before"] = round(busy, 1)
+    figure.write(_result(name), machine.describe(), scale)
+    beside = f" | {figure.peer} | ratio {figure.ratio}" if figure.peer else ""
+    print(f"{figure.work}: {figure.measured}{beside} | wanted {figure.limit} | {figure.verdict}", flush=True)
+    for what, number in figure.numbers.items():
+        print(f"    {what}: {number}", flush=True)
+    return 0 if figure.ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

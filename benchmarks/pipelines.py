@@ -1,0 +1,94 @@
+"""A pipeline ready to run, without the programs around it: slot, changelog, and tables in the lake."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.snapshot import SnapshotCopy
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.source import catalog, publication, slot, snapshot
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.state.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_POLL_S = 0.01
+
+
+def make_pipeline(folder: Path, name: str, *tables: str, **options: Any) -> Pipeline:
+    """A pipeline as users have it: all settings but the names at their defaults."""
+    return Pipeline(name=name, lake=str(folder / name), tables=tables, **options)
+
+
+def publish(dsn: str, pipeline: Pipeline) -> None:
+    with closing(connect(dsn, "benchmark")) as source:
+        publication.create_publication(source, pipeline.publication, catalog.resolve_tables(source, pipeline))
+
+
+def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> EpochRecord:
+    """An empty changelog that goes on where the slot stands."""
+    with closing(connect(dsn, "benchmark")) as source:
+        server = catalog.read_server(source)
+        found = publication.read_publication(source, pipeline.publication)
+    assert found is not None
+    record = EpochRecord(
+        pipeline.name,
+        Epoch(1),
+        server.system_identifier,
+        server.timeline,
+        pipeline.slot,
+        pipeline.publication,
+        found.oid,
+        consistent_point,
+    )
+    create_changelog(changelog_uri(pipeline.lake_root), record)
+    return record
+
+
+def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Store) -> EpochRecord:
+    """Slot, changelog and a copy of all tables; the publication exists."""
+    with closing(connect(dsn, "benchmark")) as source:
+        relations = catalog.resolve_tables(source, pipeline)
+        identifier = catalog.read_server(source).system_identifier
+    store.register(pipeline, identifier, slot_owned=True, publication_owned=True)
+    with (
+        slot.export_slot(dsn, pipeline.slot, temporary=False, timeout_s=60) as exported,
+        snapshot.keep(dsn, exported.snapshot, relations, pipeline.publication, 10) as keeper,
+    ):
+        exported.close()
+        record = begin_changelog(dsn, pipeline, exported.consistent_point)
+        failed = SnapshotCopy(spark, dsn, pipeline, store, record, keeper, exported).run()
+    if failed:
+        raise RuntimeError(f"in error: {failed}")
+    return record
+
+
+@contextmanager
+def receiving(dsn: str, pipeline: Pipeline) -> Iterator[Receiver]:
+    """A receiver that runs in this process."""
+    receiver = Receiver(dsn, pipeline)
+    receiver.start()
+    try:
+        yield receiver
+    finally:
+        receiver.stop()
+
+
+def wait_received(receiver: Receiver, lsn: LSN, timeout_s: float = 300) -> None:
+    """Wait until all up to an LSN is durable in the changelog."""
+    deadline = time.monotonic() + timeout_s
+    while receiver.progress.seen_lsn < lsn:
+        if receiver.error is not None:
+            raise receiver.error
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the receiver is at {receiver.progress.seen_lsn}, not at {lsn}")
+        time.sleep(_POLL_S)

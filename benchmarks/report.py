@@ -1,0 +1,38 @@
+"""The table in docs/benchmarks.md, rewritten from the results of full runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.figure import Figure
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+
+def read_results(files: Iterable[Path], machine: dict[str, str]) -> list[Figure]:
+    """Results of full size and of this machine and its versions."""
+    results = [json.loads(file.read_text()) for file in files if file.exists()]
+    return [
+        Figure(**result["figure"])
+        for result in results
+        if result["scale"] == 1 and result["machine"] == machine
+    ]
+
+
+def update_page(figures: list[Figure], machine: dict[str, str]) -> None:
+    """Put the table between the page's marks."""
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n{_render(figures, machine)}{END}{after}")
+
+
+def _render(figures: list[Figure], machine: dict[str, str]) -> str:
+    lines = ["| work | measured | beside | ratio | wanted | |", "|---|---|---|---|---|---|"]
+    for figure in figures:
+        cells = (figure.work, figure.measured, figure.peer, figure.ratio, figure.limit, figure.verdict)
+        lines.append("| " + " | ".join(cell or "–" for cell in cells) + " |")
+    return "\n".join([*lines, "", ", ".join(f"{name} {what}" for name, what in machine.items()), ""])

@@ -1,0 +1,120 @@
+"""Changes to replicate: transactions of many rows, made on the server so that the client costs nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import psycopg2
+
+from airflow_provider_pgrepl.replication.lsn import LSN
+from benchmarks.source import Source
+
+TABLE = "public.bench"
+ROWS_A_TRANSACTION = 1_000
+
+_CREATE = """create table {table} (
+    id bigint primary key, k integer not null, v text, amt numeric(12,2), ts timestamptz
+)"""
+_ROW = (
+    "g, (g %% 1000)::int, 'value of the row ' || g, (g %% 100000) / 100.0,"
+    " timestamptz '2024-01-01' + g * interval '1 second'"
+)
+_INSERT = f"insert into {{table}} select {_ROW} from generate_series(%s::bigint, %s) g"
+_UPDATE = (
+    "update {table} set k = k + 1, v = 'changed ' || id, amt = amt + 1"
+    " where id in (select 1 + %s + (%s + g * %s) %% %s from generate_series(0, %s) g)"
+)
+
+
+def create_table(source: Source, table: str = TABLE) -> None:
+    source.execute(_CREATE.format(table=table))
+
+
+def insert(source: Source, first: int, last: int, table: str = TABLE) -> None:
+    """Rows with these ids, in one transaction."""
+    source.execute(_INSERT.format(table=table), first, last)
+
+
+def fill(source: Source, inserts: int, updates: int) -> None:
+    """Insert rows 1 … and then update rows spread over all of them, a thousand a transaction."""
+    step = ROWS_A_TRANSACTION
+    source.execute("set synchronous_commit = off")
+    for first in range(1, inserts + 1, step):
+        insert(source, first, first + step - 1)
+    for number in range(updates // step):
+        update(source, number, 0, inserts)
+
+
+def update(source: Source, number: int, start: int, span: int, rows: int = ROWS_A_TRANSACTION) -> None:
+    """One transaction that updates rows spread evenly over ids start + 1 … start + span."""
+    source.execute(_UPDATE.format(table=TABLE), start, number * 7919, span // rows, span, rows - 1)
+
+
+@dataclass
+class Committed:
+    """What a generator has committed: the WAL's end after each transaction, when, and changes until then."""
+
+    lsns: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    changes: list[int] = field(default_factory=list)
+
+    def add(self, lsn: int, changes: int) -> None:
+        self.changes.append((self.changes[-1] if self.changes else 0) + changes)
+        self.times.append(time.time())
+        self.lsns.append(lsn)
+
+    @property
+    def total(self) -> int:
+        return self.changes[-1] if self.changes else 0
+
+    def applied(self, lsn: int) -> int:
+        """How many changes lie at or before an LSN."""
+        count = bisect_right(self.lsns, lsn)
+        return self.changes[count - 1] if count else 0
+
+    def lag_s(self, lsn: int, now: float) -> float:
+        """For how long the oldest transaction after an LSN has been committed."""
+        count = bisect_right(self.lsns, lsn)
+        return max(0.0, now - self.times[count]) if count < len(self.times) else 0.0
+
+
+class SteadyLoad(threading.Thread):
+    """Commits transactions of a thousand rows at a steady rate, two of inserts for one of updates.
+
+    Updates go to rows spread over the newest 100,000, as applications mostly change what is recent.
+    """
+
+    _RECENT = 100_000
+
+    def __init__(self, source: Source, first_id: int, changes_per_s: float, seconds: float) -> None:
+        super().__init__(name="bench-load", daemon=True)
+        self._own = Source(source.server)
+        self._next_id = first_id
+        self._interval = ROWS_A_TRANSACTION / changes_per_s
+        self._count = int(seconds / self._interval)
+        self.committed = Committed()
+        self.error: psycopg2.Error | None = None
+
+    def run(self) -> None:
+        try:
+            self._own.execute("set synchronous_commit = off")
+            started = time.monotonic()
+            for number in range(self._count):
+                time.sleep(max(0.0, started + number * self._interval - time.monotonic()))
+                self._commit(number)
+        except psycopg2.Error as error:
+            self.error = error
+        finally:
+            self._own.connection.close()
+
+    def _commit(self, number: int) -> None:
+        if number % 3 == 2:
+            update(self._own, number, self._next_id - 1 - self._RECENT, self._RECENT)
+        else:
+            insert(self._own, self._next_id, self._next_id + ROWS_A_TRANSACTION - 1)
+            self._next_id += ROWS_A_TRANSACTION
+        lsn = LSN.parse(self._own.fetch("select pg_current_wal_insert_lsn()")[0])
+        self.committed.add(lsn, ROWS_A_TRANSACTION)
