@@ -1,4 +1,4 @@
-"""Shared fixtures: one PostgreSQL server a run, a fresh database a test."""
+"""Shared fixtures: one PostgreSQL server and one Spark session a run, a fresh database a test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psycopg2
 import psycopg2.extensions
 import pytest
 
+from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, build_session
 from demo.postgres import Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Connection = psycopg2.extensions.connection
 
@@ -70,3 +75,12 @@ def pg(dsn: str) -> Iterator[Connection]:
     """An autocommit connection to the test's own database."""
     with closing_connection(dsn) as connection:
         yield connection
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session a run: `local[2]` with Delta; `make jars` fetches what it needs."""
+    os.environ.setdefault(JARS_VARIABLE, str(Path(__file__).parents[1] / ".jars"))
+    session = build_session("pgrepl-tests", master="local[2]")
+    yield session
+    session.stop()

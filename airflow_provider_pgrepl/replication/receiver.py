@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl.errors import FencedError, PgReplError
@@ -70,18 +71,36 @@ class Receiver:
         )
         self._stopping = threading.Event()
         self._ask_for_reply = threading.Event()
+        self._connections = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self._last_status = 0.0
         self.progress = ReceiverProgress()
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
     def start(self) -> None:
         """Take the slot, fence the changelog, check that source and changelog continue each other, and go."""
-        pipeline = self._pipeline
-        self._stream = ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
+        with ExitStack() as connections:
+            self._prepare(connections)
+            self._connections = connections.pop_all()
+        log.info("receiving from slot %s, durable up to %s", self._pipeline.slot, self._writer.durable_lsn)
+        self._writing = self._thread("pgrepl-write", self._write)
+        self._reading = self._thread("pgrepl-read", self._read)
+        # The reader hands over to a writer that is alive, so that one goes first.
+        self._threads = [self._writing, self._reading]
+        for thread in self._threads:
+            thread.start()
+
+    def _prepare(self, connections: ExitStack) -> None:
+        pipeline, uri = self._pipeline, changelog_uri(self._pipeline.lake_root)
+        self._stream = connections.enter_context(
+            ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
+        )
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
-        self._writer = writer = ChangelogWriter(changelog_uri(pipeline.lake_root))
+        connections.callback(self._catalog.close)
+        self._writer = writer = ChangelogWriter(uri)
         confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
-        self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, confirmed)
+        self._resent = ResentCheck.load(uri, writer, confirmed)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
         self._splitter = Splitter()
         self._stamper = Stamper(writer.epoch, self._read_relation)
@@ -92,24 +111,21 @@ class Receiver:
         progress = self.progress
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
-        log.info("receiving from slot %s, durable up to %s", pipeline.slot, writer.durable_lsn)
-        self._writing = threading.Thread(
-            target=self._guard, args=(self._write,), name="pgrepl-write", daemon=True
-        )
-        self._reading = threading.Thread(
-            target=self._guard, args=(self._read,), name="pgrepl-read", daemon=True
-        )
-        # The reader hands over to a writer that is alive, so that one goes first.
-        self._writing.start()
-        self._reading.start()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """Flush what is whole, tell the slot, and end."""
+        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice."""
         self._stopping.set()
-        for thread in (self._reading, self._writing):
-            thread.join(timeout_s)
-        self._stream.close()
-        self._catalog.close()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            # A connection must not be closed under the thread that uses it; the slot is free when we exit.
+            log.warning("the receiver did not end within %s s; what it was writing is not told", timeout_s)
+            return
+        self._connections.close()
 
     def request_keepalive(self) -> None:
         """Ask the server how far it is, so that `seen_lsn` moves without waiting for its own keepalive."""
@@ -132,40 +148,45 @@ class Receiver:
     # The reading thread: the connection is its own.
 
     def _read(self) -> None:
-        last_status = 0.0
         try:
             while not self._stopping.is_set():
                 chunk = self._stream.read(_POLL_S, _CHUNK_BYTES)
                 if chunk.messages or chunk.keepalive:
                     self._hand_over(chunk)
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
-                if wants_reply or self._status_due(last_status):
-                    self._send_status()
-                    last_status = time.monotonic()
+                self._send_status_if_due(asked=wants_reply)
         finally:
-            self._hand_over(None)
-        self._writing.join()
+            self._end_writing()
+        while self._writing.is_alive():
+            self._writing.join(_POLL_S)
+            self._send_status_if_due()
         if self.error is None:
             self._send_status()
             self._stream.end()
 
-    def _hand_over(self, chunk: Chunk | None) -> None:
+    def _hand_over(self, chunk: Chunk) -> None:
         """Queue it for the writing thread; while that is behind, go on sending status messages."""
-        last_status = time.monotonic()
         while self._writing.is_alive():
             try:
                 self._chunks.put(chunk, timeout=_POLL_S)
                 return
             except queue.Full:
-                if self._status_due(last_status):
-                    self._send_status()
-                    last_status = time.monotonic()
+                self._send_status_if_due()
         # The writer failed; its error stands. What was read is not durable, so the slot keeps it.
         self._stopping.set()
 
-    def _status_due(self, last_status: float) -> bool:
+    def _end_writing(self) -> None:
+        """Let the writing thread finish what it was given, also when the connection is gone."""
+        while self._writing.is_alive():
+            with suppress(queue.Full):
+                self._chunks.put(None, timeout=_POLL_S)
+                return
+
+    def _send_status_if_due(self, *, asked: bool = False) -> None:
         moved = self.progress.durable_lsn > self.progress.told_lsn
-        return moved or self._ask_for_reply.is_set() or time.monotonic() - last_status >= _STATUS_INTERVAL_S
+        overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
+        if asked or moved or overdue or self._ask_for_reply.is_set():
+            self._send_status()
 
     def _send_status(self) -> None:
         asks = self._ask_for_reply.is_set()
@@ -173,6 +194,7 @@ class Receiver:
         durable = self.progress.durable_lsn
         self._stream.send_status(max(self.progress.received_lsn, durable), durable, wants_reply=asks)
         self.progress.told_lsn = durable
+        self._last_status = time.monotonic()
 
     # The writing thread: splitter, buffer, changelog and catalog connection are its own.
 
@@ -200,6 +222,7 @@ class Receiver:
             if split.ended:
                 self._idle_lsn = max(self._idle_lsn, LSN(split.ended[-1].end_lsn))
         if chunk.keepalive and not self._splitter.is_open:
+            self._resent.pass_idle(chunk.keepalive.lsn)
             self._idle_lsn = max(self._idle_lsn, chunk.keepalive.lsn)
         self.progress.received_lsn = self._idle_lsn
         if not self._buffer.has_whole:

@@ -98,6 +98,32 @@ class ReplicationStream:
         except OperationalError as error:
             raise SourceConnectionError("the replication connection was lost") from error
 
+    def end(self, timeout_s: float = 5.0) -> None:
+        """End the stream in order, so that the server takes the last status and the slot is free.
+
+        Closing alone may discard it: what we have not read makes the operating system reset the connection.
+        """
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._connection.put_copy_end()
+            self._connection.flush()
+            while not self._is_over() and (left := deadline - time.monotonic()) > 0:
+                self._wait(left)
+        except (OperationalError, SourceConnectionError):
+            return
+
+    def _is_over(self) -> bool:
+        """Discard what has arrived; whether the server has ended the stream."""
+        length = 1
+        while length > 0:
+            length, _ = self._connection.get_copy_data(1)
+        if length == 0:
+            return False
+        # The slot is free when the command has completed.
+        while self._connection.get_result() is not None:
+            pass
+        return True
+
     def close(self) -> None:
         self._connection.finish()
 

@@ -1,0 +1,126 @@
+"""A pipeline whose apps run inside the test's process, on its one Spark session: a second, not ten.
+
+The apps' own `main` runs; only starting and stopping the session is taken from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import replicate as replicate_app
+from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.apply import Applier
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from tests.support.received import Received, wait_until_seen
+from tests.support.replicated import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
+
+
+class Borrowed:
+    """The tests' session, which no app may stop."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._spark, name)
+
+    def stop(self) -> None:
+        """It goes on for the next test."""
+
+
+@dataclass
+class Running:
+    """Receiver and applier at work."""
+
+    receiver: Receiver
+    applier: Applier
+
+    def wait_for(self, lsn: LSN) -> None:
+        """Wait until all that the changelog holds up to an LSN is in the lake; raises what went wrong."""
+        wait_until_seen(self.receiver, lsn)
+        version = self.receiver.progress.changelog_version
+
+        def applied() -> bool:
+            if self.applier.error is not None:
+                raise self.applier.error
+            return self.applier.progress.version >= version
+
+        wait_until(applied, what=f"the lake to be at changelog version {version}")
+
+
+class InProcess(Received):
+    """Replicated, with the apps in this process and their parts at hand."""
+
+    def __init__(
+        self, spark: SparkSession, dsn: str, folder: Path, tables: tuple[str, ...], **options: Any
+    ) -> None:
+        options.setdefault("flush_interval_s", 0.05)
+        super().__init__(dsn, folder, tables, **options)
+        self.spark = Borrowed(spark)
+
+    def run(self, app: str, *arguments: str, timeout: float = 0) -> int:
+        """Run an app's main to its end; returns its exit code. Its log goes to `log`."""
+        with self._surroundings(APPS[app]):
+            return int(APPS[app].main(["--pipeline", str(self.file), *arguments]))
+
+    @contextlib.contextmanager
+    def _surroundings(self, module: Any) -> Iterator[None]:
+        build_session = module.build_session
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        root, to_file = logging.getLogger(), logging.FileHandler(self.log)
+        level = root.level
+        root.addHandler(to_file)
+        root.setLevel(logging.INFO)
+        module.build_session = lambda *_, **__: self.spark
+        os.environ[process.DSN_VARIABLE] = self.dsn
+        try:
+            yield
+        finally:
+            del os.environ[process.DSN_VARIABLE]
+            module.build_session = build_session
+            root.removeHandler(to_file)
+            root.setLevel(level)
+            to_file.close()
+            for number, before in handlers.items():
+                signal.signal(number, before)
+
+    @contextlib.contextmanager
+    def replicating(self, keepalive: KeepaliveRule | None = None) -> Iterator[Running]:
+        """Receiver and applier at work, stopped gracefully at the end of the block."""
+        with Store(self.dsn, "replicate test") as store, self.receiving(keepalive) as receiver:
+            applier = Applier(self.spark, self.pipeline, store, read_epoch(self.changelog))
+            query = applier.start()
+            try:
+                yield Running(receiver, applier)
+            finally:
+                applier.stop(query)
+
+    def states(self) -> dict[str, TableRecord]:
+        with Store(self.dsn, "look at states") as store:
+            return {str(name): record for name, record in store.read_tables(self.pipeline.name).items()}
+
+    def at_every_point(self, sql: str) -> list[dict[str, Any]]:
+        """The one row that a query gives at each recorded consistent point, oldest first."""
+        root = self.pipeline.lake_root
+        return [
+            consistent_arrow(root, LSN(point.lsn), point.epoch).query(sql).to_pylist()[0]
+            for point in Points(root).all()
+        ]

@@ -1,0 +1,128 @@
+"""A pipeline with a slot and a changelog, its receiver run in the test's process; no Spark, no lake."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    ChangelogFile,
+    live_files,
+    open_changelog,
+    read_durable_lsn,
+    read_epoch,
+)
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.source import catalog, publication
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.slot import Slot, export_slot, read_slot
+from tests.support.replicated import Replicated, wait_until
+
+EAGER = KeepaliveRule(min_interval_s=0.1, min_bytes=1, max_wait_s=0.1)
+"""Records a keepalive as soon as it moved."""
+
+
+class Received(Replicated):
+    """Replicated as far as the changelog."""
+
+    def begin(self) -> LSN:
+        """Make publication, slot and changelog, as the snapshot app does; the consistent point."""
+        with self.source() as source:
+            relations = catalog.resolve_tables(source, self.pipeline)
+            publication.create_publication(source, self.pipeline.publication, relations)
+            with export_slot(self.dsn, self.pipeline.slot, temporary=False, timeout_s=30) as exported:
+                pass
+            server = catalog.read_server(source)
+            found = publication.read_publication(source, self.pipeline.publication)
+        assert found is not None
+        record = EpochRecord(
+            self.pipeline.name,
+            Epoch(1),
+            server.system_identifier,
+            server.timeline,
+            self.pipeline.slot,
+            self.pipeline.publication,
+            found.oid,
+            exported.consistent_point,
+        )
+        create_changelog(self.changelog, record)
+        return exported.consistent_point
+
+    @contextlib.contextmanager
+    def source(self) -> Iterator[Connection]:
+        connection = connect(self.dsn, "test")
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    @contextlib.contextmanager
+    def receiving(self, keepalive: KeepaliveRule | None = None) -> Iterator[Receiver]:
+        """A receiver at work, stopped gracefully at the end of the block."""
+        receiver = Receiver(self.dsn, self.pipeline, keepalive)
+        receiver.start()
+        try:
+            yield receiver
+        finally:
+            receiver.stop()
+        if receiver.error is not None:
+            raise receiver.error
+
+    def receive(self) -> None:
+        """Bring into the changelog all that has been committed."""
+        target = self.source_lsn()
+        with self.receiving() as receiver:
+            wait_until_seen(receiver, target)
+
+    @property
+    def changelog(self) -> str:
+        return changelog_uri(self.pipeline.lake_root)
+
+    @property
+    def durable_lsn(self) -> LSN:
+        return read_durable_lsn(open_changelog(self.changelog))
+
+    def changelog_files(self) -> list[ChangelogFile]:
+        """The files of the present epoch."""
+        return live_files(open_changelog(self.changelog), read_epoch(self.changelog).epoch, LSN(0))
+
+    def changelog_rows(self, *ops: str) -> list[dict[str, Any]]:
+        """The rows of the present epoch in order, of these ops or all, with the file that holds each."""
+        pieces = []
+        for file in self.changelog_files():
+            rows = pq.read_table(f"{self.changelog}/{file.path}", partitioning=None)
+            pieces.append(rows.append_column("file", pa.array([file.path] * rows.num_rows)))
+        if not pieces:
+            return []
+        rows = pa.concat_tables(pieces).sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+        return [row for row in rows.to_pylist() if not ops or row["op"] in ops]
+
+    def slot(self) -> Slot:
+        with self.source() as source:
+            found = read_slot(source, self.pipeline.slot)
+        assert found is not None
+        return found
+
+    def source_lsn(self) -> LSN:
+        """All that was committed before this call is at or before it."""
+        with self.source() as source:
+            return catalog.wal_lsn(source)
+
+
+def wait_until_seen(receiver: Receiver, lsn: LSN, timeout: float = 60) -> None:
+    """Wait until all up to an LSN is durable; raises what ended the receiver meanwhile."""
+
+    def seen() -> bool:
+        if receiver.error is not None:
+            raise receiver.error
+        receiver.request_keepalive()
+        return receiver.progress.seen_lsn >= lsn
+
+    wait_until(seen, timeout, f"the receiver to be at {lsn}")
