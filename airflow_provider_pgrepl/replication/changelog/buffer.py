@@ -47,6 +47,7 @@ class TransactionBuffer:
     def _end_open(self, rows: pa.Table, ended: Sequence[Ended], size: int) -> None:
         last = ended[-1]
         cut = int(np.searchsorted(rows["commit_lsn"].to_numpy(), last.commit_lsn, side="right"))
+        rest = size * (rows.num_rows - cut) // max(1, rows.num_rows)
         if cut or self._open or self._open_parts:
             self._whole += [*self._open, *([rows.slice(0, cut)] if cut else [])]
             self._whole_parts += self._open_parts
@@ -55,10 +56,9 @@ class TransactionBuffer:
             self._last_us = max(
                 [self._last_us, *(end.commit_us for end in ended if end.commit_us != NO_TIME)]
             )
-        self.whole_bytes += size + self._open_bytes
+            self.whole_bytes += size - rest + self._open_bytes
         self._open, self._open_parts, self._open_bytes = [], [], 0
-        rest = rows.num_rows - cut
-        self._push_open(rows.slice(cut), size * rest // max(1, rows.num_rows))
+        self._push_open(rows.slice(cut), rest)
 
     def _push_open(self, rows: pa.Table, size: int) -> None:
         if rows.num_rows:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import RewoundError
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -20,13 +23,19 @@ _COLUMNS = ["epoch", "commit_lsn", "xid", "commit_ts"]
 
 
 class ResentCheck:
-    """Knows which transactions above the slot's confirmed LSN the changelog holds already."""
+    """Knows which transactions above the slot's confirmed LSN the changelog holds already.
+
+    The server announces a relation once a connection. Where that was in a transaction that is dropped, the
+    announcement is kept and goes in front of the first new rows, which need it.
+    """
 
     def __init__(self, durable_lsn: LSN, known: dict[int, tuple[int, int]]) -> None:
         self._durable_lsn = durable_lsn
         self._known = known
+        self._awaited = deque(sorted(known))
         self._last_lsn = 0
         self._last_dropped = 0
+        self._announced: dict[int, dict[str, Any]] = {}
         self._over = False
 
     @classmethod
@@ -57,7 +66,7 @@ class ResentCheck:
         return cls(writer.durable_lsn, known)
 
     def drop(self, rows: pa.Table, ended: Sequence[Ended]) -> pa.Table:
-        """The rows that are new. Raises RewoundError when a transaction is not the changelog's.
+        """The rows that are new. Raises RewoundError when what comes again is not what the changelog holds.
 
         A transaction was durable exactly when it began to commit before the durable LSN, because that LSN
         always stands at the end of a record.
@@ -70,25 +79,48 @@ class ResentCheck:
         self._check(ended, frozenset([*lsns[:new_from].tolist(), self._last_dropped]))
         if new_from:
             self._last_dropped = int(lsns[new_from - 1])
-        self._over = new_from < rows.num_rows
-        return rows.slice(new_from)
+            self._remember_relations(rows.slice(0, new_from))
+        if new_from == rows.num_rows:
+            return rows.slice(new_from)
+        self._over = True
+        return self._announce(rows.slice(new_from))
+
+    def pass_idle(self, lsn: LSN) -> None:
+        """Everything that committed before `lsn` has come. Raises RewoundError as `drop` does."""
+        if self._awaited and self._awaited[0] < lsn:
+            raise _rewound(self._awaited[0], "is in the changelog, but the source has it no more")
 
     def _check(self, ended: Sequence[Ended], with_rows: frozenset[int]) -> None:
         for transaction in ended:
-            if transaction.commit_lsn < self._last_lsn:
-                raise _rewound(transaction, "came out of order")
-            self._last_lsn = transaction.commit_lsn
-            if transaction.commit_lsn >= self._durable_lsn:
+            lsn = transaction.commit_lsn
+            if lsn < self._last_lsn:
+                raise _rewound(lsn, "came out of order")
+            self._last_lsn = lsn
+            self.pass_idle(LSN(lsn))
+            if lsn >= self._durable_lsn:
                 continue
-            known = self._known.get(transaction.commit_lsn)
-            if known is None and transaction.commit_lsn in with_rows:
-                raise _rewound(transaction, "is not in the changelog, which holds later ones")
-            if known is not None and transaction.xid and known != (transaction.xid, transaction.commit_us):
-                raise _rewound(transaction, "is not the one that the changelog holds there")
+            known = self._known.get(lsn)
+            if known is None and lsn in with_rows:
+                raise _rewound(lsn, "is not in the changelog, which holds later ones")
+            if known is not None:
+                self._awaited.popleft()
+                if transaction.xid and known != (transaction.xid, transaction.commit_us):
+                    raise _rewound(lsn, "is not the one that the changelog holds there")
+
+    def _remember_relations(self, dropped: pa.Table) -> None:
+        for row in dropped.filter(pc.equal(dropped["op"], "R")).to_pylist():
+            self._announced[row["relation_id"]] = row
+
+    def _announce(self, rows: pa.Table) -> pa.Table:
+        """The rows, after the announcements that were dropped, as the start of the same transaction."""
+        first = rows.slice(0, 1).select(["commit_lsn", "xid", "commit_ts"]).to_pylist()[0]
+        announced = [{**row, **first, "ordinal": -1} for row in self._announced.values()]
+        self._announced = {}
+        return pa.concat_tables([pa.Table.from_pylist(announced, schema=ROW_SCHEMA), rows])
 
 
-def _rewound(transaction: Ended, what: str) -> RewoundError:
+def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
-        f"the source was set back or replaced: the transaction at {LSN(transaction.commit_lsn)} {what}",
+        f"the source was set back or replaced: the transaction at {LSN(lsn)} {what}",
         "run the snapshot app with --new-epoch to take everything anew",
     )

@@ -32,6 +32,7 @@ class Stamper:
         rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
         rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
         controls = [row for control in split.controls for row in self._control_rows(control, changes)]
+        self._versions.update({record.message.oid: record.version for record in changes.values()})
         if not controls:
             return rows
         table = pa.concat_tables([rows, pa.Table.from_pylist(controls, schema=ROW_SCHEMA)])
@@ -59,8 +60,15 @@ class Stamper:
                     versions[mine & (split.row_index > index)] = record.version
         if len(versions) and not versions.all():
             raise WireError("the stream sent a row before its relation")
-        self._versions.update({record.message.oid: record.version for record in changes.values()})
         return versions
+
+    def _version_at(self, relation_id: int, index: int, changes: dict[int, RelationRecord]) -> int:
+        """A relation's version at a message of the chunk; 0 when it was never announced."""
+        version = self._versions.get(relation_id, 0)
+        for place, record in changes.items():
+            if place < index and record.message.oid == relation_id:
+                version = record.version
+        return version
 
     def _control_rows(self, control: Control, changes: dict[int, RelationRecord]) -> list[dict[str, object]]:
         if control.tag == "R":
@@ -71,7 +79,7 @@ class Stamper:
             option = {(1, 1): "cascade restart identity", (1, 0): "cascade", (0, 1): "restart identity"}
             text = option.get((truncate.cascade, truncate.restart_identity), "")
             return [
-                self._row(control, "T", oid, self._versions.get(oid, 0), [text], offset)
+                self._row(control, "T", oid, self._version_at(oid, control.index, changes), [text], offset)
                 for offset, oid in enumerate(truncate.oids)
             ]
         message = messages.parse_message(control.data)

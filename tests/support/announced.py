@@ -1,0 +1,30 @@
+"""Relations as a stream announces them, with a catalog that agrees with it."""
+
+from __future__ import annotations
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.wire.messages import RelationMessage
+from tests.support import wire_bytes as wire
+
+TEXT = 25
+
+
+def announce(oid: int, *columns: str) -> bytes:
+    """A Relation message of a table of texts whose first column is the key."""
+    return wire.put_relation(
+        oid, "public", f"t{oid}", [(name, TEXT, -1, name == columns[0]) for name in columns]
+    )
+
+
+def relation(oid: int, *columns: str) -> Relation:
+    """What the catalog says of it."""
+    shape = [
+        Column(name, n, TEXT, -1, "text", is_key=n == 1, not_null=n == 1) for n, name in enumerate(columns, 1)
+    ]
+    return Relation(oid, TableName("public", f"t{oid}"), tuple(shape))
+
+
+def look_up(message: RelationMessage) -> RelationRecord:
+    """A catalog that agrees with whatever was announced."""
+    return RelationRecord(message, relation(message.oid, *(column.name for column in message.columns)))
