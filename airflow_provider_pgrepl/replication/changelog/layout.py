@@ -73,23 +73,18 @@ class EpochRecord:
         try:
             fields = json.loads(text or "")
             layout = int(fields["layout"])
+            if layout > LAYOUT_VERSION:
+                raise ChangelogError(
+                    f"the lake has layout version {layout}, this version knows up to {LAYOUT_VERSION}",
+                    "upgrade airflow-provider-pgrepl",
+                )
+            place = LSN.parse(fields["consistent_point"])
+            return cls(**{**fields, "epoch": Epoch(fields["epoch"]), "consistent_point": place})
         except (ValueError, KeyError, TypeError):
             raise ChangelogError(
                 "the table at _pgrepl/changelog was not written by this product",
                 "choose another lake root for this pipeline",
             ) from None
-        if layout > LAYOUT_VERSION:
-            raise ChangelogError(
-                f"the lake has layout version {layout}, this version knows up to {LAYOUT_VERSION}",
-                "upgrade airflow-provider-pgrepl",
-            )
-        return cls(
-            **{
-                **fields,
-                "epoch": Epoch(fields["epoch"]),
-                "consistent_point": LSN.parse(fields["consistent_point"]),
-            }
-        )
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from deltalake.exceptions import TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -56,13 +56,17 @@ def read_epoch(uri: str) -> EpochRecord:
 
 
 def open_changelog(uri: str) -> DeltaTable:
-    """Raises ChangelogError when there is no changelog."""
+    """Raises ChangelogError when there is no changelog, LakeUnavailableError when it cannot be read."""
     try:
         return DeltaTable(uri)
     except TableNotFoundError:
         raise ChangelogError(
             "this pipeline has no changelog yet", "run the snapshot app first: it begins the first epoch"
         ) from None
+    except (DeltaError, OSError) as error:
+        raise LakeUnavailableError(
+            f"the changelog cannot be opened: {error.__class__.__name__}: {error}", "check the lake's storage"
+        ) from error
 
 
 def read_durable_lsn(table: DeltaTable) -> LSN:

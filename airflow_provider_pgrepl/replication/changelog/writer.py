@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     CommitRecord,
     EpochRecord,
 )
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 _ROW_GROUP_ROWS = 65_536
@@ -126,16 +127,12 @@ def mark(uri: str) -> None:
 class ChangelogWriter:
     """The one writer. Opening it commits a fence; after that `durable_lsn` is what the changelog holds.
 
-    Raises ChangelogError when there is no changelog, FencedError when another writer took over.
+    Raises ChangelogError when there is no changelog, FencedError when another writer took over,
+    LakeUnavailableError when the storage refuses.
     """
 
     def __init__(self, uri: str) -> None:
-        try:
-            self._table = DeltaTable(uri)
-        except TableNotFoundError:
-            raise ChangelogError(
-                "this pipeline has no changelog yet", "run the snapshot app first: it begins the first epoch"
-            ) from None
+        self._table = open_changelog(uri)
         self._filesystem, self._root = pafs.FileSystem.from_uri(uri)
         self.epoch_record = EpochRecord.from_json(self._table.metadata().description)
         self._sequence = self._table.transaction_version(RECEIVER_APP) or 0
@@ -154,7 +151,16 @@ class ChangelogWriter:
         return version
 
     def write_part(self, rows: pa.Table) -> Part:
-        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation."""
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
+
+        Raises LakeUnavailableError.
+        """
+        try:
+            return self._write_part(rows)
+        except OSError as error:
+            raise _unwritable(error) from error
+
+    def _write_part(self, rows: pa.Table) -> Part:
         rows, relations, bounds = _sort_by_relation(rows)
         hour = datetime.now(UTC).strftime("%Y-%m-%dT%H")
         # Readers bound their memory by the values' size, which a compressed file does not tell.
@@ -179,7 +185,10 @@ class ChangelogWriter:
     def append(
         self, parts: Sequence[Part], *, durable_lsn: LSN, first_lsn: LSN, last_lsn: LSN, last_commit_us: int
     ) -> None:
-        """Make whole transactions durable: all parts in one commit. Raises FencedError or LakeError."""
+        """Make whole transactions durable: all parts in one commit.
+
+        Raises FencedError or LakeUnavailableError.
+        """
         relations = frozenset[int]().union(*(part.relations for part in parts))
         commit = CommitRecord(
             "data",
@@ -228,8 +237,8 @@ def _fenced() -> FencedError:
     return FencedError("another receiver took over the changelog; this one stops")
 
 
-def _unwritable(error: Exception) -> LakeError:
-    return LakeError(
+def _unwritable(error: Exception) -> LakeUnavailableError:
+    return LakeUnavailableError(
         f"the changelog cannot be written: {error.__class__.__name__}: {error}", "check the lake's storage"
     )
 

@@ -27,6 +27,7 @@ MARK = 0
 
 _BEFORE_ALL = -1
 _POLL_S, _POLL_LIMIT_S = 0.02, 0.5
+_CHECK_INTERVAL_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -77,26 +78,45 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_bytes = batch_bytes
         self._tasks = tasks
         self._last_version: int | None = None
+        self._next_check = 0.0
         self._commits: dict[int, Commit] = {}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return {"version": _BEFORE_ALL}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        self._last_version = DeltaTable(self._uri).version()
+        self._last_version = self._newest()
 
     def latestOffset(self, start: dict[str, int], limit: object) -> dict[str, int]:  # noqa: N802, ARG002
-        """As many commits as fit into a batch, at least one; waits a moment when there is none."""
-        newest: int = DeltaTable(self._uri).version() if start["version"] == _BEFORE_ALL else start["version"]
-        if start["version"] == _BEFORE_ALL:
-            # Tables know their position, so a start without a checkpoint needs no old commits.
-            return {"version": newest}
+        """As many commits as fit into a batch, at least one; waits a moment when there is none.
+
+        A start without a checkpoint needs no old commits, because tables know their position; nor does one
+        whose commits are gone.
+        """
+        version = start["version"]
+        if version == _BEFORE_ALL:
+            return {"version": self._newest()}
         deadline = time.monotonic() + _POLL_LIMIT_S
         while True:
-            end = self._advance(start["version"])
-            if end > start["version"] or self._last_version is not None or time.monotonic() >= deadline:
+            end = self._advance(version)
+            if end == version and self._is_cut_off(version):
+                return {"version": self._newest()}
+            if end > version or self._last_version is not None or time.monotonic() >= deadline:
                 return {"version": end}
             time.sleep(_POLL_S)
+
+    def _newest(self) -> int:
+        version: int = DeltaTable(self._uri).version()
+        return version
+
+    def _is_cut_off(self, version: int) -> bool:
+        """Whether the next commit can never be read: its log file is gone, or the changelog was made anew."""
+        awaited = self._last_version is not None and version < self._last_version
+        if not awaited and time.monotonic() < self._next_check:
+            return False
+        self._next_check = time.monotonic() + _CHECK_INTERVAL_S
+        newest = self._newest()
+        return newest < version or (newest > version and self._read(version + 1) is None)
 
     def _advance(self, version: int) -> int:
         size = 0
@@ -129,12 +149,15 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition([item.to_json() for item in share]) for share in shares]
 
     def _items(self, start: int, end: int) -> list[WorkItem]:
-        first = end if start == _BEFORE_ALL else start + 1
-        commits = [commit for version in range(first, end + 1) if (commit := self._read(version))]
+        commits = self._read_all(start, end)
+        if commits is None:
+            # Nobody is level with the start of such a batch, so every table looks at the live files.
+            last = self._read(end)
+            known_us = last.record.last_commit_us if last and last.record else 0
+            return [WorkItem(MARK, _BEFORE_ALL, end, last_commit_us=known_us)]
         records = [commit.record for commit in commits if commit.record]
         mark = WorkItem(MARK, start, end)
         if records:
-            last_us = max(record.last_commit_us for record in records)
             mark = WorkItem(
                 MARK,
                 start,
@@ -142,11 +165,21 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 epoch=records[-1].epoch,
                 # A marker may have been written by somebody who had not seen the newest commit yet.
                 durable_lsn=max(r.durable_lsn for r in records if r.epoch == records[-1].epoch),
-                last_commit_us=last_us,
+                last_commit_us=max(record.last_commit_us for record in records),
             )
-        if start == _BEFORE_ALL:
-            return [mark]
         return [mark, *self._relation_items(commits, start, end)]
+
+    def _read_all(self, start: int, end: int) -> list[Commit] | None:
+        """The commits of a batch; None when it begins nowhere, or not all of them are there any more."""
+        if not _BEFORE_ALL < start <= end:
+            return None
+        commits = []
+        for version in range(start + 1, end + 1):
+            commit = self._read(version)
+            if commit is None:
+                return None
+            commits.append(commit)
+        return commits
 
     def _relation_items(self, commits: list[Commit], start: int, end: int) -> Iterator[WorkItem]:
         relations = sorted({oid for commit in commits if commit.record for oid in commit.record.relations})
