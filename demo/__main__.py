@@ -24,7 +24,8 @@ class Stopped(BaseException):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: the lake equals the source. 1: it does not, or the demo could not go on, or was ended early."""
-    show = Show(read_options(arguments), Folder())
+    options = read_options(arguments)
+    show = Show(options, Folder(options.folder))
     for number in _ENDING_SIGNALS:
         signal.signal(number, _stop)
     try:

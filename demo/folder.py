@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass
 class Folder:
-    """Paths under `.demo/`. Nothing in it outlives the next start but Airflow's empty database."""
+    """Paths under one root. Nothing in it outlives the next start but Airflow's empty database."""
 
-    root: Path = ROOT / ".demo"
+    root: Path
     _lock: TextIO | None = field(default=None, repr=False)
 
     @property
@@ -53,7 +53,7 @@ class Folder:
     def claim(self) -> None:
         """Take the folder for this process. Raises DemoError when another demo has it."""
         try:
-            self.root.mkdir(exist_ok=True)
+            self.root.mkdir(parents=True, exist_ok=True)
             self.root.chmod(0o755)
             self._lock = (self.root / "lock").open("a+")
         except OSError as error:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_FOLDER = Path(__file__).resolve().parent.parent / ".demo"
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Options:
     duration_s: int
     pg_port: int
     airflow_port: int
+    folder: Path
 
 
 def read_options(arguments: Sequence[str] | None = None) -> Options:
@@ -38,6 +42,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--pg-port", type=_port, default=15432, help="port of PostgreSQL (15432)")
     parser.add_argument("--airflow-port", type=_port, default=8180, help="port of Airflow (8180)")
+    parser.add_argument("--folder", type=Path, default=DEFAULT_FOLDER, help="where everything lies (.demo)")
     chosen = parser.parse_args(arguments)
     return Options(
         exit_when_done=chosen.exit,
@@ -47,6 +52,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         duration_s=chosen.duration,
         pg_port=chosen.pg_port,
         airflow_port=chosen.airflow_port,
+        folder=chosen.folder.absolute(),
     )
 
 

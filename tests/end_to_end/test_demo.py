@@ -1,0 +1,41 @@
+"""`make demo EXIT=1`, small: real PostgreSQL, Airflow, Spark and lake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from demo.postgres import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running():
+    # Not pytest's folder: PostgreSQL's own user must be able to enter it.
+    with tempfile.TemporaryDirectory(prefix="pgrepl-demo-") as folder:
+        Path(folder).chmod(0o755)
+        options = ["--exit", "--scale", "1", "--duration", "5", "--rate", "100", "--folder", f"{folder}/demo"]
+        ports = ["--pg-port", str(free_port()), "--airflow-port", str(free_port())]
+        command = [sys.executable, "-m", "demo", *options, *ports]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "EQUAL: every row of every table" in result.stdout
+        assert "balanced at" in result.stdout
+        assert running_with(f"PGREPL_DEMO={folder}/demo") == []
+
+
+def running_with(variable: str) -> list[str]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if variable.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.append((process / "cmdline").read_text())
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,126 @@
+"""What the demo does before it starts, and how it ends what it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from demo import preconditions, processes
+from demo.errors import DemoError
+from demo.folder import Folder
+from demo.options import read_options
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A child that ends at once and leaves a grandchild, in a session of its own, that ignores requests to end.
+ORPHAN = """
+import signal, subprocess
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+subprocess.Popen(["sleep", "600"], start_new_session=True, stdout=subprocess.DEVNULL)
+"""
+
+PARENT = f"""
+import subprocess, sys, time
+from pathlib import Path
+from demo import processes
+processes._GRACE_S = 1.0
+processes.adopt_orphans(Path(sys.argv[1]))
+subprocess.run([sys.executable, "-c", {ORPHAN!r}], check=True)
+while not (orphans := processes._living(None)):
+    time.sleep(0.05)
+print(*orphans, flush=True)
+if sys.argv[2] == "end":
+    processes.end_descendants()
+else:
+    time.sleep(600)
+"""
+
+
+def parent(folder: Path, then: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PARENT, str(folder), then]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def orphan_of(process: subprocess.Popen[str]) -> int:
+    return int(process.stdout.readline().split()[-1])
+
+
+def test_an_orphan_that_ignores_the_request_to_end_is_ended(tmp_path):
+    with parent(tmp_path, "end") as process:
+        orphan = orphan_of(process)
+        assert process.wait(timeout=60) == 0
+    assert not is_running(orphan)
+
+
+def test_what_a_killed_demo_left_behind_is_found_and_ended(tmp_path):
+    with parent(tmp_path, "stay") as process:
+        orphan = orphan_of(process)
+        process.kill()
+        process.wait()
+    assert is_running(orphan)
+    assert processes.end_leftovers(tmp_path) == 1
+    assert not is_running(orphan)
+
+
+def test_what_other_demos_run_is_left_alone(tmp_path):
+    with parent(tmp_path / "one", "stay") as process:
+        orphan = orphan_of(process)
+        try:
+            assert processes.end_leftovers(tmp_path / "two") == 0
+            assert is_running(orphan)
+        finally:
+            process.kill()
+            os.kill(orphan, signal.SIGKILL)
+
+
+def test_a_second_demo_in_the_same_folder_is_refused_by_the_first_ones_process(tmp_path):
+    first = Folder(tmp_path / "demo")
+    first.claim()
+    with pytest.raises(DemoError, match=f"already running here \\(process {os.getpid()}\\)"):
+        Folder(tmp_path / "demo").claim()
+
+
+def test_a_new_demo_finds_nothing_of_the_last_one_but_airflows_empty_database(tmp_path):
+    folder = Folder(tmp_path / "demo")
+    folder.claim()
+    folder.clear()
+    (folder.lake / "old").touch()
+    (folder.root / "airflow-3.db").touch()
+    folder.clear()
+    assert not any(folder.lake.iterdir())
+    assert (folder.root / "airflow-3.db").exists()
+
+
+def test_a_port_in_use_is_named_with_the_option_that_mends_it():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            DemoError, match=f"Port {port}, meant for Airflow, .* make demo AIRFLOW_PORT={port + 1}"
+        ):
+            preconditions.check_port("Airflow", port, "AIRFLOW_PORT")
+    preconditions.check_port("Airflow", port, "AIRFLOW_PORT")
+
+
+def test_too_little_disk_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(preconditions, "NEEDED_GIB", 1e9)
+    with pytest.raises(DemoError, match=r"needs .* GiB of disk"):
+        preconditions.check(read_options([]), tmp_path)
+
+
+@pytest.mark.parametrize("arguments", [["--rate", "0"], ["--pg-port", "80"], ["--scale", "many"]])
+def test_an_option_out_of_range_is_refused(arguments):
+    with pytest.raises(SystemExit):
+        read_options(arguments)
