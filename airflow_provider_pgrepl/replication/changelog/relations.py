@@ -36,12 +36,21 @@ class RelationRecord:
 
     @property
     def agrees(self) -> bool:
-        """Whether stream and catalog describe the same columns: no DDL lay between sending and looking."""
-        if self.catalog is None:
+        """Whether stream and catalog describe the same columns and identity: no DDL lay between the two."""
+        message, catalog = self.message, self.catalog
+        if catalog is None or message.oid != catalog.oid:
             return False
-        sent = [(column.name, column.type_oid, column.typmod) for column in self.message.columns]
-        known = [(column.name, column.type_oid, column.typmod) for column in self.catalog.columns]
-        return sent == known and self.message.oid == self.catalog.oid
+        sent = [(column.name, column.type_oid, column.typmod) for column in message.columns]
+        known = [(column.name, column.type_oid, column.typmod) for column in catalog.columns]
+        return sent == known and message.replica_identity == catalog.replica_identity and self._same_key
+
+    @property
+    def _same_key(self) -> bool:
+        """With FULL the stream marks every column; a key that is published in part only, the catalog none."""
+        known = {column.name for column in self.catalog.key_columns} if self.catalog else set()
+        if self.message.replica_identity == "f" or not known:
+            return True
+        return known == {column.name for column in self.message.columns if column.is_identity}
 
     @cached_property
     def version(self) -> int:

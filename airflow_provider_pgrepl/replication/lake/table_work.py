@@ -31,6 +31,9 @@ from airflow_provider_pgrepl.replication.state.drift import find_drift
 _handles: dict[str, DeltaTable] = {}
 """Open tables of this worker process: opening one anew reads its whole log."""
 
+_records: dict[tuple[str, int, int], RelationRecord] = {}
+"""Relation versions by changelog, relation and version: what one says never changes."""
+
 
 @dataclass(frozen=True)
 class TableWork:
@@ -152,10 +155,15 @@ def _find_first_drift(work: TableWork, rows: pa.Table) -> tuple[int, str] | None
 
 
 def _find_record(work: TableWork, version: int) -> RelationRecord | None:
-    index = RelationIndex(relations_uri(work.pipeline.lake_root))
-    return index.find(work.relation.oid, version) or reader.find_relation_record(
-        work.changelog, work.relation.oid, version
-    )
+    """Looked up once a worker: after a TRUNCATE or VACUUM FULL every batch has a version of its own."""
+    key = (work.changelog, work.relation.oid, version)
+    if key not in _records:
+        index = RelationIndex(relations_uri(work.pipeline.lake_root))
+        found = index.find(*key[1:]) or reader.find_relation_record(*key)
+        if found is None:
+            return None
+        _records[key] = found
+    return _records[key]
 
 
 def _announced_drift(

@@ -33,7 +33,7 @@ def _differences(recorded: Relation, current: Relation, announced: RelationRecor
     elif current.membership_xmin != recorded.membership_xmin:
         yield "the column list or row filter of the publication changed"
     if not announced.agrees:
-        yield "the stream and the catalog disagree about the columns: they were changed meanwhile"
+        yield "the stream and the catalog disagree about columns or key: they were changed meanwhile"
     if current.relfilenode != recorded.relfilenode and _altered(recorded, current):
         yield "the table was rewritten by an ALTER TABLE, which may have changed its values"
 

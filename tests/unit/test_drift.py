@@ -1,0 +1,149 @@
+"""state/drift.py: what counts as a change of shape, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.state.drift import find_drift
+from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
+
+RECORDED = Relation(
+    oid=7,
+    table=TableName("public", "orders"),
+    columns=(
+        Column("id", 1, 20, -1, "bigint", is_key=True, not_null=True, xmin=10),
+        Column("Total", 3, 1700, 786438, "numeric(12,2)", xmin=10),
+    ),
+    relfilenode=70,
+    publication_oid=5,
+    membership_oid=50,
+    membership_xmin=11,
+)
+ID, TOTAL = RECORDED.columns
+
+
+def announced(current: Relation, **message: object) -> RelationRecord:
+    """What the stream says when it agrees with the catalog, unless told otherwise."""
+    columns = tuple(WireColumn(c.name, c.type_oid, c.typmod, c.is_key) for c in current.columns)
+    fields = {"replica_identity": current.replica_identity, "columns": columns, **message}
+    return RelationRecord(RelationMessage(oid=current.oid, schema="public", name="orders", **fields), current)
+
+
+def columns(*shape: Column) -> Relation:
+    return replace(RECORDED, columns=shape)
+
+
+def test_the_same_shape_is_no_drift() -> None:
+    assert find_drift(RECORDED, announced(RECORDED)) is None
+
+
+@pytest.mark.parametrize(
+    ("current", "says"),
+    [
+        (replace(RECORDED, oid=8), "the table was dropped and another made under its name"),
+        (
+            replace(RECORDED, table=TableName("public", "Orders")),
+            'the table was renamed or moved to public."Orders"',
+        ),
+        (columns(ID, TOTAL, Column("c", 4, 25, -1, "text")), "column c was added"),
+        (columns(ID), 'column "Total" was dropped'),
+        (columns(ID, replace(TOTAL, attnum=4)), 'column "Total" was dropped and added again'),
+        (columns(ID, replace(TOTAL, name="sum")), 'column "Total" was renamed to sum'),
+        (
+            columns(replace(ID, type_oid=23, type_name="integer"), TOTAL),
+            "the type of column id changed from bigint to integer",
+        ),
+        (
+            columns(ID, replace(TOTAL, typmod=786439, type_name="numeric(12,3)")),
+            'the type of column "Total" changed from numeric(12,2) to numeric(12,3)',
+        ),
+        (columns(replace(ID, is_key=False), TOTAL), "the key changed: column id left it"),
+        (columns(ID, replace(TOTAL, is_key=True)), 'the key changed: column "Total" joined it'),
+        (replace(RECORDED, replica_identity="f"), "the replica identity changed"),
+        (
+            replace(RECORDED, membership_oid=51),
+            "the table was taken out of the publication, and possibly put back: changes between are missing",
+        ),
+        (
+            replace(RECORDED, membership_xmin=12),
+            "the column list or row filter of the publication changed",
+        ),
+        (
+            replace(RECORDED, relfilenode=71, columns=(ID, replace(TOTAL, xmin=12))),
+            "the table was rewritten by an ALTER TABLE, which may have changed its values",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_change_is_said_in_a_sentence(current: Relation, says: str) -> None:
+    assert find_drift(RECORDED, announced(current)) == says
+
+
+def test_a_table_that_is_gone_is_drift() -> None:
+    record = announced(RECORDED)
+    assert (
+        find_drift(RECORDED, replace(record, catalog=None)) == "the table was dropped, or replaced by another"
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: replace(r, relfilenode=71),
+        lambda r: replace(r, columns=(ID, replace(TOTAL, xmin=99))),
+        lambda r: replace(r, columns=(ID, replace(TOTAL, not_null=True))),
+    ],
+    ids=["VACUUM FULL, CLUSTER or TRUNCATE", "SET STATISTICS", "SET NOT NULL"],
+)
+def test_what_leaves_every_value_as_it_was_is_no_drift(change: Callable[[Relation], Relation]) -> None:
+    assert find_drift(RECORDED, announced(change(RECORDED))) is None
+
+
+def test_names_that_swap_places_are_drift_although_the_set_of_names_is_the_same() -> None:
+    swapped = columns(replace(ID, name="Total"), replace(TOTAL, name="id"))
+    assert find_drift(RECORDED, announced(swapped)) == 'column id was renamed to "Total"'
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"columns": (WireColumn("id", 20, -1, True),)},
+        {"columns": (WireColumn("id", 20, -1, True), WireColumn("Total", 1700, 786439, False))},
+        {"columns": (WireColumn("id", 20, -1, False), WireColumn("Total", 1700, 786438, True))},
+        {"replica_identity": "f"},
+    ],
+    ids=["a column less", "another type", "another key", "another identity"],
+)
+def test_a_stream_that_disagrees_with_the_catalog_was_overtaken_by_ddl(message: dict[str, object]) -> None:
+    """Changed and changed back: the catalog looks like before, the rows sent between do not."""
+    record = announced(RECORDED, **message)
+    assert find_drift(RECORDED, record) == (
+        "the stream and the catalog disagree about columns or key: they were changed meanwhile"
+    )
+    assert record.version != RECORDED.version
+
+
+def test_with_full_identity_the_stream_marks_all_columns() -> None:
+    full = replace(RECORDED, replica_identity="f")
+    marked = tuple(WireColumn(c.name, c.type_oid, c.typmod, True) for c in full.columns)
+    assert find_drift(full, announced(full, columns=marked)) is None
+
+
+def test_a_key_published_in_part_is_no_disagreement() -> None:
+    keyless = columns(replace(ID, is_key=False), TOTAL)
+    sent = (WireColumn("id", 20, -1, True), WireColumn("Total", 1700, 786438, False))
+    assert find_drift(keyless, announced(keyless, columns=sent)) is None
+
+
+def test_a_record_survives_its_json_with_and_without_a_catalog() -> None:
+    for record in (announced(RECORDED), replace(announced(RECORDED), catalog=None)):
+        again = RelationRecord.from_json(record.to_json())
+        assert again == record
+        assert again.version == record.version
+        assert 0 < record.version < 2**63
+    assert announced(RECORDED).version == RECORDED.version
