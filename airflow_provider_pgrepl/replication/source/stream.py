@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.errors import (
     SlotBusyError,
     SlotError,
     SourceConnectionError,
+    SourceError,
     WireError,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -188,6 +189,13 @@ def _translate(result: pq.abc.PGresult) -> PgReplError:
     if state == "55006":
         return SlotBusyError(
             text, "another process reads this slot; it may be a previous run that still ends"
+        )
+    if state[:2] == "22":
+        # The server's words quote the value.
+        return SourceError(
+            f"the server cannot send a value of a published table (SQLSTATE {state})",
+            "in a database without an encoding (SQL_ASCII) every published text must be UTF-8: mend the row,"
+            " or take its table out of the pipeline",
         )
     if state == "42704" and "publication" in text:
         return PublicationError(text, "run the snapshot app with --new-epoch to set the pipeline up anew")
