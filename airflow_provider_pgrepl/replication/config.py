@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,9 @@ from airflow_provider_pgrepl.replication.relation import TableName
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
+_QUOTED = re.compile(r'"[^"]*"')
+_CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
+_NAME_BYTES = 63
 _REFERENCE = "see docs/reference/pipeline.md"
 
 MIB = 1 << 20
@@ -66,12 +70,22 @@ class Pipeline:
                 object.__setattr__(self, field, f"pgrepl_{self.name}")
         if not _SLOT_NAME.fullmatch(self.slot):
             raise ConfigError(f"slot: {self.slot!r} may hold only a-z, 0-9 and _, and at most 63 of them")
-        if not self.lake.strip():
-            raise ConfigError("lake: is empty", "give the path or URI under which the lake tables are to be")
+        if len(self.publication.encode()) > _NAME_BYTES:
+            raise ConfigError(f"publication: is longer than the {_NAME_BYTES} bytes that PostgreSQL allows")
+        self._check_lake()
         if "%" in self.lake:
             raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
         self._check_tables()
         self._check_numbers()
+
+    def _check_lake(self) -> None:
+        if not self.lake.strip():
+            raise ConfigError("lake: is empty", "give the path or URI under which the lake tables are to be")
+        if _CREDENTIALS.match(self.lake):
+            raise ConfigError(
+                "lake: the URI holds credentials",
+                "those of a store come from the environment or an Airflow connection, never from the file",
+            )
 
     def _check_tables(self) -> None:
         if not self.tables:
@@ -85,8 +99,11 @@ class Pipeline:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and not math.isfinite(value):
+                raise ConfigError(f"{field.name}: {value} is not a finite number")
             if is_number and (value < 0 or (value == 0 and field.name not in may_be_zero)):
-                raise ConfigError(f"{field.name}: {value} must be greater than 0")
+                least = "must not be negative" if field.name in may_be_zero else "must be greater than 0"
+                raise ConfigError(f"{field.name}: {value} {least}")
         if self.points_keep_h > self.changelog_retention_h:
             raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
 
@@ -140,6 +157,8 @@ def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
     if text.endswith(".*") and pattern_allowed:
         text = text[:-1] + "any"
     try:
+        if "*" in _QUOTED.sub("", text):
+            raise ValueError(f"{text!r} has a * where none may be")
         TableName.parse(text)
     except ValueError as error:
         raise ConfigError(

@@ -1,0 +1,165 @@
+"""config.py: the pipeline file, both ways, and every bad value named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.config import Pipeline
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference" / "pipeline.md"
+LEAST: dict[str, Any] = {"name": "shop", "lake": "/data/lake", "tables": ["public.orders"]}
+FULL: dict[str, Any] = LEAST | {
+    "tables": ["public.orders", "sales.*", '"My Schema"."a.b"'],
+    "insert_only": ["sales.log"],
+    "conn_id": "source",
+    "state_conn_id": "state",
+    "slot": "mine",
+    "publication": "Mine",
+    "publication_mode": "use",
+    "timestamp_without_tz": "string",
+    "commit_lsn_column": False,
+    "flush_interval_s": 0.25,
+    "trigger_interval_s": 0,
+    "batch_bytes": 1,
+}
+
+
+def made(**fields: Any) -> Pipeline:
+    return Pipeline.from_dict(LEAST | fields)
+
+
+@pytest.mark.parametrize("fields", [LEAST, FULL], ids=["least", "full"])
+def test_a_pipeline_survives_its_json(fields: dict[str, Any]) -> None:
+    pipeline = Pipeline.from_json(json.dumps(fields))
+    assert Pipeline.from_json(pipeline.to_json()) == pipeline
+    for name, value in fields.items():
+        assert getattr(pipeline, name) == (tuple(value) if isinstance(value, list) else value)
+
+
+def test_slot_and_publication_are_named_after_the_pipeline() -> None:
+    assert (made().slot, made().publication) == ("pgrepl_shop", "pgrepl_shop")
+    longest = made(name="x" * 55)
+    assert len(longest.slot) == 62
+
+
+def test_a_pipeline_does_not_change() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made().name = "other"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "one JSON object"),
+        ("null", "one JSON object"),
+        ("{}", "missing key 'name', 'lake', 'tables'"),
+        (json.dumps(LEAST | {"tabels": [], "slott": 1}), "unknown key 'slott', 'tabels'"),
+    ],
+)
+def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        Pipeline.from_json(text)
+    if "unknown" in says:
+        assert "insert_only" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", "Shop"),
+        ("name", "a-b"),
+        ("name", "x" * 56),
+        ("name", 7),
+        ("lake", " "),
+        ("lake", None),
+        ("lake", "s3a://key:secret@bucket/lake"),
+        ("tables", []),
+        ("tables", "public.orders"),
+        ("tables", ["orders"]),
+        ("tables", ["a.b.c"]),
+        ("tables", [7]),
+        ("tables", ["*"]),
+        ("tables", ["*.*"]),
+        ("tables", ["public.ord*"]),
+        ("insert_only", ["sales.*"]),
+        ("insert_only", ["sales.*x.y"]),
+        ("insert_only", None),
+        ("slot", "Mine"),
+        ("slot", "x" * 64),
+        ("publication", "ü" * 32),
+        ("publication_mode", "alter"),
+        ("publication_mode", ["use"]),
+        ("timestamp_without_tz", "utc"),
+        ("state_conn_id", 1),
+        ("commit_lsn_column", 1),
+        ("commit_ts_column", "yes"),
+        ("flush_interval_s", 0),
+        ("flush_interval_s", float("nan")),
+        ("flush_interval_s", float("inf")),
+        ("flush_interval_s", True),
+        ("trigger_interval_s", -1),
+        ("batch_bytes", 1.5),
+        ("batch_bytes", 0),
+        ("part_bytes", "32MiB"),
+        ("points_keep_h", 169.0),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_name(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^{field}: ") as caught:
+        made(**{field: value})
+    assert "secret" not in str(caught.value)
+
+
+def test_a_pattern_takes_a_whole_schema() -> None:
+    assert made(tables=["sales.*"]).tables == ("sales.*",)
+    assert made(tables=['"Sales *".*', 'a."*"']).tables == ('"Sales *".*', 'a."*"')
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for path in (tmp_path / "missing.json", tmp_path):
+        with pytest.raises(ConfigError, match=re.escape(str(path))):
+            Pipeline.read(path)
+    (tmp_path / "latin.json").write_bytes(b'{"name": "\xe4"}')
+    with pytest.raises(ConfigError, match=r"latin\.json"):
+        Pipeline.read(tmp_path / "latin.json")
+    (tmp_path / "good.json").write_text(json.dumps(LEAST))
+    assert Pipeline.read(tmp_path / "good.json") == made()
+
+
+def test_the_lake_root_is_absolute_and_has_no_slash_at_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert made(lake="lake/").lake_root == str(tmp_path / "lake")
+    assert made(lake="~/lake").lake_root == "/home/me/lake"
+    assert made(lake="s3a://bucket/lake/").lake_root == "s3a://bucket/lake"
+    assert made(lake="abfss://box@account.dfs.core.windows.net/x").lake_root.endswith("/x")
+
+
+def test_the_reference_lists_every_field_with_its_default() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\S.*?) \| \S", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
+    documented = [(name, json.loads(text.strip("`")) if text != "–" else "required") for name, text in rows]
+    actual = [
+        (field.name, "required" if field.default is dataclasses.MISSING else as_json(field.default))
+        for field in dataclasses.fields(Pipeline)
+    ]
+    assert documented == actual
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def test_the_example_of_the_reference_is_a_pipeline() -> None:
+    (example,) = re.findall(r"```json\n(.*?)```", REFERENCE.read_text(encoding="utf-8"), re.DOTALL)
+    assert Pipeline.from_json(example).name == "shop"
