@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeError, PgReplError
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeUnavailableError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -138,18 +138,25 @@ class Replication:
             while query.isActive and not self._stop.wait(_POLL_S):
                 self._supervise()
             self._finish(query)
-            if received and not self._catching_up():
-                log.info("everything up to %s is in the lake", target)
-                return process.DONE
+            if received and self._applier.progress.level and not self._in_state(TableState.CATCHING_UP):
+                return self._caught_up(target)
             self._receiver.request_keepalive()
             self._stop.wait(_POLL_S)
             self._supervise()
         log.warning("stopped before %s was reached", target)
         return process.RETRY_MAY_HELP
 
-    def _catching_up(self) -> bool:
+    def _caught_up(self, target: LSN) -> int:
+        failed = self._in_state(TableState.ERRORED)
+        if failed:
+            log.error("up to %s, but without %s, in error: see the status command", target, ", ".join(failed))
+            return process.WILL_NOT_HELP
+        log.info("everything up to %s is in the lake", target)
+        return process.DONE
+
+    def _in_state(self, state: TableState) -> list[str]:
         tables = self._store.read_tables(self._pipeline.name).values()
-        return any(table.state is TableState.CATCHING_UP for table in tables)
+        return [str(table.table) for table in tables if table.state is state]
 
     def _supervise(self) -> None:
         """Raise what ended the receiver; report; look after the lake when it is time."""
@@ -219,4 +226,4 @@ class Replication:
 
 
 def _query_error(text: str) -> PgReplError:
-    return LakeError(f"the streaming query failed: {text.splitlines()[0][:300]}")
+    return LakeUnavailableError(f"the streaming query failed: {text.splitlines()[0][:300]}")

@@ -46,7 +46,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     chosen = _parse_tables(arguments.tables)
     if chosen and arguments.new_epoch:
         raise ConfigError("--tables and --new-epoch do not go together: a new epoch takes all tables anew")
-    check_source(dsn, pipeline)
+    check_source(dsn, pipeline, new_epoch=arguments.new_epoch)
     source = connect(dsn, f"snapshot {pipeline.name}")
     try:
         with Store(process.state_dsn(), f"snapshot {pipeline.name}") as store:
@@ -86,6 +86,7 @@ class Snapshot:
         """Copy what is to be copied; the exit code says whether every table made it."""
         record = self._read_record()
         relations = catalog.resolve_tables(self.source, self.pipeline)
+        self._retire_others(relations)
         selected = self._select(relations, chosen, record, new_epoch=new_epoch)
         if not selected:
             log.info("nothing to do: every table has been taken already")
@@ -95,6 +96,14 @@ class Snapshot:
                 raise ConfigError("--tables: this pipeline has no epoch yet", "run it without --tables first")
             return self._begin_epoch(relations, record)
         return self._take_more(selected, record)
+
+    def _retire_others(self, relations: list[Relation]) -> None:
+        """Tables that the configuration no longer holds stop here; what is in the lake of them stays."""
+        kept = {relation.table for relation in relations}
+        for table, record in self.store.read_tables(self.pipeline.name).items():
+            if table not in kept and record.state is not TableState.REMOVED:
+                self.store.set_state(self.pipeline.name, table, TableState.REMOVED)
+                log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
 
     def _read_record(self) -> EpochRecord | None:
         try:
@@ -146,6 +155,8 @@ class Snapshot:
         pipeline, server = self.pipeline, catalog.read_server(self.source)
         claims = Claims(self.source, pipeline, self.store)
         claims.claim(server, replace=last is not None)
+        # First, because it refuses while the slot is read: nothing may be altered under a running app.
+        slot.drop_slot(self.source, pipeline.slot)
         claims.prepare_publication(relations)
         for attempt in range(1, _SNAPSHOT_ATTEMPTS + 1):
             slot.drop_slot(self.source, pipeline.slot)
@@ -166,6 +177,7 @@ class Snapshot:
                         exported.consistent_point,
                     )
                     self._open_epoch(record, last)
+                    last = record
                     return self._copy(keeper, exported, record)
             except SnapshotError as error:
                 if attempt == _SNAPSHOT_ATTEMPTS:

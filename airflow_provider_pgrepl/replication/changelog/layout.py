@@ -19,6 +19,12 @@ DURABLE_APP = "pgrepl-durable-lsn"
 
 _NONE = LSN(0)
 
+
+def floor_app(epoch: int) -> str:
+    """Delta app id whose version is the epoch's floor: the highest commit LSN that retention has dropped."""
+    return f"pgrepl-floor-lsn:{epoch}"
+
+
 METADATA_KEY = "pgrepl"
 PARTITION = "received_hour"
 

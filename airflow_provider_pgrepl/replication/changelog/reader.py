@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     ROW_SCHEMA,
     CommitRecord,
     EpochRecord,
+    floor_app,
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -72,6 +73,11 @@ def open_changelog(uri: str) -> DeltaTable:
 def read_durable_lsn(table: DeltaTable) -> LSN:
     """The LSN up to which the open changelog holds everything of its epoch."""
     return LSN(table.transaction_version(DURABLE_APP) or 0)
+
+
+def read_floor_lsn(table: DeltaTable, epoch: Epoch) -> LSN:
+    """The highest commit LSN that retention has dropped: a table at a lower position cannot go on."""
+    return LSN(table.transaction_version(floor_app(epoch)) or 0)
 
 
 def read_epoch_number(table: DeltaTable) -> Epoch:

@@ -10,12 +10,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import RemoveAction
 
 from airflow_provider_pgrepl.errors import ChangelogError
-from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri, floor_app
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
@@ -39,7 +39,8 @@ def drop_expired(
     a file with a later change stays, and with it its hour and all hours after. An epoch before all of these
     is over, and so is the right to it. Without any, nothing goes.
 
-    The commit carries no app id, so that it does not fence the receiver. The files stay until a vacuum.
+    The commit carries the new floor of each epoch, under an app id that is not the receiver's, so that it
+    does not fence that. The files stay until a vacuum.
     Raises ChangelogError.
     """
     try:
@@ -59,7 +60,7 @@ def drop_expired(
     if not expired:
         return Dropped()
     files = [file for hour in expired for file in hours[hour]]
-    _remove(table, files)
+    _remove(table, files, needed_above)
     return Dropped(tuple(expired), len(files), sum(file["size_bytes"] for file in files))
 
 
@@ -84,7 +85,22 @@ def _is_needed(file: Mapping[str, Any], needed_above: Mapping[int, int]) -> bool
     return epoch not in needed_above or last_lsn > needed_above[epoch]
 
 
-def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
+def _floors(
+    table: DeltaTable, files: list[dict[str, Any]], needed_above: Mapping[int, int]
+) -> list[Transaction]:
+    """Per epoch still needed, the highest commit LSN that is gone: nobody below may go on."""
+    floors = {
+        epoch: max([int(file["max.commit_lsn"]) for file in files if file["max.epoch"] == epoch], default=0)
+        for epoch in needed_above
+    }
+    return [
+        Transaction(floor_app(epoch), floor)
+        for epoch, floor in floors.items()
+        if floor > (table.transaction_version(floor_app(epoch)) or 0)
+    ]
+
+
+def _remove(table: DeltaTable, files: list[dict[str, Any]], needed_above: Mapping[int, int]) -> None:
     now = int(time.time() * 1000)
     # Not as a change of data: deltalake refuses every append through a handle that is older than such a
     # commit, and the receiver, which cannot tell that from a fence, would end.
@@ -97,7 +113,10 @@ def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
             mode="append",
             schema=table.schema(),
             partition_by=[PARTITION],
-            commit_properties=CommitProperties(custom_metadata={_RETENTION_METADATA: str(len(removes))}),
+            commit_properties=CommitProperties(
+                custom_metadata={_RETENTION_METADATA: str(len(removes))},
+                app_transactions=_floors(table, files, needed_above),
+            ),
         )
     except CommitFailedError as error:
         raise ChangelogError(

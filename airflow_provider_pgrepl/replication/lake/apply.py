@@ -10,12 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
@@ -23,9 +21,10 @@ from airflow_provider_pgrepl.replication.changelog import reader, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri, system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.work import FORMAT, MARK, ChangelogSource, WorkItem
+from airflow_provider_pgrepl.replication.lake.shares import RESULT, CatchUp, apply_items, read_results
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork
+from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource, WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -36,28 +35,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RESULT = "result string"
 _ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
 
 
 @dataclass
 class ApplierProgress:
-    """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise."""
+    """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise.
+
+    `level`: whether the last batch left none of them behind; what is left comes with the next one.
+    """
 
     version: int = -1
     applied_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
     commit_ts: datetime | None = None
     changes: int = 0
     batches: int = 0
+    level: bool = False
 
 
 @dataclass(frozen=True)
 class _Level:
-    """What is known of a table: taken at which snapshot, level with which changelog version, at which own."""
+    """What is known of a table: taken at which snapshot, level with which changelog version, at which own
+    version and position."""
 
     snapshot: LSN
     through: int
     version: int
+    position: int
 
 
 class Applier:
@@ -96,14 +100,16 @@ class Applier:
 
     def needed_above(self) -> LSN | None:
         """The lowest position above which a table has a right to changes; None while one is copied."""
+        levels, version, applied = self._levels, self.progress.version, self.progress.applied_lsn
         needed = []
         for record in self._store.read_tables(self._pipeline.name).values():
             if record.state is TableState.SNAPSHOTTING:
                 return None
-            if record.state is TableState.STREAMING:
-                needed.append(self.progress.applied_lsn)
-            elif record.state in (TableState.CATCHING_UP, TableState.PAUSED):
-                needed.append(_snapshot_of(record))
+            if record.relation is None or record.state not in (*_ACTIVE, TableState.PAUSED):
+                continue
+            level = levels.get(record.relation.oid)
+            is_level = level is not None and level.through == version
+            needed.append(applied if is_level else self._position_of(record))
         return min(needed, default=None)
 
     def stop(self, query: StreamingQuery) -> None:
@@ -130,11 +136,16 @@ class Applier:
         levels = {oid: level.through for oid, level in self._levels.items()}
         mark, results = self._run_items(frame, works, levels)
         mark = self._settle_mark(mark)
+        if mark.epoch < self._record.epoch:
+            # Left over from before this epoch, whose snapshot holds it.
+            self.progress.version, self.progress.batches = mark.to_version, self.progress.batches + 1
+            return
         self._take(results, records, mark)
-        behind = self._find_behind(records, results, mark)
+        behind = self._find_behind(records, mark)
         level = self._catch_up(behind, records, works, mark) if behind else True
         self._write_point(records, mark)
         self._report(mark, results, started)
+        self.progress.level = level
         if not level:
             writer.mark(self._uri)
 
@@ -163,10 +174,8 @@ class Applier:
         self, frame: DataFrame, works: dict[int, TableWork], levels: dict[int, int]
     ) -> tuple[WorkItem, list[TableResult]]:
         """One Spark task per share of items; those of tables not level with the stream come back undone."""
-        rows = frame.mapInArrow(_apply_items(works, levels), _RESULT).collect()
-        texts = [row.result for row in rows]
-        marks = [WorkItem.from_json(text[1:]) for text in texts if text[0] == "M"]
-        return marks[0], [TableResult.from_json(text[1:]) for text in texts if text[0] == "R"]
+        rows = frame.mapInArrow(apply_items(works, levels), RESULT).collect()
+        return read_results(row.result for row in rows)
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
         """Check the epoch; ask the changelog itself where the batch's commits do not say."""
@@ -174,7 +183,7 @@ class Applier:
             table = DeltaTable(self._uri, version=mark.to_version)
             epoch = reader.read_epoch_number(table)
             mark = replace(mark, epoch=epoch, durable_lsn=reader.read_durable_lsn(table))
-        if mark.epoch != self._record.epoch:
+        if mark.epoch > self._record.epoch:
             raise errors.FencedError(
                 f"epoch {mark.epoch} of the changelog began, this process applies epoch {self._record.epoch}"
             )
@@ -185,11 +194,12 @@ class Applier:
             record = records[result.relation_id]
             if result.error is None:
                 self._levels[result.relation_id] = _Level(
-                    _snapshot_of(record), mark.to_version, result.version
+                    _snapshot_of(record), mark.to_version, result.version, result.position
                 )
                 self.progress.changes += result.changes
             else:
                 self._levels.pop(result.relation_id, None)
+                del records[result.relation_id]
                 self._put_in_error(record, result)
 
     def _put_in_error(self, record: TableRecord, result: TableResult) -> None:
@@ -210,17 +220,26 @@ class Applier:
             lsn=LSN(result.error_lsn) if result.error_lsn else None,
         )
 
-    def _find_behind(
-        self, records: dict[int, TableRecord], results: list[TableResult], mark: WorkItem
-    ) -> list[int]:
+    def _position_of(self, record: TableRecord) -> LSN:
+        """Up to where the lake table is whole: its own position, or a later point that names it."""
+        work = self._work_of(record)
+        try:
+            found = read_position(open_table(work.uri), work.app) or LSN(0)
+        except errors.PgReplError:
+            # Whoever works on the table meets the same, and reports it as the table's own error.
+            found = LSN(0)
+        point = self._points.latest()
+        named = point is not None and point.epoch == self._record.epoch and str(record.table) in point.tables
+        return max(found, _snapshot_of(record), LSN(point.lsn) if point and named else LSN(0))
+
+    def _find_behind(self, records: dict[int, TableRecord], mark: WorkItem) -> list[int]:
         """Tables not level with the batch's end. One that was level and had no work is level again."""
-        failed = {result.relation_id for result in results if result.error is not None}
         behind = []
         for oid in records:
             level = self._levels.get(oid)
             if level is not None and level.through == mark.from_version:
-                self._levels[oid] = _Level(level.snapshot, mark.to_version, level.version)
-            elif (level is None or level.through != mark.to_version) and oid not in failed:
+                self._levels[oid] = replace(level, through=mark.to_version)
+            elif level is None or level.through != mark.to_version:
                 behind.append(oid)
         return behind
 
@@ -229,18 +248,19 @@ class Applier:
     ) -> bool:
         """Bring tables forward from the live files, a batch of bytes each; whether all are level now."""
         changelog, upto = reader.open_changelog(self._uri), LSN(mark.durable_lsn)
-        jobs, unfinished = [], set()
+        floor = reader.read_floor_lsn(changelog, self._record.epoch)
+        jobs, results = [], []
         for oid in behind:
-            above = max(_snapshot_of(records[oid]), _position_of(works[oid]))
+            above = self._position_of(records[oid])
+            if above < floor:
+                results.append(_too_old(oid, above, floor))
+                continue
             files = reader.live_files(changelog, self._record.epoch, above)
-            files = [file for file in files if file.may_hold(oid) and file.min_lsn < upto]
-            taken = _take_bytes(files, self._pipeline.batch_bytes)
-            if len(taken) < len(files):
-                unfinished.add(oid)
-            jobs.append((works[oid], [file.path for file in taken]))
-        run: Callable[[tuple[TableWork, list[str]]], TableResult] = _catch_up_task(upto)
-        results = self._spark.sparkContext.parallelize(jobs, len(jobs)).map(run).collect()
+            jobs.append(CatchUp.plan(works[oid], files, upto, self._pipeline.batch_bytes))
+        if jobs:
+            results += self._spark.sparkContext.parallelize(jobs, len(jobs)).map(CatchUp.run).collect()
         self._take(results, records, mark)
+        unfinished = [job.work.relation.oid for job in jobs if not job.is_last]
         for oid in unfinished:
             self._levels.pop(oid, None)
         for oid in set(behind) & set(self._levels):
@@ -250,18 +270,24 @@ class Applier:
         return not unfinished
 
     def _write_point(self, records: dict[int, TableRecord], mark: WorkItem) -> None:
-        """A point names the tables that are level and whose snapshot is not later than it."""
+        """When all streaming tables are level: a point names those whose snapshot is not later than it."""
         # A position says that what committed at or before it is in; the durable LSN is where a commit ended.
         lsn = LSN(mark.durable_lsn - 1)
         if mark.last_commit_us:
             self.progress.commit_ts = datetime.fromtimestamp(mark.last_commit_us / 1e6, UTC)
-        tables = {
-            str(records[oid].table): level.version
+        if any(r.state is TableState.STREAMING and oid not in self._levels for oid, r in records.items()):
+            return
+        named = {
+            str(records[oid].table): level
             for oid, level in self._levels.items()
             if level.through == mark.to_version and level.snapshot <= lsn
         }
-        if not tables:
+        latest = self._points.latest()
+        passed = latest is not None and latest.order > (self._record.epoch, lsn)
+        if not named or passed or any(level.position > lsn for level in named.values()):
+            # With an old checkpoint, tables may be ahead of the batch: they do not show its moment any more.
             return
+        tables = {table: level.version for table, level in named.items()}
         point = ConsistentPoint(self._record.epoch, lsn, self.progress.commit_ts, tables)
         self._points.append(point)
         self.progress.applied_lsn = lsn
@@ -279,50 +305,13 @@ def _snapshot_of(record: TableRecord) -> LSN:
     return record.position_lsn or LSN(0)
 
 
-def _position_of(work: TableWork) -> LSN:
-    try:
-        return read_position(open_table(work.uri), work.app) or LSN(0)
-    except errors.PgReplError:
-        # The task meets the same and reports it as the table's own error.
-        return LSN(0)
+def _too_old(relation_id: int, position: LSN, floor: LSN) -> TableResult:
+    return TableResult(
+        relation_id,
+        error=f"the table is at {position}, but the changelog holds changes above {floor} only",
+        hint=RESNAPSHOT_HINT,
+    )
 
 
 class _StoppedError(Exception):
     """Refuses a batch that would begin after the stop."""
-
-
-def _take_bytes(files: list[reader.ChangelogFile], limit: int) -> list[reader.ChangelogFile]:
-    """The first files up to a size, never parting files that may share a transaction."""
-    taken: list[reader.ChangelogFile] = []
-    size, reach = 0, LSN(0)
-    for file in files:
-        if size >= limit and file.min_lsn > reach:
-            break
-        taken.append(file)
-        size += file.value_bytes
-        reach = max(reach, file.max_lsn)
-    return taken
-
-
-def _apply_items(
-    works: dict[int, TableWork], levels: dict[int, int]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            items = [WorkItem.from_json(text) for text in batch.column(0).to_pylist()]
-            mark = [f"M{item.to_json()}" for item in items if item.relation_id == MARK]
-            results = [
-                "R" + bring_forward(works[item.relation_id], item.paths, _END).to_json()
-                for item in items
-                if item.relation_id in works and levels.get(item.relation_id) == item.from_version
-            ]
-            yield pa.RecordBatch.from_pydict({"result": pa.array([*mark, *results], pa.string())})
-
-    return apply
-
-
-_END = LSN(2**63 - 1)
-
-
-def _catch_up_task(upto: LSN) -> Callable[[tuple[TableWork, list[str]]], TableResult]:
-    return lambda job: bring_forward(job[0], job[1], upto)

@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lsn import LSN
 
@@ -185,7 +185,9 @@ class Points:
         except CommitFailedError as error:
             raise _fenced() from error
         except (DeltaError, OSError) as error:
-            raise LakeError(f"the consistent points cannot be written: {type(error).__name__}") from error
+            raise LakeUnavailableError(
+                f"the consistent points cannot be written: {type(error).__name__}"
+            ) from error
         # The handle now also holds what others committed since.
         if table.transaction_version(POINTS_APP) != sequence:
             raise _fenced()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 from pyarrow import fs
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 
 # Hadoop's names of schemes that Arrow knows under another one.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "abfss": "abfss"}
@@ -29,10 +29,14 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
 
 @contextmanager
 def storage_errors(place: str) -> Iterator[None]:
-    """Turn what a filesystem raises into a LakeError that names the place."""
+    """Turn what a filesystem raises into a LakeError that names the place; only some of it may pass."""
     try:
         yield
-    except OSError as error:
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise LakeError(
-            f"cannot write under {place}: {error}", "check rights and free space, and that it is a directory"
+            f"cannot write under {place}: {error}", "check the rights, and that it is a directory"
+        ) from error
+    except OSError as error:
+        raise LakeUnavailableError(
+            f"cannot write under {place}: {error}", "check free space, and that the storage can be reached"
         ) from error

@@ -72,7 +72,7 @@ def check_server(dsn: str, slot: str | None = None) -> Server:
         connection.close()
 
 
-def check_source(dsn: str, pipeline: Pipeline) -> list[Relation]:
+def check_source(dsn: str, pipeline: Pipeline, *, new_epoch: bool = False) -> list[Relation]:
     """Check all that the pipeline needs of its source; nothing is created. The tables it will replicate.
 
     Raises one error of the first problem's kind that lists all problems.
@@ -83,7 +83,7 @@ def check_source(dsn: str, pipeline: Pipeline) -> list[Relation]:
         problems = [
             *_server_problems(connection, server, pipeline.slot),
             *_replication_problems(dsn, server),
-            *_slot_problems(connection, pipeline),
+            *_slot_problems(connection, pipeline, new_epoch=new_epoch),
         ]
         relations: list[Relation] = []
         try:
@@ -169,7 +169,7 @@ def _replication_problems(dsn: str, server: Server) -> Problems:
         connection.close()
 
 
-def _slot_problems(connection: Connection, pipeline: Pipeline) -> Problems:
+def _slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool) -> Problems:
     slot = read_slot(connection, pipeline.slot)
     if slot is None:
         return
@@ -180,7 +180,8 @@ def _slot_problems(connection: Connection, pipeline: Pipeline) -> Problems:
             f"slot {slot.name} exists and is somebody else's: plugin {slot.plugin}, database {slot.database}",
             "give the pipeline another slot name",
         )
-    elif slot.invalidation:
+    # A new epoch drops the slot, whatever became of it.
+    elif slot.invalidation and not new_epoch:
         yield SlotError(
             f"slot {slot.name} was invalidated by the server ({slot.invalidation}): changes are lost",
             "run the snapshot app with --new-epoch to take everything anew",
