@@ -18,7 +18,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ ValueRangeError             a value that its lake type cannot hold     (table)
     ├─ DriftError                  the table changed its shape                (table)
     ├─ ChangelogError              the changelog is missing, newer, or has a gap
-    ├─ FencedError                 another process took this one's place
+    ├─ FencedError                 another process took this one's place      (retry)
     ├─ StateError                  the `_pgrepl` schema
     ├─ LakeError                   the lake cannot be reached or is somebody else's
     │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)

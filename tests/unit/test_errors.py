@@ -1,0 +1,75 @@
+"""errors.py: errors travel between processes, say what stops and whether a retry helps, and are documented."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import PgReplError, Retry, Scope
+from airflow_provider_pgrepl.replication.app import process
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+CLASSES = sorted(
+    (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PgReplError)),
+    key=lambda kind: kind.__name__,
+)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_survives_pickling(kind: type[PgReplError]) -> None:
+    error = kind("what happened", "what to do")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.message, again.hint, str(again)) == (error.message, error.hint, str(error))
+    assert str(pickle.loads(pickle.dumps(kind("alone")))) == "alone"
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_says_how_much_stops_and_whether_a_retry_helps(kind: type[PgReplError]) -> None:
+    assert kind.scope in Scope
+    assert kind.retry in Retry
+    expected = process.RETRY_MAY_HELP if kind.retry is Retry.TIMED else process.WILL_NOT_HELP
+    assert process.exit_code(kind("")) == expected
+
+
+def test_the_reference_lists_every_error_as_it_is() -> None:
+    text = (REFERENCE / "errors.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| (table|pipeline) \| (yes|no) \| \S", text, re.MULTILINE)
+    actual = {
+        (kind.__name__, kind.scope.value, "yes" if kind.retry is Retry.TIMED else "no")
+        for kind in CLASSES
+        if kind is not PgReplError
+    }
+    assert set(listed) == actual
+    assert len(listed) == len(actual)
+
+
+def test_the_tree_in_the_code_lists_every_error() -> None:
+    tree = dict(re.findall(r"[├└]─ (\w+) +\S.*?(\(retry\)|\(table\))?$", errors.__doc__ or "", re.MULTILINE))
+    marks = {"(retry)": (Retry.TIMED, Scope.PIPELINE), "(table)": (Retry.NEVER, Scope.TABLE)}
+    plain = (Retry.NEVER, Scope.PIPELINE)
+    assert {name: marks.get(mark, plain) for name, mark in tree.items()} | {"PgReplError": plain} | {
+        "SourceError": plain
+    } == {kind.__name__: (kind.retry, kind.scope) for kind in CLASSES}
+
+
+def test_the_reference_lists_every_exit_code() -> None:
+    text = (REFERENCE / "exit-codes.md").read_text(encoding="utf-8")
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
+    assert listed == {
+        process.DONE,
+        2,
+        process.CRASHED,
+        process.RETRY_MAY_HELP,
+        process.WILL_NOT_HELP,
+    }
+
+
+def test_wrong_arguments_end_with_2() -> None:
+    with pytest.raises(SystemExit) as caught:
+        process.run("replicate", ["--nonsense"], lambda parser: None, lambda pipeline, arguments: 0)
+    assert caught.value.code == 2
