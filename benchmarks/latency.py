@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import points_uri
@@ -87,18 +88,16 @@ def _commit_steadily(source: Source, seconds: int) -> Commits:
 def _table_history(pipeline: Pipeline, table: str) -> Commits:
     """(position, time) of each version of a lake table."""
     app = app_id(pipeline.name, Epoch(1))
-    history = []
-    for file, actions in _log(f"{pipeline.lake_root}/{TableName.parse(table).path}"):
-        for action in actions:
-            if action.get("txn", {}).get("appId") == app:
-                history.append((int(action["txn"]["version"]), file.stat().st_mtime))
-    return history
+    return [
+        (int(action["txn"]["version"]), file.stat().st_mtime)
+        for file, actions in _log(f"{pipeline.lake_root}/{TableName.parse(table).path}")
+        for action in actions
+        if action.get("txn", {}).get("appId") == app
+    ]
 
 
 def _point_history(pipeline: Pipeline) -> Commits:
-    """(LSN, time) of each consistent point, by the smallest and largest LSN that its file's commit tells."""
-    import pyarrow.parquet as pq
-
+    """(LSN, time) of each consistent point; a file that joins several stands for the newest."""
     history = []
     for file, actions in _log(points_uri(pipeline.lake_root)):
         for action in actions:

@@ -1,4 +1,7 @@
-"""What the receiver takes beyond its idle size for one very large transaction; this process is the receiver."""
+"""What the receiver takes beyond its idle size for one very large transaction.
+
+This process is the receiver, so nothing else may grow in it.
+"""
 
 from __future__ import annotations
 

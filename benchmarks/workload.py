@@ -96,18 +96,20 @@ class SteadyLoad(threading.Thread):
         self._interval = ROWS_A_TRANSACTION / changes_per_s
         self._count = int(seconds / self._interval)
         self.committed = Committed()
+        self.seconds = 0.0
         self.error: psycopg2.Error | None = None
 
     def run(self) -> None:
+        started = time.monotonic()
         try:
             self._own.execute("set synchronous_commit = off")
-            started = time.monotonic()
             for number in range(self._count):
                 time.sleep(max(0.0, started + number * self._interval - time.monotonic()))
                 self._commit(number)
         except psycopg2.Error as error:
             self.error = error
         finally:
+            self.seconds = time.monotonic() - started
             self._own.connection.close()
 
     def _commit(self, number: int) -> None:

@@ -1,0 +1,68 @@
+"""A large table into the lake at one snapshot, beside psql, which copies it to nowhere on one connection."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.state.store import Store
+from benchmarks import pipelines
+from benchmarks.figure import Figure, compare
+from benchmarks.source import Source, running_source
+
+_TABLE = "public.wide"
+_ROWS = 5_000_000
+_REPEAT = 3
+_LIMIT = 0.6
+
+_CREATE = f"""create table {_TABLE} (
+    id bigint primary key, k integer, v text, amt numeric(12,2),
+    ts timestamptz, b boolean, note text, f double precision
+)"""
+_FILL = f"""insert into {_TABLE} select
+    g, g % 1000, 'value of the row ' || g, (g % 100000) / 100.0,
+    timestamptz '2024-01-01' + g * interval '1 second', g % 2 = 0,
+    case when g % 10 > 0 then 'a note, "quoted" every now and then: ' || g end, g / 7.0
+from generate_series({{}}, {{}}) g"""
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """Ours and the peer take turns; before, a small copy warms Spark and its workers."""
+    rows = int(_ROWS * scale)
+    spark = build_session("pgrepl benchmark", "local[2]", delta=False)
+    try:
+        with running_source() as source, Store(source.dsn, "benchmark") as store:
+            store.migrate()
+            source.execute(_CREATE)
+            source.execute(_FILL.format(1, 1000))
+            _copy(spark, source, store, folder, 0)
+            source.execute(_FILL.format(1001, rows))
+            source.settle()
+            _peer(source)  # not counted: the files come into the cache
+            ours, peers = [], []
+            for number in range(1, _REPEAT + 1):
+                peers.append(rows / _peer(source))
+                ours.append(rows / _copy(spark, source, store, folder, number))
+    finally:
+        spark.stop()
+    work = f"snapshot: {rows / 1e6:g} M rows × 8 mixed columns, local[2]"
+    return compare(work, ours, peers, _LIMIT, "rows/s", "psql COPY (FORMAT csv) to /dev/null")
+
+
+def _copy(spark: object, source: Source, store: Store, folder: Path, number: int) -> float:
+    pipeline = pipelines.make_pipeline(folder, f"snapshot_{number}", _TABLE)
+    pipelines.publish(source.dsn, pipeline)
+    started = time.perf_counter()
+    pipelines.take_snapshot(spark, source.dsn, pipeline, store)
+    seconds = time.perf_counter() - started
+    source.execute("select pg_drop_replication_slot(%s)", pipeline.slot)
+    shutil.rmtree(pipeline.lake_root)
+    return seconds
+
+
+def _peer(source: Source) -> float:
+    columns = "id, k, v, amt, ts, b, note, f"
+    command = f"copy (select {columns} from {_TABLE}) to stdout (format csv)"
+    return source.time_program("psql", "-X", "-q", "-c", command, source.dsn)
