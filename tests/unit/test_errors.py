@@ -1,4 +1,4 @@
-"""errors.py: errors travel between processes, say what stops and whether a retry helps, and are documented."""
+"""errors.py: errors travel between processes, say what stops and if a retry helps, and are documented."""
 
 from __future__ import annotations
 
