@@ -9,7 +9,8 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.writer import mark
-from airflow_provider_pgrepl.replication.lake.work import MARK, ChangelogReader, WorkItem
+from airflow_provider_pgrepl.replication.lake.work import ChangelogReader
+from airflow_provider_pgrepl.replication.lake.work_item import MARK, WorkItem
 from tests.support import wire_bytes as wire
 from tests.support.changelogs import Written, new_changelog
 

@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Poi
 from airflow_provider_pgrepl.replication.lake.shares import RESULT, CatchUp, apply_items, read_results
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork
-from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource, WorkItem
+from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource
+from airflow_provider_pgrepl.replication.lake.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState

@@ -6,10 +6,8 @@ source transaction. Each row that Spark sees is one work item: a relation and th
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -20,39 +18,12 @@ from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
+from airflow_provider_pgrepl.replication.lake.work_item import MARK, WorkItem
 
 FORMAT = "pgrepl_changelog"
-MARK = 0
-"""The relation id of the item that stands for the batch itself."""
-
 _BEFORE_ALL = -1
 _POLL_S, _POLL_LIMIT_S = 0.02, 0.5
 _CHECK_INTERVAL_S = 10.0
-
-
-@dataclass(frozen=True)
-class WorkItem:
-    """A relation's share of the commits after `from_version` up to `to_version`.
-
-    The batch's own item has relation MARK and says what is durable as of `to_version`.
-    """
-
-    relation_id: int
-    from_version: int
-    to_version: int
-    paths: tuple[str, ...] = ()
-    bytes: int = 0
-    epoch: int = 0
-    durable_lsn: int = 0
-    last_commit_us: int = 0
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> WorkItem:
-        fields = json.loads(text)
-        return cls(**{**fields, "paths": tuple(fields["paths"])})
 
 
 class ChangelogSource(DataSource):

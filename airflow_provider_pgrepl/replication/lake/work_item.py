@@ -1,0 +1,34 @@
+"""WorkItem: what a batch has to do for one relation. No Spark in here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+MARK = 0
+"""The relation id of the item that stands for the batch itself."""
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """A relation's share of the commits after `from_version` up to `to_version`.
+
+    The batch's own item has relation MARK and says what is durable as of `to_version`.
+    """
+
+    relation_id: int
+    from_version: int
+    to_version: int
+    paths: tuple[str, ...] = ()
+    bytes: int = 0
+    epoch: int = 0
+    durable_lsn: int = 0
+    last_commit_us: int = 0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkItem:
+        fields = json.loads(text)
+        return cls(**{**fields, "paths": tuple(fields["paths"])})
