@@ -20,7 +20,7 @@ from demo.status import Status
 from demo.traffic import DATABASE, KEYLESS_TABLES, TABLES, Traffic
 
 STATUS_EVERY_S = 3.0
-WAIT_S = 180.0
+WAIT_S = 300.0
 
 
 class Show:
