@@ -45,7 +45,8 @@ def dsn(server: Server) -> Iterator[str]:
     yield server.dsn(name)
     with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
         cursor.execute(
-            "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s and pid <> pg_backend_pid()",
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = %s and pid <> pg_backend_pid()",
             (name,),
         )
         cursor.execute(
