@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lake.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
@@ -117,10 +118,23 @@ class InProcess(Received):
         with Store(self.dsn, "look at states") as store:
             return {str(name): record for name, record in store.read_tables(self.pipeline.name).items()}
 
-    def at_every_point(self, sql: str) -> list[dict[str, Any]]:
-        """The one row that a query gives at each recorded consistent point, oldest first."""
-        root = self.pipeline.lake_root
-        return [
-            consistent_arrow(root, LSN(point.lsn), point.epoch).query(sql).to_pylist()[0]
-            for point in Points(root).all()
-        ]
+    def take_anew(self, table: str) -> None:
+        assert self.run("snapshot", "--tables", table) == 0, self.log_tail()
+
+    def position(self, table: str) -> LSN | None:
+        """The LSN up to which every transaction is in a lake table."""
+        record = read_epoch(self.changelog)
+        return read_position(open_table(self.lake_path(table)), app_id(record.pipeline, record.epoch))
+
+    def at_every_point(self, sql: str, *tables: str) -> list[dict[str, Any]]:
+        """The one row that a query gives at each recorded consistent point of these tables, oldest first."""
+        return at_every_point(self.pipeline.lake_root, sql, *tables)
+
+
+def at_every_point(lake_root: str, sql: str, *tables: str) -> list[dict[str, Any]]:
+    """The one row that a query gives at each recorded consistent point of these tables, oldest first."""
+    return [
+        consistent_arrow(lake_root, LSN(point.lsn), point.epoch).query(sql).to_pylist()[0]
+        for point in Points(lake_root).all()
+        if set(tables) <= set(point.tables)
+    ]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,11 @@ class Replicated:
         self.file = folder / "pipeline.json"
         self.file.write_text(self.pipeline.to_json())
         self.log = folder / "app.log"
+
+    def configure(self, **options: Any) -> None:
+        """Change the pipeline's options."""
+        self.pipeline = replace(self.pipeline, **options)
+        self.file.write_text(self.pipeline.to_json())
 
     def start(self, app: str, *arguments: str, script: Path | None = None) -> subprocess.Popen[bytes]:
         """Start an app; its output goes to `log`."""

@@ -16,6 +16,8 @@ from typing import Any
 import psycopg2
 import psycopg2.errors
 
+from tests.support.replicated import wait_until
+
 TABLES = ("public.accounts", "public.savings", "public.ledger")
 INSERT_ONLY = ("public.ledger",)
 SETUP = (
@@ -74,6 +76,11 @@ class Traffic:
             thread.join(60)
         if self.error is not None:
             raise self.error
+
+    def wait_for_more(self, transactions: int) -> None:
+        """Wait until so many more are committed."""
+        wanted = self.committed + transactions
+        wait_until(lambda: self.committed >= wanted or self.error is not None)
 
     def _run(self, chance: random.Random, session: int) -> None:
         connection = psycopg2.connect(self._dsn)

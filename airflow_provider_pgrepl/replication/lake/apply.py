@@ -76,6 +76,8 @@ class Applier:
         self._uri = changelog_uri(pipeline.lake_root)
         self._points = Points(pipeline.lake_root)
         self._levels: dict[int, _Level] = {}
+        # Files that hold no change of a table do not move its position: they must not be taken for ever.
+        self._looked_through: dict[int, LSN] = {}
         self._stopping = False
         self.batch_lock = threading.Lock()
         """Held while a batch runs: whoever holds it knows that nothing is being applied."""
@@ -256,14 +258,16 @@ class Applier:
             if above < floor:
                 results.append(_too_old(oid, above, floor))
                 continue
+            above = max(above, self._looked_through.get(oid, LSN(0)))
             files = reader.live_files(changelog, self._record.epoch, above)
             jobs.append(CatchUp.plan(works[oid], files, upto, self._pipeline.batch_bytes))
         if jobs:
             results += self._spark.sparkContext.parallelize(jobs, len(jobs)).map(CatchUp.run).collect()
         self._take(results, records, mark)
-        unfinished = [job.work.relation.oid for job in jobs if not job.is_last]
-        for oid in unfinished:
-            self._levels.pop(oid, None)
+        unfinished = {job.work.relation.oid: job.reach_lsn for job in jobs if not job.is_last}
+        for oid, reach in unfinished.items():
+            if self._levels.pop(oid, None) is not None:
+                self._looked_through[oid] = reach
         for oid in set(behind) & set(self._levels):
             if records[oid].state is TableState.CATCHING_UP:
                 self._store.set_state(self._pipeline.name, records[oid].table, TableState.STREAMING)

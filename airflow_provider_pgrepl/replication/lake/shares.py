@@ -43,11 +43,15 @@ def read_results(texts: Iterable[str]) -> tuple[WorkItem, list[TableResult]]:
 
 @dataclass(frozen=True)
 class CatchUp:
-    """A table that is behind, and the next files it needs, in LSN order; `is_last` when these are all."""
+    """A table that is behind, and the next files it needs, in LSN order; `is_last` when these are all.
+
+    `reach_lsn`: all up to it is in them, or in the table already.
+    """
 
     work: TableWork
     paths: tuple[str, ...]
     upto_lsn: LSN
+    reach_lsn: LSN
     is_last: bool
 
     @classmethod
@@ -55,7 +59,8 @@ class CatchUp:
         """At most `limit` bytes of values, but never parting files that may share a transaction."""
         wanted = [file for file in files if file.may_hold(work.relation.oid) and file.min_lsn < upto_lsn]
         taken = take_bytes(wanted, limit)
-        return cls(work, tuple(file.path for file in taken), upto_lsn, len(taken) == len(wanted))
+        reach = max((file.max_lsn for file in taken), default=LSN(0))
+        return cls(work, tuple(file.path for file in taken), upto_lsn, reach, len(taken) == len(wanted))
 
     def run(self) -> TableResult:
         return bring_forward(self.work, self.paths, self.upto_lsn)

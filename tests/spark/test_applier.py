@@ -1,0 +1,169 @@
+"""From the changelog into the lake: whole transactions, one table's trouble, lost and old checkpoints."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.state.store import Store
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute
+
+BOTH = ("public.t", "public.u")
+ALL = (*BOTH, "public.w")
+
+
+@pytest.fixture
+def replicated(spark, dsn, tmp_path: Path) -> InProcess:
+    """Tables `t`, `u` and `w` of three rows each, in the lake."""
+    for table in "tuw":
+        execute(
+            dsn,
+            f"create table {table}(id int primary key, v text)",
+            f"insert into {table} select g, 'old' from generate_series(1, 3) g",
+        )
+    pipeline = InProcess(spark, dsn, tmp_path, ALL)
+    pipeline.snapshot()
+    return pipeline
+
+
+@pytest.fixture
+def in_small_steps(replicated: InProcess) -> InProcess:
+    """The same, with limits so low that each commit is a batch and each transaction a slice."""
+    replicated.configure(batch_bytes=1, slice_bytes=1, part_bytes=1 << 20)
+    replicated.catch_up()
+    return replicated
+
+
+def test_a_transaction_of_many_parts_is_whole_at_every_point(in_small_steps, dsn):
+    replicated = in_small_steps
+    execute(
+        dsn,
+        "begin; insert into u values (10, 'first');"
+        " insert into t select g, repeat('x', 600) from generate_series(11, 40010) g;"
+        " insert into u values (11, 'last'); commit",
+        "begin; insert into u values (12, 'b'); delete from t where id > 20010; commit",
+    )
+    replicated.receive()
+    assert max(count_parts(replicated)) >= 3
+    replicated.catch_up()
+    sql = 'select (select count(*) from "public.t") as t, (select count(*) from "public.u") as u'
+    seen = [(row["t"], row["u"]) for row in replicated.at_every_point(sql, *BOTH)]
+    assert set(seen) <= {(3, 3), (40_003, 5), (20_003, 6)}
+    assert seen[-1] == (20_003, 6)
+    replicated.assert_equal(*BOTH)
+
+
+def count_parts(replicated: InProcess) -> list[int]:
+    """For each transaction, the number of files that hold a part of it."""
+    files: dict[int, set[str]] = {}
+    for row in replicated.changelog_rows():
+        files.setdefault(row["commit_lsn"], set()).add(row["file"])
+    return [len(held) for held in files.values()]
+
+
+def test_changes_that_leave_nothing_behind_still_move_the_table(replicated, dsn):
+    before = replicated.position("public.t")
+    execute(
+        dsn,
+        "begin; insert into t values (10, 'a'); delete from t where id = 10; commit",
+        "update t set id = 20 where id = 1",
+        "update t set id = 1 where id = 20",
+        "begin; insert into t values (30); delete from t where id = 30; commit",
+    )
+    replicated.catch_up()
+    assert (
+        replicated.position("public.t") >= replicated.changelog_rows("I", "U", "D")[-1]["commit_lsn"] > before
+    )
+    replicated.assert_equal(*BOTH)
+
+
+def test_a_checkpoint_that_is_lost_or_old_does_no_harm(in_small_steps, dsn, tmp_path):
+    replicated = in_small_steps
+    checkpoint, old = Path(system_folder(replicated.pipeline.lake_root)) / "checkpoint", tmp_path / "old"
+    shutil.copytree(checkpoint, old)
+    for number in (10, 11):
+        execute(dsn, f"insert into t values ({number}, 'a')", f"insert into u values ({number}, 'a')")
+        replicated.catch_up()
+    shutil.rmtree(checkpoint)
+    execute(dsn, "update t set v = 'without checkpoint'")
+    replicated.catch_up()
+    replicated.assert_equal(*BOTH)
+
+    shutil.rmtree(checkpoint)
+    old.rename(checkpoint)
+    execute(dsn, "update u set v = 'with an old one'", "delete from t where id = 1")
+    replicated.catch_up()
+    replicated.assert_equal(*BOTH)
+    sql = 'select (select count(*) from "public.t") as t, (select count(*) from "public.u") as u'
+    assert all(row["t"] <= row["u"] + 1 for row in replicated.at_every_point(sql, *BOTH))
+
+
+@pytest.mark.parametrize(
+    ("ddl", "reason"),
+    [
+        ("alter table t add w int default 5", "column w was added"),
+        ("alter table t drop v", "column v was dropped"),
+        ("alter table t rename v to w", "column v was renamed to w"),
+        ("alter table t alter v type varchar(10)", "type of column v changed"),
+    ],
+)
+def test_a_changed_table_stops_alone_and_a_new_snapshot_mends_it(replicated, dsn, ddl, reason):
+    execute(
+        dsn,
+        "insert into t values (10, 'before')",
+        ddl,
+        "insert into t(id) values (11)",
+        "delete from u where id = 1",
+    )
+    assert replicated.run("replicate", "--until", "caught-up") == 78
+    record = replicated.states()["public.t"]
+    assert (str(record.state), str(replicated.states()["public.u"].state)) == ("errored", "streaming")
+    assert reason in record.reason
+    assert "--tables" in record.hint
+    assert record.lsn is not None
+    replicated.assert_equal("public.u")
+    assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) in ([1, 2, 3, 10], [1, 2, 3])
+
+    execute(dsn, "insert into t(id) values (12)")
+    replicated.take_anew("public.t")
+    execute(dsn, "update t set id = 13 where id = 12")
+    replicated.catch_up()
+    assert str(replicated.states()["public.t"].state) == "streaming"
+    replicated.assert_equal(*BOTH)
+
+
+def test_commits_of_an_epoch_that_is_over_do_not_stop_the_new_one(in_small_steps, dsn):
+    replicated = in_small_steps
+    for number in range(10, 13):
+        execute(dsn, f"insert into t values ({number}, 'a')")
+        replicated.receive()
+    replicated.snapshot("--new-epoch")
+    execute(dsn, "insert into t values (20, 'b')")
+    replicated.catch_up()
+    replicated.assert_equal(*BOTH)
+
+
+def test_caught_up_is_only_said_when_everything_is_in_the_lake(in_small_steps, dsn):
+    """After a backlog of many batches, most of which could hold something of `u` and do not."""
+    replicated = in_small_steps
+    for number in range(10, 15):
+        execute(dsn, f"begin; insert into t values ({number}); insert into w values ({number}); commit")
+        replicated.receive()
+    execute(dsn, "insert into u values (10, 'a')")
+    replicated.catch_up()
+    replicated.assert_equal(*ALL)
+
+
+def test_a_second_replication_is_refused_and_told_by_whom(replicated, dsn):
+    with Store(dsn, "the first one") as store:
+        store.lock(replicated.pipeline.name, "replicate")
+        assert replicated.run("replicate", "--until", "caught-up") == 75
+    assert f"pgrepl replicate {replicated.pipeline.name}" in replicated.log_tail()
+    with replicated.receiving():
+        assert replicated.run("replicate", "--until", "caught-up") == 75
+    assert "is active for PID" in replicated.log_tail()
+    replicated.catch_up()
