@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -75,6 +76,31 @@ def test_an_idle_writer_is_fenced_at_its_next_keepalive(uri: str) -> None:
     ChangelogWriter(uri)
     with pytest.raises(FencedError):
         old.record_keepalive(LSN(60))
+
+
+class Overtaken:
+    """A table handle between whose commit and refresh a successor's fence gets in."""
+
+    def __init__(self, table: DeltaTable, uri: str) -> None:
+        self._table = table
+        self._uri = uri
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def update_incremental(self) -> None:
+        ChangelogWriter(self._uri)
+        self._table.update_incremental()
+
+
+def test_a_fence_that_came_while_the_handle_was_refreshed_is_not_refreshed_away(uri: str) -> None:
+    """A handle that holds the successor's fence could commit once more without a conflict."""
+    old = Written(uri)
+    old.writer._table = Overtaken(old.writer._table, uri)
+    old.transaction(100, r7=1)
+    with pytest.raises(FencedError):
+        old.flush()
+    assert read(uri, 7)["commit_lsn"].to_pylist() == [100, 100]
 
 
 def test_of_writers_that_start_at_the_same_time_only_one_can_write(uri: str) -> None:
