@@ -1,3 +1,4 @@
+import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
@@ -271,3 +272,18 @@ def test_the_wal_position_covers_what_was_committed_before(pg, run):
     position = wal_lsn(pg)
     assert committed <= position
     assert position <= LSN.parse(run("select pg_current_wal_flush_lsn()::text")[0][0])
+
+
+def test_a_wal_position_is_reached_although_an_open_transaction_keeps_its_records_unflushed(pg, dsn):
+    with pg.cursor() as cursor:
+        cursor.execute("create table big(v text)")
+    other = psycopg2.connect(dsn)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("insert into big select repeat('x', 100) from generate_series(1, 20)")
+            position = wal_lsn(pg)
+        with pg.cursor() as cursor:
+            cursor.execute("select pg_current_wal_flush_lsn()::text")
+            assert LSN.parse(cursor.fetchone()[0]) >= position
+    finally:
+        other.close()

@@ -113,8 +113,8 @@ class Replication:
         try:
             spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
             self._stop.install()
+            self._applier = Applier(spark, self._pipeline, self._store, self._record)
             try:
-                self._applier = Applier(spark, self._pipeline, self._store, self._record)
                 return self._run_forever() if target is None else self._run_until(target)
             finally:
                 self._write_progress(force=True)

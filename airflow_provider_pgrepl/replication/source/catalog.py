@@ -35,6 +35,7 @@ SELECT pg_catalog.current_setting('server_version_num')::int,
 """
 
 _FLUSH_WAIT_S = 1.0
+_WAL_PAGE, _PAGE_HEADERS = 8192, (24, 40)
 
 
 @dataclass(frozen=True)
@@ -57,17 +58,28 @@ def read_server(connection: Connection) -> Server:
 def wal_lsn(connection: Connection) -> LSN:
     """An LSN at or after every transaction committed before this call, and which a walsender surely reaches.
 
-    The insert LSN alone may lie beyond the last record, where no walsender ever gets; the flush LSN alone may
-    lie before an asynchronous commit. So: the flush LSN, once it has reached the insert LSN of now.
-    On a standby the replay LSN.
+    That is the end of the last record written now, once it is flushed. The flush LSN itself will not do: it
+    may lie inside a record, where a walsender stays before it. On a standby the replay LSN.
     """
     with source_errors("asking for the WAL position"):
         if row(connection, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
             return LSN.parse(row(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")[0])
-        inserted = LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0])
+        written = LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0])
         deadline = time.monotonic() + _FLUSH_WAIT_S
-        while True:
-            flushed = LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")[0])
-            if flushed >= inserted or time.monotonic() >= deadline:
-                return flushed
+        while LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")[0]) < written:
+            if time.monotonic() >= deadline:
+                # An open transaction's records wait for somebody to commit. This commits, and so flushes.
+                row(connection, "SELECT pg_catalog.pg_logical_emit_message(true, 'pgrepl', '')::text")
+                break
             time.sleep(0.02)
+        return LSN(_end_of_last_record(written))
+
+
+def _end_of_last_record(insert_lsn: int) -> int:
+    """At the start of a page the insert LSN is shown behind the header that the page will have.
+
+    https://github.com/postgres/postgres/blob/REL_18_STABLE/src/backend/access/transam/xlog.c
+    (XLogBytePosToRecPtr); no record can end there.
+    """
+    in_page = insert_lsn % _WAL_PAGE
+    return insert_lsn - in_page if in_page in _PAGE_HEADERS else insert_lsn
