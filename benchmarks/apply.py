@@ -26,7 +26,7 @@ _LIMIT = 250_000
 def run(folder: Path, scale: float) -> Figure:
     """The changelog is received while the applier is held; then the time until all of it is merged."""
     inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
-    spark = build_session("pgrepl benchmark", "local[2]", delta=False)
+    spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
     rates = []
     try:
         for number in range(_REPEAT):

@@ -47,7 +47,10 @@ def run(folder: Path, scale: float) -> Figure:
     if load.error is not None:
         raise load.error
     hot = [sample for sample in samples if sample.at_s >= _WARM_UP_S]
-    rate = (hot[-1].applied - hot[0].applied) / (hot[-1].at_s - hot[0].at_s)
+    arrived = (hot[-1].applied - hot[0].applied) / (hot[-1].at_s - hot[0].at_s)
+    committed = load.committed.total / load.seconds
+    # A source that is itself too slow for the load proves nothing.
+    rate = min(arrived, committed)
     lag = max(sample.lag_s for sample in hot)
     return Figure(
         f"both at once, {samples[-1].at_s:.0f} s, the source on the same cores",
@@ -57,7 +60,8 @@ def run(folder: Path, scale: float) -> Figure:
         f"≥ {thousands(_LIMIT)} changes/s, lag ≤ {_LAG_LIMIT_S:g} s",
         rate >= _LIMIT and lag <= _LAG_LIMIT_S,
         {
-            "committed changes/s": round(load.committed.total / load.seconds),
+            "committed changes/s": round(committed),
+            "arrived changes/s": round(arrived),
             "lag s each 10 s": [round(sample.lag_s, 1) for sample in samples[9::10]],
             "caught up after s": round(tail_s, 1),
         },

@@ -31,7 +31,7 @@ from generate_series({{}}, {{}}) g"""
 def run(folder: Path, scale: float) -> Figure:
     """Ours and the peer take turns; before, a small copy warms Spark and its workers."""
     rows = int(_ROWS * scale)
-    spark = build_session("pgrepl benchmark", "local[2]", delta=False)
+    spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
     try:
         with running_source() as source, Store(source.dsn, "benchmark") as store:
             store.migrate()
