@@ -1,0 +1,62 @@
+"""A connection to the state database, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import connect, source_errors
+
+
+class StateConnection:
+    """What each part of the store works with.
+
+    Raises SourceConnectionError when the database cannot be reached.
+    """
+
+    def __init__(self, dsn: str, role: str) -> None:
+        self._connection = connect(dsn, role)
+
+    def close(self) -> None:
+        """Close the connection, and so release the locks. May be called again."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextmanager
+def state_errors(doing: str) -> Iterator[None]:
+    """Turn psycopg2's errors inside the block into ours; `doing` says what was tried."""
+    with source_errors(f"state: {doing}"):
+        try:
+            yield
+        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
+            raise StateError(
+                f"state: {doing}: schema _pgrepl is not set up in this database", "run the snapshot app first"
+            ) from None
+        except psycopg2.errors.ForeignKeyViolation:
+            raise StateError(
+                f"state: {doing}: the pipeline is not recorded", "run the snapshot app first"
+            ) from None
+        except psycopg2.errors.ReadOnlySqlTransaction:
+            raise StateError(
+                f"state: {doing}: the database is read-only",
+                "give another database for it: state_conn_id, or PGREPL_STATE_DSN",
+            ) from None
+
+
+def text_of(lsn: LSN | None) -> str | None:
+    """A position as a parameter of a statement."""
+    return None if lsn is None else str(lsn)

@@ -1,0 +1,144 @@
+"""Records of tables: the state each one is in, and what its last snapshot was of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.connection import rows
+from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
+from airflow_provider_pgrepl.replication.state.table_state import (
+    TableState,
+    check_transition,
+    states_before,
+)
+
+_SET_STATE = """
+UPDATE _pgrepl.tables SET state = %(state)s, reason = %(reason)s, hint = %(hint)s, lsn = %(lsn)s::pg_lsn,
+    since = CASE WHEN state = %(state)s THEN since ELSE now() END
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND state = ANY (%(before)s)
+RETURNING 1
+"""
+
+_ADD_PENDING = """
+INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, lsn)
+VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(lsn)s::pg_lsn)
+ON CONFLICT DO NOTHING RETURNING 1
+"""
+
+_TABLES = """
+SELECT schema_name, table_name, state, reason, hint, lsn::text, since, relation, position_lsn::text,
+    snapshot_at, rows_copied
+FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
+"""
+
+_RECORD_SNAPSHOT = """
+UPDATE _pgrepl.tables SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn, snapshot_at = now(),
+    rows_copied = %(rows)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+"""
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """What is recorded of a table.
+
+    `lsn` is where an error happened; `relation`, `position_lsn`, `snapshot_at` and `rows_copied` are of the
+    last snapshot.
+    """
+
+    table: TableName
+    state: TableState
+    reason: str
+    hint: str
+    lsn: LSN | None
+    since: datetime
+    relation: Relation | None
+    position_lsn: LSN | None
+    snapshot_at: datetime | None
+    rows_copied: int | None
+
+
+class TableRecords(StateConnection):
+    """The recorded tables of pipelines."""
+
+    def read_tables(self, pipeline: str) -> dict[TableName, TableRecord]:
+        """All recorded tables of a pipeline, by name."""
+        with state_errors("reading the tables"):
+            found = [_table_record(fields) for fields in rows(self._connection, _TABLES, (pipeline,))]
+        return {record.table: record for record in found}
+
+    def set_state(
+        self,
+        pipeline: str,
+        table: TableName,
+        state: TableState,
+        *,
+        reason: str = "",
+        hint: str = "",
+        lsn: LSN | None = None,
+    ) -> None:
+        """Put a table into a state. Raises StateError when it may not follow the present one."""
+        fields = {
+            **_table_key(pipeline, table),
+            "state": state.value,
+            "reason": reason,
+            "hint": hint,
+            "lsn": text_of(lsn),
+            "before": [before.value for before in states_before(state)],
+        }
+        with state_errors(f"setting the state of {table}"):
+            changed = rows(self._connection, _SET_STATE, fields)
+            if not changed and state is TableState.PENDING:
+                changed = rows(self._connection, _ADD_PENDING, fields)
+        if not changed:
+            record = self.read_tables(pipeline).get(table)
+            check_transition(record.state if record else None, state, str(table))
+            raise StateError(f"{table}: its state was changed by another process at the same time")
+
+    def record_snapshot(self, pipeline: str, relation: Relation, position: LSN, copied: int) -> None:
+        """Record what a table was when it was copied, and the position of the copy."""
+        fields = {
+            **_table_key(pipeline, relation.table),
+            "relation": relation.to_json(),
+            "position": str(position),
+            "rows": copied,
+        }
+        with state_errors(f"recording the snapshot of {relation.table}"):
+            if not rows(self._connection, _RECORD_SNAPSHOT, fields):
+                raise StateError(f"{relation.table}: not recorded as a table of pipeline {pipeline}")
+
+    def remove_table(self, pipeline: str, table: TableName) -> None:
+        """Forget a table; one that is not recorded is as good as forgotten."""
+        with state_errors(f"removing {table}"):
+            rows(
+                self._connection,
+                "DELETE FROM _pgrepl.tables WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s"
+                " AND table_name = %(table)s RETURNING 1",
+                _table_key(pipeline, table),
+            )
+
+
+def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
+    return {"pipeline": pipeline, "schema": table.schema, "table": table.name}
+
+
+def _table_record(fields: tuple[Any, ...]) -> TableRecord:
+    schema, name, state, reason, hint, lsn, since, relation, position, snapshot_at, copied = fields
+    return TableRecord(
+        table=TableName(schema, name),
+        state=TableState(state),
+        reason=reason,
+        hint=hint,
+        lsn=LSN.parse(lsn) if lsn else None,
+        since=since,
+        relation=Relation.from_json(relation) if relation else None,
+        position_lsn=LSN.parse(position) if position else None,
+        snapshot_at=snapshot_at,
+        rows_copied=copied,
+    )
