@@ -1,0 +1,108 @@
+"""Runs an app that is killed (SIGKILL, all of its processes) at a chosen point.
+
+PGREPL_TEST_POINT=POINT python dying.py --pipeline FILE.json snapshot|replicate [...]
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from airflow_provider_pgrepl.replication.app import replicate, snapshot
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.lake import apply, points, shares
+from airflow_provider_pgrepl.replication.lake import snapshot as snapshot_copy
+from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
+from airflow_provider_pgrepl.replication.state.store import Store
+
+GROUP = os.getpgid(0)
+
+
+def die(*_: object, **__: object) -> None:
+    """Kill the driver and its JVM, and this very process: a worker has a group of its own."""
+    os.killpg(GROUP, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(room: Any, name: str) -> None:
+    setattr(room, name, die)
+
+
+def after(room: Any, name: str) -> None:
+    """Die when it has been called for the first time."""
+    real = getattr(room, name)
+
+    def wrapped(*arguments: Any, **named: Any) -> None:
+        real(*arguments, **named)
+        die()
+
+    setattr(room, name, wrapped)
+
+
+def in_workers(replace: Callable[[Any], Any]) -> None:
+    """Replace what tasks run: what this script defines travels to them by value."""
+    real = shares.bring_forward
+
+    class DyingCatchUp(shares.CatchUp):
+        def run(self) -> Any:
+            return replace(real)(self.work, self.paths, self.upto_lsn)
+
+    apply.CatchUp = DyingCatchUp  # type: ignore[misc]
+    shares.bring_forward = lambda *arguments: replace(real)(*arguments)
+
+
+def killed_while_it_runs(real: Any) -> Any:
+    def run(*arguments: Any) -> Any:
+        from deltalake.table import TableMerger
+
+        execute = TableMerger.execute
+
+        def execute_and_be_killed(merger: Any) -> Any:
+            threading.Timer(0.002, die).start()
+            return execute(merger)
+
+        TableMerger.execute = execute_and_be_killed  # type: ignore[method-assign]
+        return real(*arguments)
+
+    return run
+
+
+def killed_when_it_has_run(real: Any) -> Any:
+    def run(*arguments: Any) -> Any:
+        result = real(*arguments)
+        return die() if result.changes else result
+
+    return run
+
+
+def killed_while_receiving() -> None:
+    real = ReplicationStream.read
+
+    def read(stream: ReplicationStream, *arguments: Any) -> Any:
+        chunk = real(stream, *arguments)
+        return die() if chunk.messages else chunk
+
+    ReplicationStream.read = read  # type: ignore[method-assign]
+
+
+POINTS: dict[str, Callable[[], None]] = {
+    "receiving": killed_while_receiving,
+    "parts written": lambda: before(ChangelogWriter, "append"),
+    "durable and not told": lambda: after(ChangelogWriter, "append"),
+    "merging": lambda: in_workers(killed_while_it_runs),
+    "one table applied": lambda: in_workers(killed_when_it_has_run),
+    "all tables applied": lambda: before(points.Points, "append"),
+    "point written": lambda: after(points.Points, "append"),
+    "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
+    "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
+    "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
+}
+
+if __name__ == "__main__":
+    pipeline, app, *more = sys.argv[1:3], *sys.argv[3:]
+    POINTS[os.environ["PGREPL_TEST_POINT"]]()
+    sys.exit({"replicate": replicate, "snapshot": snapshot}[app].main([*pipeline, *more]))

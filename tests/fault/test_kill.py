@@ -1,0 +1,102 @@
+"""kill -9 at chosen points and at random times: after a restart the lake equals the source."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute, kill, wait_until
+from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
+
+DYING = Path(__file__).with_name("dying.py")
+
+
+@pytest.fixture
+def replicated(spark, dsn, tmp_path: Path) -> InProcess:
+    execute(dsn, *SETUP)
+    return InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, snapshot_range_bytes=65536)
+
+
+def run_until_killed(replicated: InProcess, app: str, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PGREPL_TEST_POINT", point)
+    process = replicated.start(app, app, script=DYING)
+    try:
+        assert process.wait(120) == -signal.SIGKILL, replicated.log_tail()
+    finally:
+        kill(process)
+
+
+def run_again(replicated: InProcess, app: str, *arguments: str) -> None:
+    """As whoever supervises an app does: again while its exit code says that this may help."""
+
+    def is_done() -> bool:
+        code = replicated.run(app, *arguments)
+        assert code in (0, 75), replicated.log_tail()
+        return code == 0
+
+    wait_until(is_done, 120, f"{app} to succeed")
+
+
+def assert_whole(replicated: InProcess) -> None:
+    replicated.assert_equal(*TABLES)
+    sums = replicated.at_every_point(SUMS, *TABLES)
+    assert sums
+    assert all(row == WHOLE for row in sums), sums
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "receiving",
+        "parts written",
+        "durable and not told",
+        "merging",
+        "one table applied",
+        "all tables applied",
+        "point written",
+    ],
+)
+def test_replication_killed_at(point, replicated, dsn, monkeypatch):
+    replicated.snapshot()
+    with traffic(dsn, 1) as writing:
+        writing.wait_for_more(40)
+        run_until_killed(replicated, "replicate", point, monkeypatch)
+        writing.wait_for_more(10)
+    run_again(replicated, "replicate", "--until", "caught-up")
+    assert_whole(replicated)
+
+
+@pytest.mark.parametrize(
+    "point", ["epoch begun", "snapshot of one table committed", "snapshot of one table recorded"]
+)
+def test_snapshot_killed_at(point, replicated, dsn, monkeypatch):
+    with traffic(dsn, 2) as writing:
+        writing.wait_for_more(20)
+        run_until_killed(replicated, "snapshot", point, monkeypatch)
+        writing.wait_for_more(20)
+        run_again(replicated, "snapshot")
+        writing.wait_for_more(20)
+    run_again(replicated, "replicate", "--until", "caught-up")
+    assert {str(record.state) for record in replicated.states().values()} == {"streaming"}
+    assert_whole(replicated)
+
+
+def test_replication_killed_at_random_times(replicated, dsn):
+    replicated.snapshot()
+    chance = random.Random()
+    with traffic(dsn, 3):
+        for _ in range(3):
+            seen = len(replicated.log.read_bytes())
+            process = replicated.start("replicate")
+            try:
+                wait_until(lambda: "receiving from slot" in replicated.log.read_text()[seen:])  # noqa: B023
+                time.sleep(chance.uniform(0, 6))
+            finally:
+                kill(process)
+    run_again(replicated, "replicate", "--until", "caught-up")
+    assert_whole(replicated)

@@ -1,0 +1,69 @@
+"""Apps that are asked to end, and apps that slept while another took their place."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute, kill, wait_until
+from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
+
+
+@pytest.fixture
+def replicated(spark, dsn, tmp_path: Path) -> InProcess:
+    execute(dsn, *SETUP)
+    pipeline = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY)
+    pipeline.snapshot()
+    return pipeline
+
+
+def test_asked_to_end_it_tells_the_slot_all_that_is_durable(replicated, dsn):
+    with traffic(dsn, 1):
+        process = replicated.start("replicate")
+        try:
+            wait_until(lambda: len(replicated.at_every_point(SUMS, *TABLES)) > 3)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, replicated.log_tail()
+        finally:
+            kill(process)
+        assert "Traceback" not in replicated.log_tail()
+        assert not replicated.slot().active
+        assert replicated.slot().confirmed_flush_lsn == replicated.durable_lsn
+    replicated.catch_up()
+    replicated.assert_equal(*TABLES)
+    assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
+
+
+def test_one_that_slept_while_another_took_over_ends_and_changes_nothing(replicated, dsn):
+    with traffic(dsn, 2):
+        sleeper = replicated.start("replicate")
+        try:
+            wait_until(lambda: len(replicated.at_every_point(SUMS, *TABLES)) > 3)
+            os.killpg(sleeper.pid, signal.SIGSTOP)
+            # As when the network between it and the server is cut.
+            execute(
+                dsn,
+                "select pg_terminate_backend(pid) from pg_stat_activity"
+                " where datname = current_database() and application_name like 'pgrepl%'",
+            )
+            wait_until(lambda: replicated.run("replicate", "--until", "caught-up") == 0)
+            before = versions(replicated)
+            os.killpg(sleeper.pid, signal.SIGCONT)
+            assert sleeper.wait(60) == 75, replicated.log_tail()
+        finally:
+            kill(sleeper)
+    assert versions(replicated) == before
+    replicated.catch_up()
+    replicated.assert_equal(*TABLES)
+    assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
+
+
+def versions(replicated: InProcess) -> list[int]:
+    """Of the changelog and of each lake table."""
+    places = [replicated.changelog, *map(replicated.lake_path, TABLES)]
+    return [DeltaTable(place).version() for place in places]
