@@ -21,7 +21,13 @@ from airflow_provider_pgrepl.replication.changelog import reader, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri, system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.shares import RESULT, CatchUp, apply_items, read_results
+from airflow_provider_pgrepl.replication.lake.shares import (
+    RESULT,
+    CatchUp,
+    apply_items,
+    read_results,
+    warm_up,
+)
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork
 from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource
@@ -79,6 +85,7 @@ class Applier:
         # Files that hold no change of a table do not move its position: they must not be taken for ever.
         self._looked_through: dict[int, LSN] = {}
         self._stopping = False
+        self._is_warm = False
         self.batch_lock = threading.Lock()
         """Held while a batch runs: whoever holds it knows that nothing is being applied."""
         self.progress = ApplierProgress()
@@ -87,12 +94,15 @@ class Applier:
 
     def start(self, *, available_now: bool = False) -> StreamingQuery:
         """Begin to apply: for good, or what the changelog holds now."""
-        tasks = str(max(1, self._spark.sparkContext.defaultParallelism))
+        tasks = max(1, self._spark.sparkContext.defaultParallelism)
+        if not self._is_warm:
+            warm_up(self._spark, tasks)
+            self._is_warm = True
         frame = (
             self._spark.readStream.format(FORMAT)
             .option("uri", self._uri)
             .option("batch_bytes", str(self._pipeline.batch_bytes))
-            .option("tasks", tasks)
+            .option("tasks", str(tasks))
             .load()
         )
         checkpoint = f"{system_folder(self._pipeline.lake_root)}/checkpoint"

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
+from airflow_provider_pgrepl.replication.lake.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.work_item import MARK, WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 RESULT = "result string"
 
@@ -32,6 +39,17 @@ def apply_items(
             yield pa.RecordBatch.from_pydict({"result": pa.array([*mark, *results], pa.string())})
 
     return apply
+
+
+def warm_up(spark: SparkSession, tasks: int) -> None:
+    """Have the Python workers load what merging needs, before the first changes wait for it."""
+    spark.sparkContext.parallelize(range(tasks), tasks).foreach(_load)
+
+
+def _load(_number: int) -> None:
+    relation = Relation(0, TableName("none", "none"), (Column("key", 1, 23, -1, "integer", is_key=True),))
+    change = {"commit_lsn": 1, "ordinal": 0, "relation_id": 0, "op": "I", "new": ["1"]}
+    collapse(pa.Table.from_pylist([change], schema=ROW_SCHEMA), relation)
 
 
 def read_results(texts: Iterable[str]) -> tuple[WorkItem, list[TableResult]]:
