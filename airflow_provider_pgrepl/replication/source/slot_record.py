@@ -1,0 +1,67 @@
+"""A replication slot as the server lists it: looked at, dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+
+_SLOT = """
+SELECT slot_name::text, plugin::text, database::text, active, active_pid, confirmed_flush_lsn::text,
+    restart_lsn::text, wal_status,
+    coalesce(pg_catalog.to_jsonb(s) ->> 'invalidation_reason',
+             CASE WHEN wal_status = 'lost' THEN 'wal_removed'
+                  WHEN pg_catalog.to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict' END)
+FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A row of pg_replication_slots. `invalidation`: why it can never be used again, else None."""
+
+    name: str
+    plugin: str | None
+    database: str | None
+    active: bool
+    active_pid: int | None
+    confirmed_flush_lsn: LSN | None
+    restart_lsn: LSN | None
+    wal_status: str | None
+    invalidation: str | None
+
+
+def read_slot(connection: Connection, name: str) -> Slot | None:
+    """The slot of this name, in whatever database; None when there is none."""
+    with source_errors(f"reading slot {name}"):
+        found = rows(connection, _SLOT, (name,))
+    if not found:
+        return None
+    slot, plugin, database, active, pid, confirmed, restart, wal_status, invalidation = found[0]
+    return Slot(slot, plugin, database, active, pid, _lsn(confirmed), _lsn(restart), wal_status, invalidation)
+
+
+def drop_slot(connection: Connection, name: str) -> None:
+    """Drop it; one that is not there is as good as dropped. Raises SlotBusyError while somebody reads it."""
+    try:
+        with source_errors(f"dropping slot {name}"):
+            try:
+                rows(connection, "SELECT pg_catalog.pg_drop_replication_slot(%s)", (name,))
+            except psycopg2.errors.UndefinedObject:
+                return
+    except PgReplError:
+        slot = read_slot(connection, name)
+        if slot is not None and slot.active:
+            raise SlotBusyError(
+                f"slot {name} is read by pid {slot.active_pid}, and cannot be dropped",
+                "stop the replication app first",
+            ) from None
+        raise
+
+
+def _lsn(text: str | None) -> LSN | None:
+    return None if text is None else LSN.parse(text)
