@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, Part
+from airflow_provider_pgrepl.replication.changelog.parts import Part
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Ended
 

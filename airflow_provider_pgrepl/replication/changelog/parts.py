@@ -1,0 +1,114 @@
+"""Parts: changelog files that are written before a commit makes them count."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+
+from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA
+
+_ROW_GROUP_ROWS = 65_536
+_SMALL_GROUP_ROWS = 1_024
+
+
+@dataclass(frozen=True)
+class Part:
+    """A written changelog file that no commit holds yet."""
+
+    path: str
+    size: int
+    value_bytes: int
+    rows: int
+    stats: str
+    relations: frozenset[int]
+    hour: str
+
+    def add_action(self) -> AddAction:
+        """What a commit says of it."""
+        now = int(time.time() * 1000)
+        return AddAction(self.path, self.size, {PARTITION: self.hour}, now, True, self.stats)
+
+
+class PartFolder:
+    """Where parts are written, below the changelog's root, in a folder an hour."""
+
+    def __init__(self, uri: str) -> None:
+        self._filesystem, self._root = pafs.FileSystem.from_uri(uri)
+        self._folders: set[str] = set()
+
+    def write(self, rows: pa.Table) -> Part:
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
+
+        Raises OSError.
+        """
+        rows, relations, bounds = _sort_by_relation(rows)
+        hour = datetime.now(UTC).strftime("%Y-%m-%dT%H")
+        # Readers bound their memory by the values' size, which a compressed file does not tell.
+        path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
+        self._make_folder(hour)
+        with (
+            self._filesystem.open_output_stream(f"{self._root}/{path}") as sink,
+            pq.ParquetWriter(
+                sink,
+                ROW_SCHEMA,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=["epoch", "relation_id", "relation_version", "op"],
+                write_statistics=["epoch", "commit_lsn", "relation_id", "op"],
+            ) as writer,
+        ):
+            for start, stop in _row_groups(bounds):
+                writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
+        size = self._filesystem.get_file_info(f"{self._root}/{path}").size
+        return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
+
+    def _make_folder(self, hour: str) -> None:
+        if hour not in self._folders:
+            self._filesystem.create_dir(f"{self._root}/{hour}", recursive=True)
+            self._folders.add(hour)
+
+
+def _sort_by_relation(rows: pa.Table) -> tuple[pa.Table, list[int], list[int]]:
+    """Rows by relation, stream order kept within each; the relations, and where each begins."""
+    ids = rows["relation_id"].to_numpy()
+    order = np.argsort(ids, kind="stable")
+    if not np.array_equal(order, np.arange(len(order))):
+        rows, ids = rows.take(pa.array(order)), ids[order]
+    relations, starts = np.unique(ids, return_index=True)
+    return rows, relations.tolist(), [*starts.tolist(), rows.num_rows]
+
+
+def _row_groups(bounds: list[int]) -> list[tuple[int, int]]:
+    """Row groups of one relation each; tiny relations share one, which a reader then filters."""
+    groups, start = [], 0
+    for index, stop in enumerate(bounds[1:], 1):
+        following = bounds[index + 1] - stop if index + 1 < len(bounds) else _SMALL_GROUP_ROWS
+        if stop - start >= _SMALL_GROUP_ROWS or following >= _SMALL_GROUP_ROWS:
+            groups.append((start, stop))
+            start = stop
+    return groups
+
+
+def _stats(rows: pa.Table) -> str:
+    ranges: dict[str, Any] = {
+        name: pc.min_max(rows[name]).as_py() for name in ("epoch", "commit_lsn", "relation_id")
+    }
+    return json.dumps(
+        {
+            "numRecords": rows.num_rows,
+            "minValues": {name: bounds["min"] for name, bounds in ranges.items()},
+            "maxValues": {name: bounds["max"] for name, bounds in ranges.items()},
+            "nullCount": dict.fromkeys(ranges, 0),
+        }
+    )
