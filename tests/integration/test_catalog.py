@@ -14,17 +14,6 @@ from airflow_provider_pgrepl.replication.source.catalog import (
 )
 
 
-@pytest.fixture
-def run(pg):
-    def execute(*statements):
-        with pg.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else None
-
-    return execute
-
-
 def pipeline(*tables, insert_only=(), **more):
     return Pipeline(name="shop", lake="/nowhere", tables=tables, insert_only=insert_only, **more)
 

@@ -25,17 +25,6 @@ from demo.postgres import Server
 
 
 @pytest.fixture
-def run(pg):
-    def execute(*statements):
-        with pg.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else None
-
-    return execute
-
-
-@pytest.fixture
 def role(pg, run):
     """A login with REPLICATION and no other right."""
     name = f"r_{uuid.uuid4().hex[:10]}"

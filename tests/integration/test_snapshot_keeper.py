@@ -23,17 +23,6 @@ from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, keep,
 
 
 @pytest.fixture
-def run(pg):
-    def execute(*statements):
-        with pg.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-            return cursor.fetchall() if cursor.description else None
-
-    return execute
-
-
-@pytest.fixture
 def exported(dsn, run):
     """The snapshot of a temporary slot over a table of 1,000 rows, a partitioned one, and a publication."""
     run(

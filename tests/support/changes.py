@@ -7,26 +7,10 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
+from airflow_provider_pgrepl.replication.changelog.layout import TABLE_SCHEMA
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 from tests.support.model import Change, Model, Row
 
-TEXTS = pa.large_list(pa.large_string())
-SCHEMA = pa.schema(
-    [
-        ("epoch", pa.int64()),
-        ("commit_lsn", pa.int64()),
-        ("ordinal", pa.int64()),
-        ("xid", pa.int64()),
-        ("commit_ts", pa.timestamp("us", "UTC")),
-        ("relation_id", pa.int64()),
-        ("relation_version", pa.int64()),
-        ("op", pa.string()),
-        ("new", TEXTS),
-        ("old", TEXTS),
-        ("unchanged", pa.list_(pa.int16())),
-        ("received_hour", pa.string()),
-    ]
-)
 TYPES = {
     "text": 25,
     "integer": 23,
@@ -61,8 +45,10 @@ def table_of(changes: Iterable[Change]) -> pa.Table:
         )
         for n, c in enumerate(changes)
     ]
-    columns = zip(*rows, strict=True) if rows else [[] for _ in SCHEMA]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA)
+    columns = zip(*rows, strict=True) if rows else [[] for _ in TABLE_SCHEMA]
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, TABLE_SCHEMA, strict=True)], schema=TABLE_SCHEMA
+    )
 
 
 def column(name: str, type_name: str = "text", *, key: bool = False) -> Column:
