@@ -9,30 +9,28 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.providers.common.compat.openlineage.utils.spark import (
-    inject_parent_job_information_into_spark_properties,
-    inject_transport_information_into_spark_properties,
-)
-from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import applications
-from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
+from airflow_provider_pgrepl.operators.driver_settings import (
+    connection_strings,
+    driver_environment,
+    properties_with_lineage,
+)
 from airflow_provider_pgrepl.operators.failures import failure_of, translated
 from airflow_provider_pgrepl.operators.local_app import LocalApp, LogTail, Status
 from airflow_provider_pgrepl.operators.pipeline_argument import PipelineArgument, read_pipeline
+from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
 
 _PIPELINE_FILE = "pipeline.json"
-_LOCAL_CONN_ID = "pgrepl_local_spark"
 
 
 class SparkAppOperator(SparkSubmitOperator):
@@ -51,6 +49,7 @@ class SparkAppOperator(SparkSubmitOperator):
     app: ClassVar[str]
     application: str
     application_args: list[Any] | None
+    conf: dict[Any, Any] | None
     files: str | None
     _spark_binary: str | None
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
@@ -69,9 +68,7 @@ class SparkAppOperator(SparkSubmitOperator):
         poll_interval_s: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            application=application, conn_id=spark_conn_id or _LOCAL_CONN_ID, name=name, **kwargs
-        )
+        super().__init__(application=application, conn_id=spark_conn_id or LOCAL_CONN_ID, name=name, **kwargs)
         self.pipeline = pipeline
         self.spark_conn_id = spark_conn_id
         self.master = master
@@ -102,13 +99,7 @@ class SparkAppOperator(SparkSubmitOperator):
                 self._execute_detached(context)
 
     def _spark_hook(self) -> SparkSubmitHook:
-        if self.spark_conn_id is None:
-            # SparkSubmitHook takes a master from a connection only; without one it would go to YARN.
-            os.environ[f"AIRFLOW_CONN_{_LOCAL_CONN_ID.upper()}"] = Connection(
-                conn_id=_LOCAL_CONN_ID, conn_type="spark", host=self.master
-            ).as_json()
-        else:
-            SparkSubmitHook.get_connection(self.spark_conn_id)  # else a misspelt one would go to YARN as well
+        ensure_connection(self.spark_conn_id, self.master)
         if self._spark_binary is None or os.sep not in self._spark_binary:
             self._spark_binary = applications.spark_submit(self._spark_binary or "spark-submit")
         return self._get_hook()
@@ -145,43 +136,23 @@ class SparkAppOperator(SparkSubmitOperator):
             raise
 
     def _launch(self, context: Any) -> LocalApp:
-        secrets = self._secrets()
+        secrets = connection_strings(self._resolved)
         folder = Path(tempfile.mkdtemp(prefix=f"pgrepl-{self._resolved.name}-"))  # readable by us alone
         pipeline_file = folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
-        self.conf = self._conf_with_lineage(context)
+        self.conf = properties_with_lineage(
+            self.conf,
+            context,
+            parent=self._openlineage_inject_parent_job_info,
+            transport=self._openlineage_inject_transport_info,
+        )
         self.application_args = ["--pipeline", str(pipeline_file), *self._own_args, *self._given_args]
         hook = self._get_hook()
         command = hook._build_spark_submit_command(self.application)
-        app = LocalApp.launch(
-            command, self.application, self._environment(hook, secrets), folder, self.stop_timeout_s
-        )
+        environment = driver_environment(hook, self.env_vars or {}, secrets)
+        app = LocalApp.launch(command, self.application, environment, folder, self.stop_timeout_s)
         self.log.info("Started %s as process %s of %s", self.application, app.pid, app.host)
         return app
-
-    def _secrets(self) -> dict[str, str]:
-        """The connection strings, for the environment of the process alone."""
-        secrets = {"PGREPL_DSN": PgReplicationHook(self._resolved.conn_id).dsn()}
-        if self._resolved.state_conn_id is not None:
-            secrets["PGREPL_STATE_DSN"] = PgReplicationHook(self._resolved.state_conn_id).dsn()
-        return secrets
-
-    def _environment(self, hook: SparkSubmitHook, secrets: Mapping[str, str]) -> dict[str, str]:
-        # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
-        environment = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
-        environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        if hook._connection["master"].startswith("local"):
-            environment["PYSPARK_PYTHON"] = sys.executable
-        environment |= {key: str(value) for key, value in (self.env_vars or {}).items()}
-        return {**environment, **secrets, "PYTHONUNBUFFERED": "1"}
-
-    def _conf_with_lineage(self, context: Any) -> dict[Any, Any]:
-        conf = dict(self.conf or {})
-        if self._openlineage_inject_parent_job_info:
-            conf = inject_parent_job_information_into_spark_properties(conf, context)
-        if self._openlineage_inject_transport_info:
-            conf = inject_transport_information_into_spark_properties(conf, context)
-        return conf
 
     def _follow(self, app: LocalApp) -> None:
         """Forward the log until the application has ended; raise unless it ended well."""

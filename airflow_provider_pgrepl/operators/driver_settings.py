@@ -1,0 +1,50 @@
+"""What a driver on this worker is told: secrets and Python in its environment, lineage in its properties."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.common.compat.openlineage.utils.spark import (
+    inject_parent_job_information_into_spark_properties,
+    inject_transport_information_into_spark_properties,
+)
+
+from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
+from airflow_provider_pgrepl.replication.config import Pipeline
+
+
+def connection_strings(pipeline: Pipeline) -> dict[str, str]:
+    """The pipeline's secrets, for the environment of the process alone."""
+    secrets = {"PGREPL_DSN": PgReplicationHook(pipeline.conn_id).dsn()}
+    if pipeline.state_conn_id is not None:
+        secrets["PGREPL_STATE_DSN"] = PgReplicationHook(pipeline.state_conn_id).dsn()
+    return secrets
+
+
+def driver_environment(
+    hook: SparkSubmitHook, env_vars: Mapping[str, Any], secrets: Mapping[str, str]
+) -> dict[str, str]:
+    """The worker's environment with the task's variables, and over all of them the secrets."""
+    # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
+    environment = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
+    environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    if hook._connection["master"].startswith("local"):
+        environment["PYSPARK_PYTHON"] = sys.executable
+    environment |= {key: str(value) for key, value in env_vars.items()}
+    return {**environment, **secrets, "PYTHONUNBUFFERED": "1"}
+
+
+def properties_with_lineage(
+    conf: Mapping[Any, Any] | None, context: Any, *, parent: bool, transport: bool
+) -> dict[Any, Any]:
+    """Spark's properties with OpenLineage's: of the task (`parent`), of where events go (`transport`)."""
+    properties = dict(conf or {})
+    if parent:
+        properties = inject_parent_job_information_into_spark_properties(properties, context)
+    if transport:
+        properties = inject_transport_information_into_spark_properties(properties, context)
+    return properties
