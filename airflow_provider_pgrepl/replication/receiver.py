@@ -99,8 +99,8 @@ class Receiver:
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
         connections.callback(self._catalog.close)
         self._writer = writer = ChangelogWriter(uri)
-        confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
-        self._resent = ResentCheck.load(uri, writer, confirmed)
+        self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
+        self._resent = ResentCheck.load(uri, writer, self._confirmed)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
         self._splitter = Splitter()
         self._stamper = Stamper(writer.epoch, self._read_relation)
@@ -183,17 +183,21 @@ class Receiver:
                 return
 
     def _send_status_if_due(self, *, asked: bool = False) -> None:
-        moved = self.progress.durable_lsn > self.progress.told_lsn
+        moved = self._tellable_lsn > self.progress.told_lsn
         overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
         if asked or moved or overdue or self._ask_for_reply.is_set():
             self._send_status()
 
+    @property
+    def _tellable_lsn(self) -> LSN:
+        return self.progress.durable_lsn if self._resent.is_passed else self._confirmed
+
     def _send_status(self) -> None:
         asks = self._ask_for_reply.is_set()
         self._ask_for_reply.clear()
-        durable = self.progress.durable_lsn
-        self._stream.send_status(max(self.progress.received_lsn, durable), durable, wants_reply=asks)
-        self.progress.told_lsn = durable
+        told = self._tellable_lsn
+        self._stream.send_status(max(self.progress.received_lsn, told), told, wants_reply=asks)
+        self.progress.told_lsn = told
         self._last_status = time.monotonic()
 
     # The writing thread: splitter, buffer, changelog and catalog connection are its own.

@@ -29,7 +29,12 @@ class ResentCheck:
     announcement is kept and goes in front of the first new rows, which need it.
     """
 
-    def __init__(self, durable_lsn: LSN, known: dict[int, tuple[int, int]]) -> None:
+    def __init__(
+        self, durable_lsn: LSN, known: dict[int, tuple[int, int]], *, is_passed: bool = False
+    ) -> None:
+        self.is_passed = is_passed
+        """Whether all that is sent again has been seen. Until then the slot must not be told what is durable:
+        that would take away what shows, at the next start too, that the source was set back."""
         self._durable_lsn = durable_lsn
         self._known = known
         self._awaited = deque(sorted(known))
@@ -42,7 +47,7 @@ class ResentCheck:
     def load(cls, uri: str, writer: ChangelogWriter, confirmed_lsn: LSN) -> ResentCheck:
         """Read (commit LSN, xid, time) of what may be sent again."""
         if confirmed_lsn >= writer.durable_lsn:
-            return cls(writer.durable_lsn, {})
+            return cls(writer.durable_lsn, {}, is_passed=True)
         filesystem, root = pafs.FileSystem.from_uri(uri)
         above = LSN(max(0, confirmed_lsn - 1))
         pieces = [
@@ -89,6 +94,7 @@ class ResentCheck:
         """Everything that committed before `lsn` has come. Raises RewoundError as `drop` does."""
         if self._awaited and self._awaited[0] < lsn:
             raise _rewound(self._awaited[0], "is in the changelog, but the source has it no more")
+        self.is_passed = self.is_passed or lsn >= self._durable_lsn
 
     def _check(self, ended: Sequence[Ended], with_rows: frozenset[int]) -> None:
         for transaction in ended:

@@ -1,0 +1,102 @@
+"""When source and changelog no longer continue each other: said with exit code 78, mended by a new epoch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from demo.postgres import Server
+from tests.conftest import closing_connection
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute
+
+SETUP = ("create table t(id int primary key, v text)", "insert into t values (1, 'a')")
+
+
+def assert_refused_until_a_new_epoch(replicated: InProcess, says: str) -> None:
+    """Refused, the lake left as it is, and everything taken anew only when that is asked for."""
+    before = sorted(replicated.lake_rows("public.t")["id"].to_pylist())
+    for _ in range(2):
+        assert replicated.run("replicate", "--until", "caught-up") == 78
+    assert says in replicated.log_tail()
+    assert "--new-epoch" in replicated.log_tail()
+    assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) == before
+    replicated.snapshot("--new-epoch")
+    replicated.assert_equal("public.t")
+    execute(replicated.dsn, "insert into t values (1000, 'after')", "delete from t where id = 1")
+    replicated.catch_up()
+    replicated.assert_equal("public.t")
+
+
+@pytest.mark.parametrize(
+    ("breakage", "says"),
+    [
+        ("select pg_drop_replication_slot('{slot}')", "exist"),
+        (
+            "select pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
+            "somebody else moved it",
+        ),
+        ("drop publication {slot}; create publication {slot} for table t", "made anew"),
+    ],
+)
+def test_a_slot_or_publication_that_is_not_what_it_was(spark, dsn, tmp_path, breakage, says):
+    execute(dsn, *SETUP)
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
+    replicated.snapshot()
+    replicated.catch_up()
+    execute(dsn, "insert into t values (2, 'b')", *breakage.format(slot=replicated.pipeline.slot).split("; "))
+    assert_refused_until_a_new_epoch(replicated, says)
+
+
+@pytest.fixture
+def own_server(server: Server) -> Iterator[Server]:
+    """A server of the test's own, with a database `t_own`, in a place that PostgreSQL's user may enter."""
+    folder = server.data.parent / "own"
+    instance = Server(folder, major=18, settings={"fsync": "off"})
+    instance.create()
+    instance.start()
+    with closing_connection(instance.dsn()) as admin:
+        admin.cursor().execute("create database t_own")
+    yield instance
+    instance.stop(immediate=True)
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("catches_up", [False, True], ids=["behind", "past what was received"])
+def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_path, catches_up):
+    dsn, backup = own_server.dsn("t_own"), own_server.data.parent / "backup"
+    execute(dsn, *SETUP)
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
+    replicated.snapshot()
+    replicated.catch_up()
+    own_server.stop()
+    subprocess.run(["cp", "-a", own_server.data, backup], check=True)
+    own_server.start()
+    execute(dsn, "insert into t select g, 'lost' from generate_series(10, 500) g")
+    replicated.catch_up()
+    own_server.stop()
+    shutil.rmtree(own_server.data)
+    backup.rename(own_server.data)
+    own_server.start()
+    if catches_up:
+        for first in range(2, 900, 100):
+            execute(dsn, f"insert into t select g, 'other' from generate_series({first}, {first} + 99) g")
+    assert_refused_until_a_new_epoch(replicated, "set back")
+
+
+def test_another_server_under_the_same_address(spark, dsn, own_server, tmp_path):
+    other = own_server.dsn("t_own")
+    for place in (dsn, other):
+        execute(place, *SETUP)
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",), name="p_moved")
+    replicated.snapshot()
+    replicated.catch_up()
+    replicated.dsn = other
+    execute(other, f"select pg_create_logical_replication_slot('{replicated.pipeline.slot}', 'pgoutput')")
+    assert replicated.run("replicate", "--until", "caught-up") == 78
+    assert "another server" in replicated.log_tail()
+    execute(other, f"select pg_drop_replication_slot('{replicated.pipeline.slot}')")
+    assert_refused_until_a_new_epoch(replicated, "another server")
