@@ -96,7 +96,6 @@ POINTS: dict[str, Callable[[], None]] = {
     "merging": lambda: in_workers(killed_while_it_runs),
     "one table applied": lambda: in_workers(killed_when_it_has_run),
     "all tables applied": lambda: before(points.Points, "append"),
-    "point written": lambda: after(points.Points, "append"),
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),

@@ -58,7 +58,6 @@ def assert_whole(replicated: InProcess) -> None:
         "merging",
         "one table applied",
         "all tables applied",
-        "point written",
     ],
 )
 def test_replication_killed_at(point, replicated, dsn, monkeypatch):

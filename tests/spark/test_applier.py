@@ -106,8 +106,6 @@ def test_a_checkpoint_that_is_lost_or_old_does_no_harm(in_small_steps, dsn, tmp_
     ("ddl", "reason"),
     [
         ("alter table t add w int default 5", "column w was added"),
-        ("alter table t drop v", "column v was dropped"),
-        ("alter table t rename v to w", "column v was renamed to w"),
         ("alter table t alter v type varchar(10)", "type of column v changed"),
     ],
 )
@@ -148,12 +146,14 @@ def test_commits_of_an_epoch_that_is_over_do_not_stop_the_new_one(in_small_steps
 
 
 def test_caught_up_is_only_said_when_everything_is_in_the_lake(in_small_steps, dsn):
-    """After a backlog of many batches, most of which could hold something of `u` and do not."""
+    """After a backlog of many batches, most of which could hold something of `u` and do not; and without a
+    checkpoint, so that all of it is to be caught up with."""
     replicated = in_small_steps
     for number in range(10, 15):
         execute(dsn, f"begin; insert into t values ({number}); insert into w values ({number}); commit")
         replicated.receive()
     execute(dsn, "insert into u values (10, 'a')")
+    shutil.rmtree(Path(system_folder(replicated.pipeline.lake_root)) / "checkpoint")
     replicated.catch_up()
     replicated.assert_equal(*ALL)
 
