@@ -43,7 +43,8 @@ check: setup ## Lint, formatting, types and the direction of imports
 
 .PHONY: test
 test: setup java jars check ## Everything: the checks, then all tests
-	$(PYTHON) -m pytest -p tests.rings -n 2 --dist loadgroup $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile tests/unit tests/property tests/integration tests/airflow $(PYTEST_ARGS)
+	$(PYTHON) -m pytest tests/spark tests/fault tests/end_to_end $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: setup java jars ## Measure speed against peers in the same run; writes docs/benchmarks.md

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg2
+import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
@@ -44,17 +47,28 @@ def dsn(server: Server) -> Iterator[str]:
         admin.cursor().execute(f"create database {name}")
     yield server.dsn(name)
     with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
+        drop_slots(cursor, name)
+        cursor.execute(f"drop database {name} with (force)")
+
+
+def drop_slots(cursor: psycopg2.extensions.cursor, database: str) -> None:
+    """End whoever uses the database, and drop its slots, which a walsender that ends still holds a moment."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
         cursor.execute(
             "select pg_terminate_backend(pid) from pg_stat_activity"
             " where datname = %s and pid <> pg_backend_pid()",
-            (name,),
+            (database,),
         )
-        cursor.execute(
-            "select pg_drop_replication_slot(slot_name) from pg_replication_slots"
-            " where database = %s and not active",
-            (name,),
-        )
-        cursor.execute(f"drop database {name} with (force)")
+        cursor.execute("select slot_name, active from pg_replication_slots where database = %s", (database,))
+        slots = cursor.fetchall()
+        if not slots:
+            return
+        for slot, active in slots:
+            if not active:
+                with contextlib.suppress(psycopg2.errors.ObjectInUse, psycopg2.errors.UndefinedObject):
+                    cursor.execute("select pg_drop_replication_slot(%s)", (slot,))
+        time.sleep(0.05)
 
 
 class closing_connection:  # noqa: N801 - reads as a function

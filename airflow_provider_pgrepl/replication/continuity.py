@@ -7,7 +7,7 @@ from psycopg2.extensions import connection
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.catalog import read_server, wal_lsn
+from airflow_provider_pgrepl.replication.source.catalog import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 
@@ -49,7 +49,7 @@ def _check_server(source: connection, record: EpochRecord, durable_lsn: LSN) -> 
             " it was restored or failed over, and may lack transactions that are in the lake",
             NEW_EPOCH,
         )
-    now = wal_lsn(source)
+    now = written_lsn(source)
     if now < durable_lsn:
         raise RewoundError(
             f"the source stands at {now}, before {durable_lsn}, the last durable LSN: it was set back",

@@ -6,6 +6,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.catalog import (
+    end_of_last_record,
     find_relation,
     read_relation,
     read_server,
@@ -276,3 +277,19 @@ def test_a_wal_position_is_reached_although_an_open_transaction_keeps_its_record
             assert LSN.parse(cursor.fetchone()[0]) >= position
     finally:
         other.close()
+
+
+@pytest.mark.parametrize(
+    ("insert_lsn", "end"),
+    [
+        pytest.param(
+            0x2000018, 0x2000018, id="a record may end where only a later page has its header's end"
+        ),
+        pytest.param(0x2000028, 0x2000000, id="behind the header of a segment's first page"),
+        pytest.param(0x2002018, 0x2002000, id="behind the header of any other page"),
+        pytest.param(0x2002028, 0x2002028, id="sixteen bytes behind it a record may end"),
+        pytest.param(0x2001000, 0x2001000, id="in the middle of a page"),
+    ],
+)
+def test_the_end_of_the_last_record_is_not_behind_a_page_header(insert_lsn, end):
+    assert end_of_last_record(insert_lsn, 16 << 20) == end

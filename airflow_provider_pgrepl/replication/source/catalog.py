@@ -18,6 +18,7 @@ __all__ = [
     "read_server",
     "resolve_tables",
     "wal_lsn",
+    "written_lsn",
 ]
 
 _SERVER = """
@@ -35,7 +36,8 @@ SELECT pg_catalog.current_setting('server_version_num')::int,
 """
 
 _FLUSH_WAIT_S = 1.0
-_WAL_PAGE, _PAGE_HEADERS = 8192, (24, 40)
+_WAL_PAGE, _PAGE_HEADER, _FIRST_PAGE_HEADER = 8192, 24, 40
+_SEGMENT_SIZE = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size'"
 
 
 @dataclass(frozen=True)
@@ -55,16 +57,24 @@ def read_server(connection: Connection) -> Server:
         return Server(*row(connection, _SERVER))
 
 
+def written_lsn(connection: Connection) -> LSN:
+    """How far the source has come: where its next record will be, or on a standby the replay LSN."""
+    with source_errors("asking for the WAL position"):
+        if row(connection, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
+            return LSN.parse(row(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")[0])
+        return LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0])
+
+
 def wal_lsn(connection: Connection) -> LSN:
     """An LSN at or after every transaction committed before this call, and which a walsender surely reaches.
 
     That is the end of the last record written now, once it is flushed. The flush LSN itself will not do: it
     may lie inside a record, where a walsender stays before it. On a standby the replay LSN.
     """
+    written = written_lsn(connection)
     with source_errors("asking for the WAL position"):
         if row(connection, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
-            return LSN.parse(row(connection, "SELECT pg_catalog.pg_last_wal_replay_lsn()::text")[0])
-        written = LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_insert_lsn()::text")[0])
+            return written
         deadline = time.monotonic() + _FLUSH_WAIT_S
         while LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")[0]) < written:
             if time.monotonic() >= deadline:
@@ -72,14 +82,16 @@ def wal_lsn(connection: Connection) -> LSN:
                 row(connection, "SELECT pg_catalog.pg_logical_emit_message(true, 'pgrepl', '')::text")
                 break
             time.sleep(0.02)
-        return LSN(_end_of_last_record(written))
+        segment = int(row(connection, _SEGMENT_SIZE)[0])
+    return LSN(end_of_last_record(written, segment))
 
 
-def _end_of_last_record(insert_lsn: int) -> int:
+def end_of_last_record(insert_lsn: int, segment: int) -> int:
     """At the start of a page the insert LSN is shown behind the header that the page will have.
 
     https://github.com/postgres/postgres/blob/REL_18_STABLE/src/backend/access/transam/xlog.c
-    (XLogBytePosToRecPtr); no record can end there.
+    (XLogBytePosToRecPtr). No record can end right there; one may end 16 bytes behind a short header.
     """
-    in_page = insert_lsn % _WAL_PAGE
-    return insert_lsn - in_page if in_page in _PAGE_HEADERS else insert_lsn
+    page = insert_lsn - insert_lsn % _WAL_PAGE
+    header = _FIRST_PAGE_HEADER if page % segment == 0 else _PAGE_HEADER
+    return page if insert_lsn - page == header else insert_lsn
