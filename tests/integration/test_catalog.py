@@ -283,7 +283,7 @@ def test_a_wal_position_is_reached_although_an_open_transaction_keeps_its_record
     ("insert_lsn", "end"),
     [
         pytest.param(
-            0x2000018, 0x2000018, id="a record may end where only a later page has its header's end"
+            0x2000018, 0x2000018, id="a first page's header is longer"
         ),
         pytest.param(0x2000028, 0x2000000, id="behind the header of a segment's first page"),
         pytest.param(0x2002018, 0x2002000, id="behind the header of any other page"),
