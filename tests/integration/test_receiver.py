@@ -360,8 +360,11 @@ def test_a_table_of_another_history_is_not_continued(received, dsn, monkeypatch)
             )
     forge(received)
     for _ in range(2):  # what shows it is not confirmed away
-        with pytest.raises(RewoundError, match="not the one that the changelog holds") as caught:
-            received.receive()
+        with (
+            pytest.raises(RewoundError, match="not the one that the changelog holds") as caught,
+            received.receiving() as receiver,
+        ):
+            wait_until(receiver.failed.is_set)
         assert "--new-epoch" in caught.value.hint
 
 
