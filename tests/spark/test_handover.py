@@ -34,7 +34,7 @@ def test_under_traffic_nothing_is_lost_doubled_or_torn(spark, dsn, tmp_path, see
     replicated.catch_up()
     replicated.assert_equal(*TABLES)
     sums = replicated.at_every_point(SUMS, *TABLES)
-    assert len(sums) >= 3
+    assert len(sums) >= 2
     assert all(row == WHOLE for row in sums), sums
 
 
