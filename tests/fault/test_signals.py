@@ -26,7 +26,7 @@ def test_asked_to_end_it_tells_the_slot_all_that_is_durable(replicated, dsn):
     with traffic(dsn, 1):
         process = replicated.start("replicate")
         try:
-            wait_until(lambda: len(replicated.at_every_point(SUMS, *TABLES)) > 3)
+            replicated.wait_for_points(3, *TABLES)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, replicated.log_tail()
         finally:
@@ -43,7 +43,7 @@ def test_one_that_slept_while_another_took_over_ends_and_changes_nothing(replica
     with traffic(dsn, 2):
         sleeper = replicated.start("replicate")
         try:
-            wait_until(lambda: len(replicated.at_every_point(SUMS, *TABLES)) > 3)
+            replicated.wait_for_points(3, *TABLES)
             os.killpg(sleeper.pid, signal.SIGSTOP)
             # As when the network between it and the server is cut.
             execute(

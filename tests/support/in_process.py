@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.lake.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
@@ -126,6 +126,15 @@ class InProcess(Received):
         record = read_epoch(self.changelog)
         return read_position(open_table(self.lake_path(table)), app_id(record.pipeline, record.epoch))
 
+    def wait_for_points(self, more: int, *tables: str) -> None:
+        """Wait until so many more consistent points of these tables are recorded."""
+
+        def count() -> int:
+            return sum(set(tables) <= set(point.tables) for point in Points(self.pipeline.lake_root).all())
+
+        wanted = count() + more
+        wait_until(lambda: count() >= wanted, what=f"{more} consistent points")
+
     def at_every_point(self, sql: str, *tables: str) -> list[dict[str, Any]]:
         """The one row that a query gives at each recorded consistent point of these tables, oldest first."""
         return at_every_point(self.pipeline.lake_root, sql, *tables)
@@ -134,7 +143,7 @@ class InProcess(Received):
 def at_every_point(lake_root: str, sql: str, *tables: str) -> list[dict[str, Any]]:
     """The one row that a query gives at each recorded consistent point of these tables, oldest first."""
     return [
-        consistent_arrow(lake_root, LSN(point.lsn), point.epoch).query(sql).to_pylist()[0]
+        ArrowView(point, lake_root).query(sql).to_pylist()[0]
         for point in Points(lake_root).all()
         if set(tables) <= set(point.tables)
     ]
