@@ -116,7 +116,7 @@ class Received(Replicated):
             return catalog.wal_lsn(source)
 
 
-def wait_until_seen(receiver: Receiver, lsn: LSN, timeout: float = 60) -> None:
+def wait_until_seen(receiver: Receiver, lsn: LSN, timeout: float = 150) -> None:
     """Wait until all up to an LSN is durable; raises what ended the receiver meanwhile."""
 
     def seen() -> bool:

@@ -57,7 +57,7 @@ class Replicated:
         with self.log.open("ab") as log:
             return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
-    def run(self, app: str, *arguments: str, timeout: float = 180) -> int:
+    def run(self, app: str, *arguments: str, timeout: float = 300) -> int:
         """Run an app to its end; returns its exit code."""
         process = self.start(app, *arguments)
         try:
@@ -126,7 +126,7 @@ def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None
     process.wait(60)
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = 60, what: str = "the condition") -> Any:
+def wait_until(condition: Callable[[], Any], timeout: float = 150, what: str = "the condition") -> Any:
     """Wait for a state; returns what the condition gave."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
