@@ -282,9 +282,7 @@ def test_a_wal_position_is_reached_although_an_open_transaction_keeps_its_record
 @pytest.mark.parametrize(
     ("insert_lsn", "end"),
     [
-        pytest.param(
-            0x2000018, 0x2000018, id="a first page's header is longer"
-        ),
+        pytest.param(0x2000018, 0x2000018, id="a first page's header is longer"),
         pytest.param(0x2000028, 0x2000000, id="behind the header of a segment's first page"),
         pytest.param(0x2002018, 0x2002000, id="behind the header of any other page"),
         pytest.param(0x2002028, 0x2002028, id="sixteen bytes behind it a record may end"),
