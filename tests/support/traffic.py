@@ -87,7 +87,7 @@ class Traffic:
         try:
             with connection.cursor() as cursor:
                 for number in itertools.count():
-                    if self._stop.wait(chance.random() * 0.01):
+                    if self._stop.wait(chance.random() * 0.05):
                         return
                     self._transaction(cursor, chance, f"{session}.{number}")
         except BaseException as error:
