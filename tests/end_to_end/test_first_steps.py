@@ -33,3 +33,13 @@ def test_a_snapshot_and_what_follows_make_the_lake_equal_to_the_source(dsn, tmp_
     execute(dsn, "truncate items", "insert into items(id) values (1)")
     replicated.catch_up()
     replicated.assert_equal("public.items", "public.history")
+
+
+def test_a_lake_that_cannot_be_written_leaves_no_slot_behind(dsn, tmp_path, pg):
+    execute(dsn, "create table items(id int primary key)")
+    (tmp_path / "lake").write_text("not a folder")
+    replicated = Replicated(dsn, tmp_path, ("public.items",))
+    assert replicated.run("snapshot") == 78, replicated.log_tail()
+    with pg.cursor() as cursor:
+        cursor.execute("select slot_name from pg_replication_slots where database = current_database()")
+        assert cursor.fetchall() == []

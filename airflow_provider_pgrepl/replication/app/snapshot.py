@@ -188,10 +188,15 @@ class Snapshot:
 
     def _open_epoch(self, record: EpochRecord, last: EpochRecord | None) -> None:
         uri = changelog_uri(self.pipeline.lake_root)
-        if last is None:
-            writer.create_changelog(uri, record)
-        else:
-            writer.begin_epoch(uri, record)
+        try:
+            if last is None:
+                writer.create_changelog(uri, record)
+            else:
+                writer.begin_epoch(uri, record)
+        except BaseException:
+            # A slot that no changelog goes with would hold the source's WAL for nobody.
+            slot.drop_slot(self.source, self.pipeline.slot)
+            raise
         log.info("epoch %d begins at %s", record.epoch, record.consistent_point)
 
     # More tables of an epoch that runs: a temporary slot's snapshot.
