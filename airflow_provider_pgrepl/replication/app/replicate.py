@@ -103,7 +103,7 @@ class Replication:
         self._record = record
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()
-        self._last_progress = self._last_changes_at = 0.0
+        self._last_progress = 0.0
         self._last_changes = 0
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
 
