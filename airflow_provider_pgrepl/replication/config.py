@@ -6,12 +6,25 @@ import dataclasses
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.choices import (
+    POLICIES,
+    VALUE_CHOICES,
+    ColumnChoice,
+    Deletes,
+    Infinity,
+    LakeType,
+    NumericNan,
+    TablePolicy,
+    Truncate,
+    overrides,
+)
+from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
@@ -39,7 +52,18 @@ class Pipeline:
     slot: str = ""
     publication: str = ""
     publication_mode: Literal["create", "use"] = "create"
+    types: dict[str, str] = field(default_factory=dict)
+    text_columns: tuple[str, ...] = ()
+    exclude_columns: tuple[str, ...] = ()
+    infinity: Infinity = "error"
+    numeric_nan: NumericNan = "error"
+    unconstrained_numeric: str = "string"
     timestamp_without_tz: Literal["ntz", "string"] = "ntz"
+    truncate: Truncate = "apply"
+    deletes: Deletes = "hard"
+    history: bool = False
+    per_table: dict[str, Any] = field(default_factory=dict)
+    per_column: dict[str, Any] = field(default_factory=dict)
     commit_lsn_column: bool = True
     commit_ts_column: bool = True
     flush_interval_s: float = 1.0
@@ -65,9 +89,9 @@ class Pipeline:
                 f"name: {self.name!r} may hold only a-z, 0-9 and _, and at most 55 of them",
                 "it becomes part of the slot's name, and PostgreSQL allows no other characters there",
             )
-        for field in ("slot", "publication"):
-            if not getattr(self, field):
-                object.__setattr__(self, field, f"pgrepl_{self.name}")
+        for name in ("slot", "publication"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, f"pgrepl_{self.name}")
         if not _SLOT_NAME.fullmatch(self.slot):
             raise ConfigError(f"slot: {self.slot!r} may hold only a-z, 0-9 and _, and at most 63 of them")
         if len(self.publication.encode()) > _NAME_BYTES:
@@ -77,6 +101,7 @@ class Pipeline:
             raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
         self._check_tables()
         self._check_numbers()
+        self._check_choices()
 
     def _check_lake(self) -> None:
         if not self.lake.strip():
@@ -90,22 +115,74 @@ class Pipeline:
     def _check_tables(self) -> None:
         if not self.tables:
             raise ConfigError("tables: is empty", 'list tables or patterns, as ["public.orders", "sales.*"]')
-        for field in ("tables", "insert_only"):
-            for text in getattr(self, field):
-                _check_table(field, text, pattern_allowed=field == "tables")
+        for name in ("tables", "insert_only"):
+            for text in getattr(self, name):
+                _check_table(name, text, pattern_allowed=name == "tables")
 
     def _check_numbers(self) -> None:
         may_be_zero = {"trigger_interval_s"}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and not math.isfinite(value):
-                raise ConfigError(f"{field.name}: {value} is not a finite number")
-            if is_number and (value < 0 or (value == 0 and field.name not in may_be_zero)):
-                least = "must not be negative" if field.name in may_be_zero else "must be greater than 0"
-                raise ConfigError(f"{field.name}: {value} {least}")
+                raise ConfigError(f"{name}: {value} is not a finite number")
+            if is_number and (value < 0 or (value == 0 and name not in may_be_zero)):
+                least = "must not be negative" if name in may_be_zero else "must be greater than 0"
+                raise ConfigError(f"{name}: {value} {least}")
         if self.points_keep_h > self.changelog_retention_h:
             raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
+
+    def _check_choices(self) -> None:
+        for given in self.types.values():
+            _lake_type("types", given)
+        if _lake_type("unconstrained_numeric", self.unconstrained_numeric).name == "array":
+            raise ConfigError("unconstrained_numeric: must be string or decimal(38,s)")
+        texts, excluded = (
+            _columns("text_columns", self.text_columns),
+            _columns("exclude_columns", self.exclude_columns),
+        )
+        typed = _columns("types", self.types)
+        for first, second, names in (
+            ("text_columns", "exclude_columns", texts & excluded),
+            ("types", "exclude_columns", typed & excluded),
+            ("types", "text_columns", typed & texts),
+        ):
+            if names:
+                raise ConfigError(
+                    f"{first} and {second} both list {', '.join(map(str, sorted(names)))}",
+                    "take it out of one",
+                )
+        for column, given in self.per_column.items():
+            _columns("per_column", (column,))
+            overrides("per_column", column, given, VALUE_CHOICES)
+        for table, given in self.per_table.items():
+            _check_table("per_table", table, pattern_allowed=False)
+            overrides("per_table", table, given, POLICIES)
+
+    def choice(self, column: ColumnName, *, is_key: bool = False) -> ColumnChoice:
+        """How the values of a column are to look in the lake; those of a key must stay exact."""
+        own: dict[str, Any] = next(
+            (given for name, given in self.per_column.items() if ColumnName.parse(name) == column), {}
+        )
+        lake_type = next(
+            (text for name, text in self.types.items() if ColumnName.parse(name) == column), None
+        )
+        if column in _columns("text_columns", self.text_columns):
+            lake_type = "string"
+        return ColumnChoice(
+            lake_type=LakeType.parse(lake_type) if lake_type else None,
+            excluded=column in _columns("exclude_columns", self.exclude_columns),
+            infinity="error" if is_key else own.get("infinity", self.infinity),
+            numeric_nan="error" if is_key else own.get("numeric_nan", self.numeric_nan),
+            unconstrained_numeric=LakeType.parse(self.unconstrained_numeric),
+            timestamp_without_tz=self.timestamp_without_tz,
+        )
+
+    def policy(self, table: TableName) -> TablePolicy:
+        """What the changes of a table do in the lake."""
+        own: dict[str, Any] = next(
+            (given for name, given in self.per_table.items() if TableName.parse(name) == table), {}
+        )
+        return TablePolicy(**{name: own.get(name, getattr(self, name)) for name in POLICIES})
 
     @property
     def lake_root(self) -> str:
@@ -130,7 +207,7 @@ class Pipeline:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Pipeline:
-        known = {field.name: field for field in dataclasses.fields(cls)}
+        known = {known.name: known for known in dataclasses.fields(cls)}
         unknown = sorted(set(fields) - set(known))
         if unknown:
             raise ConfigError(
@@ -166,6 +243,20 @@ def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
         ) from None
 
 
+def _columns(field: str, names: Iterable[str]) -> set[ColumnName]:
+    try:
+        return {ColumnName.parse(name) for name in names}
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}") from None
+
+
+def _lake_type(field: str, text: object) -> LakeType:
+    try:
+        return LakeType.parse(str(text))
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}", _REFERENCE) from None
+
+
 def _check_types(pipeline: Pipeline) -> None:
     for name, hint in get_type_hints(Pipeline).items():
         value = getattr(pipeline, name)
@@ -176,6 +267,8 @@ def _check_types(pipeline: Pipeline) -> None:
 def _is_of(value: object, hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return value in get_args(hint)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict)
     if get_origin(hint) is tuple:
         return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
     if hint is float:
@@ -190,5 +283,7 @@ def _describe(hint: Any) -> str:
         return "one of " + ", ".join(map(repr, get_args(hint)))
     if get_origin(hint) is tuple:
         return "a list of strings"
+    if get_origin(hint) is dict:
+        return "an object"
     names = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
     return names.get(hint, "a string or null")

@@ -1,4 +1,4 @@
-"""TableName, Column, Relation: what a table is at one moment of the source."""
+"""TableName, ColumnName, PgType, Column, Relation: what a table is at one moment of the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
-_QUOTED_NAME = re.compile(r'(?:"((?:[^"]|"")+)"|([^".]+))\.(?:"((?:[^"]|"")+)"|([^".]+))')
+_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 
 
 def quote_identifier(name: str) -> str:
@@ -34,13 +34,10 @@ class TableName:
     @classmethod
     def parse(cls, text: str) -> TableName:
         """Read `public.orders` or `"My Schema"."a.b"`. Raises ValueError."""
-        match = _QUOTED_NAME.fullmatch(text)
-        if match is None:
+        parts = _parse_name(text)
+        if len(parts) != 2:
             raise ValueError(f"{text!r} is not a schema-qualified table name (expected like public.orders)")
-        schema, name = match[1] or match[2], match[3] or match[4]
-        return cls(
-            schema.replace('""', '"') if match[1] else schema, name.replace('""', '"') if match[3] else name
-        )
+        return cls(*parts)
 
     def __str__(self) -> str:
         return f"{show_identifier(self.schema)}.{show_identifier(self.name)}"
@@ -61,9 +58,72 @@ class TableName:
         return f"{_path_segment(self.schema)}/{_path_segment(self.name)}"
 
 
+@dataclass(frozen=True, order=True)
+class ColumnName:
+    """A column of a schema-qualified table, as configurations name it."""
+
+    table: TableName
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> ColumnName:
+        """Read `public.orders.placed_at` or `"My Schema"."a.b"."c d"`. Raises ValueError."""
+        parts = _parse_name(text)
+        if len(parts) != 3:
+            raise ValueError(f"{text!r} is not a column's full name (expected like public.orders.placed_at)")
+        return cls(TableName(*parts[:2]), parts[2])
+
+    def __str__(self) -> str:
+        return f"{self.table}.{show_identifier(self.name)}"
+
+
+def _parse_name(text: str) -> list[str]:
+    """The parts of a dotted name, unquoted; empty when it is none."""
+    parts: list[str] = []
+    at = 0
+    while match := _PART.match(text, at):
+        parts.append(match[1].replace('""', '"') if match[1] else match[2])
+        at = match.end() + 1
+        if match.end() == len(text):
+            return parts
+        if text[match.end()] != ".":
+            break
+    return []
+
+
 def _path_segment(name: str) -> str:
     text = quote(name, safe="").replace("~", "~7E").replace("%", "~")
     return f"~{ord(text[0]):02X}{text[1:]}" if text[0] in "._" else text
+
+
+@dataclass(frozen=True)
+class PgType:
+    """A type, and what it is made of.
+
+    `kind`: pg_type.typtype (`b` base, `e` enum, `d` domain, `c` composite, `r` range, `m` multirange), or `a`
+    for an array. `parts`, named: `element` of an array, `base` of a domain, `subtype` of a range, `range` of
+    a multirange, the fields of a composite in order. `delimiter` stands between an array's elements when this
+    type is the element. `extension`: the name of the extension that owns it, empty for none.
+    """
+
+    oid: int
+    typmod: int = -1
+    name: str = ""
+    kind: str = "b"
+    delimiter: str = ","
+    extension: str = ""
+    parts: tuple[tuple[str, PgType], ...] = ()
+
+    @property
+    def only_part(self) -> PgType:
+        """What an array, domain, range or multirange is made of."""
+        ((_, part),) = self.parts
+        return part
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> PgType:
+        parts = tuple((name, cls.from_dict(part)) for name, part in fields["parts"])
+        return cls(**{**fields, "parts": parts})
 
 
 @dataclass(frozen=True)
@@ -72,6 +132,7 @@ class Column:
 
     `type_name` is `format_type(type_oid, typmod)`, as `numeric(12,2)`; `type_kind` is pg_type.typtype
     (`b` base, `e` enum, `d` domain, …); `xmin` is that of its pg_attribute row, which moves with each ALTER.
+    `type` says more of a type that is no built-in scalar, and is None for one that is.
     """
 
     name: str
@@ -83,6 +144,17 @@ class Column:
     is_key: bool = False
     not_null: bool = False
     xmin: int = 0
+    type: PgType | None = None
+
+    @property
+    def pg_type(self) -> PgType:
+        """The column's type, whatever it is."""
+        return self.type or PgType(self.type_oid, self.typmod, self.type_name, self.type_kind)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Column:
+        known = fields.get("type")
+        return cls(**{**fields, "type": PgType.from_dict(known) if known else None})
 
 
 @dataclass(frozen=True)
@@ -91,6 +163,7 @@ class Relation:
 
     `replica_identity` is pg_class.relreplident (`d`, `n`, `f`, `i`); `is_key` of a column says that it
     belongs to the key by which rows are matched in the lake: the identity index, or the primary key.
+    `unpublished` are generated columns whose values the stream does not carry.
     `publication_oid`, `membership_oid` and `membership_xmin` pin the publication and the table's place in it.
     """
 
@@ -103,6 +176,7 @@ class Relation:
     publication_oid: int = 0
     membership_oid: int = 0
     membership_xmin: int = 0
+    unpublished: tuple[Column, ...] = ()
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
@@ -117,7 +191,8 @@ class Relation:
         """Raises ValueError or TypeError on anything but `to_json`'s text."""
         fields: dict[str, Any] = json.loads(text)
         fields["table"] = TableName(**fields["table"])
-        fields["columns"] = tuple(Column(**column) for column in fields["columns"])
+        for name in ("columns", "unpublished"):
+            fields[name] = tuple(Column.from_dict(column) for column in fields.get(name, ()))
         return cls(**fields)
 
     @cached_property

@@ -187,14 +187,19 @@ def _by_csv(source: Any, relation: Relation, *, as_text: bool) -> pa.Table:
     stream.seek(0)
     return pa.Table.from_batches(
         list(read_csv(stream, relation, PIPELINE, as_text=as_text)),
-        pa.schema([(column.name, values.lake_type(column, PIPELINE)) for column in relation.columns]),
+        pa.schema(
+            [
+                (column.name, values.typed_column(column, relation.table, PIPELINE).lake_type)
+                for column in relation.columns
+            ]
+        ),
     )
 
 
 def _by_parse(relation: Relation, texts: Sequence[Sequence[str | None]]) -> pa.Table:
     arrays = [
-        values.parse(column, pa.array([row[index] for row in texts], pa.large_string()), PIPELINE)
-        for index, column in enumerate(relation.columns)
+        typed.parse(pa.array([row[index] for row in texts], pa.large_string()))
+        for index, typed in enumerate(values.typed_columns(relation, PIPELINE))
     ]
     return pa.table(arrays, names=[column.name for column in relation.columns])
 
@@ -235,7 +240,7 @@ def _check(
         assert any(_is_odd(text) for row in texts for text in row)
     for table in ways:
         for index, case in enumerate(cases):
-            assert table.column(index).type == values.lake_type(relation.columns[index], PIPELINE)
+            assert table.column(index).type == values.typed_columns(relation, PIPELINE)[index].lake_type
             assert _shown(source, case, table.column(index)) == [row[index] for row in texts]
 
 

@@ -150,10 +150,15 @@ def test_the_reference_lists_every_field_with_its_default() -> None:
     rows = re.findall(r"^\| `(\w+)` \| (\S.*?) \| \S", REFERENCE.read_text(encoding="utf-8"), re.MULTILINE)
     documented = [(name, json.loads(text.strip("`")) if text != "–" else "required") for name, text in rows]
     actual = [
-        (field.name, "required" if field.default is dataclasses.MISSING else as_json(field.default))
+        (field.name, "required" if (value := default_of(field)) is dataclasses.MISSING else as_json(value))
         for field in dataclasses.fields(Pipeline)
     ]
     assert documented == actual
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
 
 
 def as_json(value: Any) -> Any:

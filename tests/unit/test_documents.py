@@ -25,10 +25,10 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake import points
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.relation import Column, TableName
 from airflow_provider_pgrepl.replication.state.table_state import TableState, may_follow
-from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, lake_type
-from airflow_provider_pgrepl.replication.values.registry import _FAMILIES as FAMILIES
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, typed_column
+from airflow_provider_pgrepl.replication.values.registry import _BUILT_IN as FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -130,7 +130,7 @@ def test_every_type_of_the_registry_is_in_the_list_of_types_and_looks_as_it_says
     for cells in rows(REFERENCE / "types.md", "PostgreSQL"):
         (type_name,), oid, (shown,) = names(cells[0]), int(cells[1]), names(cells[2])
         column = Column("c", 1, oid, typmod(type_name), type_name)
-        assert str(lake_type(column, PIPELINE)) == shown, type_name
+        assert str(typed_column(column, TableName("public", "t"), PIPELINE).lake_type) == shown, type_name
         listed.add(oid)
     assert set(FAMILIES) <= listed
 

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import TableError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
-from airflow_provider_pgrepl.replication.values import csv_type, lake_schema, lake_type, parse
+from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
 PIPELINE = Pipeline(name="p", lake="lake", tables=("public.t",))
 AS_STRING = Pipeline(name="p", lake="lake", tables=("public.t",), timestamp_without_tz="string")
@@ -22,6 +22,10 @@ DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID = 1082, 1114, 1184, 1700, 2950
 
 def column(type_oid, typmod=-1, name="c"):
     return Column(name, 1, type_oid, typmod, f"type {type_oid}")
+
+
+def typed(of, pipeline=PIPELINE):
+    return typed_column(of, TableName("sales", "orders"), pipeline)
 
 
 def numeric(precision, scale):
@@ -53,18 +57,18 @@ def numeric(precision, scale):
     ],
 )
 def test_a_column_gets_its_lake_type(of, expected):
-    assert lake_type(of, PIPELINE) == expected
-    assert csv_type(of, PIPELINE) in (expected, None)
-    assert parse(of, pa.array([None, None], pa.string()), PIPELINE).type == expected
-    assert parse(of, pa.chunked_array([], pa.string()), PIPELINE).type == expected
+    assert typed(of).lake_type == expected
+    assert typed(of).csv_type in (expected, None)
+    assert typed(of).parse(pa.array([None, None], pa.string())).type == expected
+    assert typed(of).parse(pa.chunked_array([], pa.string())).type == expected
 
 
 def test_timestamp_without_zone_is_text_by_the_pipelines_choice():
     of = column(TIMESTAMP)
-    assert lake_type(of, AS_STRING) == csv_type(of, AS_STRING) == pa.string()
+    assert typed(of, AS_STRING).lake_type == typed(of, AS_STRING).csv_type == pa.string()
     texts = pa.array(["infinity", "0044-03-15 00:00:00 BC", None])
-    assert parse(of, texts, AS_STRING).equals(texts)
-    assert lake_type(column(TIMESTAMPTZ), AS_STRING) == pa.timestamp("us", "UTC")
+    assert typed(of, AS_STRING).parse(texts).equals(texts)
+    assert typed(column(TIMESTAMPTZ), AS_STRING).lake_type == pa.timestamp("us", "UTC")
 
 
 @pytest.mark.parametrize("text_type", [pa.string(), pa.large_string()])
@@ -80,9 +84,9 @@ def test_timestamp_without_zone_is_text_by_the_pipelines_choice():
 )
 def test_slices_chunks_and_large_strings_are_typed_alike(text_type, of, texts, expected):
     padded = pa.array([texts[0], *texts, texts[0]], text_type)
-    assert parse(of, padded.slice(1, len(texts)), PIPELINE).to_pylist() == expected
+    assert typed(of).parse(padded.slice(1, len(texts))).to_pylist() == expected
     chunks = pa.chunked_array([padded.slice(1, 1), padded.slice(2, len(texts) - 1)])
-    parsed = parse(of, chunks, PIPELINE)
+    parsed = typed(of).parse(chunks)
     assert isinstance(parsed, pa.Array)
     assert parsed.to_pylist() == expected
 
@@ -113,7 +117,7 @@ def test_slices_chunks_and_large_strings_are_typed_alike(text_type, of, texts, e
 )
 def test_a_value_that_the_lake_type_cannot_hold_is_named_but_never_shown(of, text, said):
     with pytest.raises(ValueRangeError) as caught:
-        parse(of, pa.array([None, text]), PIPELINE, TableName("sales", "orders"))
+        typed(of).parse(pa.array([None, text]))
     assert f'column "c" of sales.orders ({of.type_name})' in caught.value.message
     assert said in caught.value.message
     assert caught.value.hint
@@ -125,17 +129,17 @@ def test_a_value_that_the_lake_type_cannot_hold_is_named_but_never_shown(of, tex
 
 def test_two_halves_of_bytes_do_not_make_a_whole_one():
     with pytest.raises(ValueRangeError):
-        parse(column(BYTEA), pa.array(["\\x0", "\\x1"]), PIPELINE)
+        typed(column(BYTEA)).parse(pa.array(["\\x0", "\\x1"]))
 
 
 def test_the_last_microsecond_that_the_lake_can_hold_is_held():
-    last = parse(column(TIMESTAMPTZ), pa.array(["294247-01-10 04:00:54.775807+00"]), PIPELINE)
+    last = typed(column(TIMESTAMPTZ)).parse(pa.array(["294247-01-10 04:00:54.775807+00"]))
     assert last.cast(pa.int64()).to_pylist() == [2**63 - 1]
 
 
 def test_odd_dates_among_ordinary_ones_stay_in_their_rows():
     texts = pa.array([None, "2024-01-01", "0001-01-01 BC", None, "10000-01-01", "1970-01-02"])
-    days = parse(column(DATE), texts, PIPELINE).cast(pa.int32()).to_pylist()
+    days = typed(column(DATE)).parse(texts).cast(pa.int32()).to_pylist()
     assert days == [None, 19723, -719528, None, 2932897, 1]
 
 

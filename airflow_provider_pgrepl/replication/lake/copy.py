@@ -70,10 +70,11 @@ def write_files(
     """Write all batches (the relation's columns) and list the files, of which none stays if this raises."""
     schema = values.lake_schema(relation, pipeline)
     constants = {
+        values.DELETED: pa.scalar(False, pa.bool_()),
         values.COMMIT_LSN: pa.scalar(int(position), pa.int64()),
         values.COMMIT_TS: pa.scalar(exported_at, pa.timestamp("us", "UTC")),
     }
-    marks = [constants[name] for name in schema.names[len(relation.columns) :]]
+    marks = [constants[name] for name in schema.names if name in constants]
     with ParquetFiles(pipeline.lake_root, relation.table.path, schema) as files:
         for batch in batches:
             files.write(_marked(batch, marks, schema))

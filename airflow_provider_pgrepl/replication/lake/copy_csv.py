@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -37,21 +37,24 @@ def read_csv(
     Raises OddValueError (never with `as_text`), ValueRangeError naming the column, or SnapshotError when the
     bytes are not such a CSV. No error carries a value.
     """
+    typed = values.typed_columns(relation, pipeline)
     types = {
-        column.name: (None if as_text else values.csv_type(column, pipeline)) or pa.string()
-        for column in relation.columns
+        column.name: (None if as_text else column.csv_type) or pa.string()
+        for column in typed
+        if column.index is not None
     }
+    names = [column.name for column in relation.columns]
     finding: Exception | None = None
     for rows in whole_rows(stream, block_bytes):
         try:
-            table = _read(rows, types)
+            table = _read(rows, names, types)
         except pa.ArrowInvalid as error:
             # Arrow's message holds the value: nothing of it may go on, not even as a cause.
             finding = _finding(str(error), relation, as_text=as_text)
         if finding:
             raise finding
         for batch in table.to_batches():
-            yield _type(batch, relation, pipeline)
+            yield _type(batch, typed)
 
 
 def whole_rows(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
@@ -89,17 +92,18 @@ def _end_of_rows(block: bytes) -> int:
     return 0
 
 
-def _read(rows: bytes, types: dict[str, pa.DataType]) -> pa.Table:
+def _read(rows: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
     if rows.startswith(BOM_UTF8):
         # pyarrow drops a byte order mark at the start, which here is the beginning of a row's text.
         rows = BOM_UTF8 + rows
     return csv.read_csv(
         pa.BufferReader(rows),
-        read_options=csv.ReadOptions(column_names=list(types), block_size=len(rows) + 1, use_threads=False),
+        read_options=csv.ReadOptions(column_names=names, block_size=len(rows) + 1, use_threads=False),
         # A one-column table writes NULL as an empty line.
         parse_options=csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
         convert_options=csv.ConvertOptions(
             column_types=types,
+            include_columns=list(types),
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
             null_values=[""],
@@ -109,15 +113,17 @@ def _read(rows: bytes, types: dict[str, pa.DataType]) -> pa.Table:
     )
 
 
-def _type(batch: pa.RecordBatch, relation: Relation, pipeline: Pipeline) -> pa.RecordBatch:
+def _type(batch: pa.RecordBatch, typed: Iterable[values.TypedColumn]) -> pa.RecordBatch:
     """Parse the columns that were read as text and are not."""
-    columns = [
-        texts
-        if texts.type == values.lake_type(column, pipeline)
-        else values.parse(column, texts, pipeline, relation.table)
-        for column, texts in zip(relation.columns, batch.columns, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=[column.name for column in relation.columns])
+    columns = {column.name: _typed(batch, column) for column in typed}
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _typed(batch: pa.RecordBatch, column: values.TypedColumn) -> pa.Array:
+    if column.index is None:
+        return pa.nulls(batch.num_rows, column.lake_type)
+    texts = batch.column(column.name)
+    return texts if texts.type == column.lake_type else column.parse(texts)
 
 
 def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
 from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints, bytes_before, take
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
-from airflow_provider_pgrepl.replication.values import lake_schema, parse
+from airflow_provider_pgrepl.replication.values import DELETED, lake_schema, typed_column, typed_columns
 
 _INSERT, _UPDATE, _DELETE = range(3)
 _DIVISION = "Divide by zero"
@@ -140,9 +140,14 @@ class _Slice:
 
     def _values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
         """Typed final values by lake column, and where the lake's value stays."""
-        for index, column in enumerate(self.relation.columns):
-            texts, keep = self.collapsed.texts(index, entries)
-            yield parse(column, texts, self.pipeline, self.relation.table), keep
+        for typed in typed_columns(self.relation, self.pipeline):
+            if typed.index is None:
+                yield pa.nulls(len(entries), typed.lake_type), None
+                continue
+            texts, keep = self.collapsed.texts(typed.index, entries)
+            yield typed.parse(texts), keep
+        if DELETED in self._names():
+            yield pa.repeat(pa.scalar(False), len(entries)), None
         last = self.collapsed.last[entries]
         if self.pipeline.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), last), None
@@ -193,7 +198,7 @@ class _Slice:
         columns: dict[str, pa.Array | pa.ChunkedArray] = {}
         for number, column in enumerate(self.relation.key_columns):
             texts = collapsed.key_texts(number, collapsed.origin[order])
-            columns[f"o{number}"] = parse(column, texts, self.pipeline, self.relation.table)
+            columns[f"o{number}"] = typed_column(column, self.relation.table, self.pipeline).parse(texts)
         kept = set()
         for index, (values, keep) in enumerate(self._values(alive)):
             columns[f"c{index}"] = pa.chunked_array([values, pa.nulls(len(dead), values.type)])

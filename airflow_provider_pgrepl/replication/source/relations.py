@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.types import Types
 
 _TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint
@@ -129,8 +130,11 @@ def read_relations(
         for oid, *column in rows(connection, _COLUMNS, wanted):
             columns[oid].append(tuple(column))
         tables = rows(connection, _TABLES, wanted)
+        types = Types.read(connection, {column[2] for found in columns.values() for column in found})
     return {
-        oid: _relation((oid, *fields), columns[oid], keys.get(oid, frozenset()), members.get(oid, _NO_MEMBER))
+        oid: _Shape(columns[oid], keys.get(oid, frozenset()), members.get(oid, _NO_MEMBER), types).relation(
+            oid, *fields
+        )
         for oid, *fields in tables
     }
 
@@ -151,39 +155,50 @@ def read_leaves(connection: Connection, oid: int) -> list[Leaf]:
     ]
 
 
-def _relation(
-    table: tuple[Any, ...], columns: list[tuple[Any, ...]], key: frozenset[int], member: _Membership
-) -> Relation:
-    oid, schema, name, relkind, identity, filenode = table
-    published = [column for column in columns if _is_published(column, member)]
-    if not key <= {column[0] for column in published}:
-        key = frozenset()  # half a key would match too many rows
-    return Relation(
-        oid=oid,
-        table=TableName(schema, name),
-        columns=tuple(_column(column, key) for column in published),
-        replica_identity=identity,
-        relkind=relkind,
-        relfilenode=filenode,
-        publication_oid=member.publication_oid,
-        membership_oid=member.oid,
-        membership_xmin=member.xmin,
-    )
+@dataclass(frozen=True)
+class _Shape:
+    """What the catalog says of one table's columns."""
 
+    columns: list[tuple[Any, ...]]
+    key: frozenset[int]
+    member: _Membership
+    types: Types
 
-def _column(column: tuple[Any, ...], key: frozenset[int]) -> Column:
-    attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, _ = column
-    return Column(
-        name=name,
-        attnum=attnum,
-        type_oid=type_oid,
-        typmod=typmod,
-        type_name=type_name,
-        type_kind=type_kind,
-        is_key=attnum in key,
-        not_null=not_null,
-        xmin=xmin,
-    )
+    def relation(
+        self, oid: int, schema: str, name: str, relkind: str, identity: str, filenode: int
+    ) -> Relation:
+        published = [column for column in self.columns if _is_published(column, self.member)]
+        key = self.key
+        if not key <= {column[0] for column in published}:
+            key = frozenset()  # half a key would match too many rows
+        unpublished = [column for column in self.columns if _is_left_out(column, self.member)]
+        return Relation(
+            oid=oid,
+            table=TableName(schema, name),
+            columns=tuple(self._column(column, key) for column in published),
+            replica_identity=identity,
+            relkind=relkind,
+            relfilenode=filenode,
+            publication_oid=self.member.publication_oid,
+            membership_oid=self.member.oid,
+            membership_xmin=self.member.xmin,
+            unpublished=tuple(self._column(column, frozenset()) for column in unpublished),
+        )
+
+    def _column(self, column: tuple[Any, ...], key: frozenset[int]) -> Column:
+        attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, _ = column
+        return Column(
+            name=name,
+            attnum=attnum,
+            type_oid=type_oid,
+            typmod=typmod,
+            type_name=type_name,
+            type_kind=type_kind,
+            is_key=attnum in key,
+            not_null=not_null,
+            xmin=xmin,
+            type=self.types.find(type_oid, typmod),
+        )
 
 
 def _is_published(column: tuple[Any, ...], member: _Membership) -> bool:
@@ -191,6 +206,11 @@ def _is_published(column: tuple[Any, ...], member: _Membership) -> bool:
     if member.columns is not None:
         return attnum in member.columns
     return generated == "" or (generated == "s" and member.stored_generated)
+
+
+def _is_left_out(column: tuple[Any, ...], member: _Membership) -> bool:
+    """A generated column that nobody left out on purpose, but whose values are not sent."""
+    return bool(column[-1]) and member.columns is None and not _is_published(column, member)
 
 
 def _memberships(

@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.relations import read_leaves, read_relations
+from airflow_provider_pgrepl.replication.values import choice_problems
 
 log = logging.getLogger(__name__)
 
@@ -175,6 +176,7 @@ class _Selection:
                 option = _OWN_COLUMNS[lower]
                 yield f"column {column.name} is one that the lake table gets anyway; set {option} to false"
             names[lower] = column.name
+        yield from choice_problems(relation, self._pipeline)
         if relation.relkind == "p":
             yield from self._leaf_problems(relation)
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.choices import ColumnChoice
+from airflow_provider_pgrepl.replication.relation import PgType
 from airflow_provider_pgrepl.replication.values.family import not_output_of_type
 
 _PREFIX = "\\x"
@@ -21,13 +21,10 @@ _INT32_MAX = 2**31 - 1
 class Binary:
     """bytea, written `\\x…` in hexadecimal digits, as bytes."""
 
-    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
-        return pa.binary()
+    lake_type: pa.DataType = pa.binary()
+    csv_type: pa.DataType | None = None
 
-    def csv_type(self, lake_type: pa.DataType) -> pa.DataType | None:  # noqa: ARG002
-        return None
-
-    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:  # noqa: ARG002
+    def parse(self, texts: pa.Array) -> pa.Array:
         """All rows at once: their digits are one run of bytes once the prefixes are taken out."""
         if pc.all(pc.starts_with(texts, _PREFIX)).as_py() is False:
             raise not_output_of_type()
@@ -70,4 +67,5 @@ def _binary_array(offsets: NDArray[np.int64], data: bytes, texts: pa.Array) -> p
     return pa.Array.from_buffers(arrow_type, len(texts), buffers, null_count=texts.null_count)
 
 
-BINARY = Binary()
+def binary(_: PgType, __: ColumnChoice) -> Binary:
+    return Binary()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.choices import ColumnChoice
+from airflow_provider_pgrepl.replication.relation import PgType
 
 
 class Unholdable(Exception):  # noqa: N818 - a finding, turned into ValueRangeError by the room's API
@@ -20,20 +21,26 @@ class Unholdable(Exception):  # noqa: N818 - a finding, turned into ValueRangeEr
         self.hint = hint
 
 
-class Family(Protocol):
-    """How the types of one family look in the lake, and how their text becomes that.
+class Parser(Protocol):
+    """One type's values in the lake.
 
     Text is always what the type's output function gives under the pinned session settings; null is NULL.
     """
 
-    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:
+    @property
+    def lake_type(self) -> pa.DataType:
         """The Arrow type of the lake column."""
 
-    def csv_type(self, lake_type: pa.DataType) -> pa.DataType | None:
+    @property
+    def csv_type(self) -> pa.DataType | None:
         """The type to give pyarrow's CSV reader, if all that it accepts equals `parse`; else None."""
 
-    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
+    def parse(self, texts: pa.Array) -> pa.Array:
         """Type a `string` or `large_string` array, exactly. Raises Unholdable."""
+
+
+Family = Callable[[PgType, ColumnChoice], Parser]
+"""Makes the parser of one type of the family, as a pipeline wants it in the lake."""
 
 
 def cast(texts: pa.Array, lake_type: pa.DataType) -> pa.Array | None:

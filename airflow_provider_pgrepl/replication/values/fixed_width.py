@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column
-from airflow_provider_pgrepl.replication.values.family import cast, not_output_of_type
+from airflow_provider_pgrepl.replication.choices import ColumnChoice
+from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.values.family import Family, cast, not_output_of_type
 
 
 @dataclass(frozen=True)
@@ -18,23 +18,27 @@ class Number:
     Floats keep NaN, the infinities and -0; the pinned `extra_float_digits` makes their text exact.
     """
 
-    arrow_type: pa.DataType
+    lake_type: pa.DataType
 
-    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
-        return self.arrow_type
+    @property
+    def csv_type(self) -> pa.DataType | None:
+        return self.lake_type
 
-    def csv_type(self, lake_type: pa.DataType) -> pa.DataType | None:
-        return lake_type
-
-    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
-        numbers = cast(texts, lake_type)
+    def parse(self, texts: pa.Array) -> pa.Array:
+        numbers = cast(texts, self.lake_type)
         if numbers is None:
             raise not_output_of_type()
         return numbers
 
 
-SMALLINT = Number(pa.int16())
-INTEGER = Number(pa.int32())
-BIGINT = Number(pa.int64())
-REAL = Number(pa.float32())
-DOUBLE = Number(pa.float64())
+def _of_width(lake_type: pa.DataType) -> Family:
+    parser = Number(lake_type)
+
+    def number(_: PgType, __: ColumnChoice) -> Number:
+        return parser
+
+    return number
+
+
+smallint, integer, bigint = _of_width(pa.int16()), _of_width(pa.int32()), _of_width(pa.int64())
+real, double = _of_width(pa.float32()), _of_width(pa.float64())

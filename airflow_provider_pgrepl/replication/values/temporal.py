@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column
-from airflow_provider_pgrepl.replication.values.family import Unholdable, cast, not_output_of_type
+from airflow_provider_pgrepl.replication.choices import ColumnChoice, Infinity
+from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable, cast, not_output_of_type
 from airflow_provider_pgrepl.replication.values.gregorian import (
     SECONDS_PER_DAY,
     Integers,
     days_since_epoch,
     is_month_and_day,
 )
-from airflow_provider_pgrepl.replication.values.text import as_string
+from airflow_provider_pgrepl.replication.values.text import Text
 
 # Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.
 _ORDINARY = r"^\d{4}-[^B]*$"
@@ -36,26 +36,25 @@ class Temporal:
     `pattern` is RE2 for what PostgreSQL writes, with the fields named.
     """
 
-    arrow_type: pa.DataType
+    lake_type: pa.DataType
     pattern: str
+    infinity: Infinity
 
-    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
-        return self.arrow_type
+    @property
+    def csv_type(self) -> pa.DataType | None:
+        return self.lake_type
 
-    def csv_type(self, lake_type: pa.DataType) -> pa.DataType | None:
-        return lake_type
+    def parse(self, texts: pa.Array) -> pa.Array:
+        fast = cast(texts, self.lake_type)
+        return self._parse_odd(texts) if fast is None else fast
 
-    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
-        fast = cast(texts, lake_type)
-        return self._parse_odd(texts, lake_type) if fast is None else fast
-
-    def _parse_odd(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
+    def _parse_odd(self, texts: pa.Array) -> pa.Array:
         """Only the rows that Arrow cannot parse go the long way: before Christ, or after 9999."""
         odd = pc.fill_null(pc.invert(pc.match_substring_regex(texts, _ORDINARY)), False)
-        ordinary = cast(pc.if_else(odd, pa.scalar(None, texts.type), texts), lake_type)
+        ordinary = cast(pc.if_else(odd, pa.scalar(None, texts.type), texts), self.lake_type)
         if ordinary is None:
             raise not_output_of_type()
-        return pc.replace_with_mask(ordinary, odd, self._count(texts.filter(odd)).view(lake_type))
+        return pc.replace_with_mask(ordinary, odd, self._count(texts.filter(odd)).view(self.lake_type))
 
     def _count(self, texts: pa.Array) -> pa.Array:
         """Days or microseconds since 1970. Raises Unholdable."""
@@ -70,7 +69,7 @@ class Temporal:
         if not is_month_and_day(month, day).all():
             raise not_output_of_type()
         days = days_since_epoch(year, month, day)
-        if pa.types.is_date32(self.arrow_type):
+        if pa.types.is_date32(self.lake_type):
             return pa.array(days.astype(np.int32))
         hour, minute, second = (_integers(fields, name) for name in ("hour", "minute", "second"))
         seconds = days * SECONDS_PER_DAY + hour * 3600 + minute * 60 + second
@@ -97,18 +96,16 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
     return seconds * 1_000_000 + fraction
 
 
-class TimestampWithoutZone(Temporal):
-    """timestamp: without zone in the lake too, or by the pipeline's choice its text."""
-
-    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
-        return pa.string() if pipeline.timestamp_without_tz == "string" else self.arrow_type
-
-    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
-        if pa.types.is_string(lake_type):
-            return as_string(texts, lake_type)
-        return super().parse(texts, lake_type)
+def date(_: PgType, choice: ColumnChoice) -> Parser:
+    return Temporal(pa.date32(), _DATE + _ERA, choice.infinity)
 
 
-DATE = Temporal(pa.date32(), _DATE + _ERA)
-TIMESTAMP = TimestampWithoutZone(pa.timestamp("us"), _DATE + _TIME + _ERA)
-TIMESTAMPTZ = Temporal(pa.timestamp("us", "UTC"), _DATE + _TIME + r"\+00" + _ERA)
+def timestamp(_: PgType, choice: ColumnChoice) -> Parser:
+    """Without zone in the lake too, or by the pipeline's choice its text."""
+    if choice.timestamp_without_tz == "string":
+        return Text()
+    return Temporal(pa.timestamp("us"), _DATE + _TIME + _ERA, choice.infinity)
+
+
+def timestamptz(_: PgType, choice: ColumnChoice) -> Parser:
+    return Temporal(pa.timestamp("us", "UTC"), _DATE + _TIME + r"\+00" + _ERA, choice.infinity)

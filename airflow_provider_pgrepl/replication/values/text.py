@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.choices import ColumnChoice
+from airflow_provider_pgrepl.replication.relation import PgType
 
 
 class Text:
     """The exact text: char(n) with its padding, json as written, time, uuid, enums, all other types."""
 
-    def lake_type(self, column: Column, pipeline: Pipeline) -> pa.DataType:  # noqa: ARG002
-        return pa.string()
+    lake_type: pa.DataType = pa.string()
+    csv_type: pa.DataType | None = pa.string()
 
-    def csv_type(self, lake_type: pa.DataType) -> pa.DataType | None:
-        return lake_type
-
-    def parse(self, texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
-        return as_string(texts, lake_type)
+    def parse(self, texts: pa.Array) -> pa.Array:
+        return as_string(texts)
 
 
-def as_string(texts: pa.Array, lake_type: pa.DataType) -> pa.Array:
+def as_string(texts: pa.Array) -> pa.Array:
     """`texts` as `string`; above 2 GiB, which `string` cannot address, as `large_string`."""
-    if texts.type == lake_type:
+    if pa.types.is_string(texts.type):
         return texts
     try:
-        return texts.cast(lake_type)
+        return texts.cast(pa.string())
     except pa.ArrowInvalid:
         return texts.cast(pa.large_string())
 
 
-TEXT = Text()
+def text(_: PgType, __: ColumnChoice) -> Text:
+    return Text()

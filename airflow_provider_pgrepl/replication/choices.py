@@ -1,0 +1,103 @@
+"""What a pipeline may choose: for a column how its values look, for a table what its changes do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from airflow_provider_pgrepl.errors import ConfigError
+
+Infinity = Literal["error", "null", "sentinel"]
+NumericNan = Literal["error", "null"]
+Truncate = Literal["apply", "ignore", "error"]
+Deletes = Literal["hard", "soft"]
+
+_LAKE_TYPE = re.compile(
+    r"string|decimal\((?P<precision>\d{1,2}),(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
+)
+_MAX_PRECISION = 38
+
+
+@dataclass(frozen=True)
+class LakeType:
+    """A lake type chosen by name: `string`, `decimal(p,s)`, or `array(n)` for an array of n dimensions."""
+
+    name: str
+    precision: int = 0
+    scale: int = 0
+    dimensions: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> LakeType:
+        """Raises ValueError."""
+        match = _LAKE_TYPE.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is not string, decimal(p,s) or array(n)")
+        precision, scale, dimensions = (
+            int(match[name] or 0) for name in ("precision", "scale", "dimensions")
+        )
+        if text.startswith("decimal") and not 0 < max(precision, scale) == precision <= _MAX_PRECISION:
+            raise ValueError(
+                f"{text!r}: the precision is from 1 to {_MAX_PRECISION}, the scale at most as much"
+            )
+        return cls(text.partition("(")[0], precision, scale, dimensions)
+
+
+@dataclass(frozen=True)
+class ColumnChoice:
+    """How the values of one column are to look in the lake.
+
+    `lake_type` None: what the type has by itself. `infinity`: what becomes of an infinite date or time;
+    `numeric_nan`: of NaN and infinity where the lake type is a decimal. `unconstrained_numeric`: the lake
+    type of numeric without precision.
+    """
+
+    lake_type: LakeType | None = None
+    excluded: bool = False
+    infinity: Infinity = "error"
+    numeric_nan: NumericNan = "error"
+    unconstrained_numeric: LakeType = LakeType("string")
+    timestamp_without_tz: Literal["ntz", "string"] = "ntz"
+
+
+@dataclass(frozen=True)
+class TablePolicy:
+    """What a table's changes do in the lake.
+
+    `truncate`: whether TRUNCATE empties the lake table, is passed over, or stops the table. `deletes`:
+    whether deleted rows go, or stay and are marked. `history`: whether past versions of rows are kept in a
+    table of their own.
+    """
+
+    truncate: Truncate = "apply"
+    deletes: Deletes = "hard"
+    history: bool = False
+
+
+def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what a pipeline says of one table or column. Raises ConfigError naming what cannot be used."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"{field}: {owner} must be given an object, as {{{', '.join(allowed)}}}")
+    for key, value in given.items():
+        if key not in allowed:
+            raise ConfigError(
+                f"{field}: {owner} has unknown key {key!r}", f"known keys: {', '.join(allowed)}"
+            )
+        hint = allowed[key]
+        fits = isinstance(value, bool) if hint is bool else value in get_args(hint)
+        if not fits:
+            wanted = "true or false" if hint is bool else "one of " + ", ".join(map(repr, get_args(hint)))
+            raise ConfigError(f"{field}: {key} of {owner}: {value!r} must be {wanted}")
+    return given
+
+
+POLICIES: dict[str, Any] = {
+    field.name: get_type_hints(TablePolicy)[field.name] for field in dataclasses.fields(TablePolicy)
+}
+"""What `per_table` may say of a table."""
+
+VALUE_CHOICES: dict[str, Any] = {"infinity": Infinity, "numeric_nan": NumericNan}
+"""What `per_column` may say of a column."""

@@ -1,0 +1,87 @@
+"""Types as pg_catalog has them, with all that they are made of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+
+# Plain reads, like those of relations: they obey the transaction's snapshot.
+_PARTS = """
+WITH RECURSIVE wanted (oid) AS (
+    SELECT pg_catalog.unnest(%(oids)s::oid[])
+    UNION
+    SELECT part.oid FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid, LATERAL (
+        SELECT t.typelem WHERE t.typelem <> 0
+            AND t.typsubscript = 'pg_catalog.array_subscript_handler'::regproc
+        UNION ALL SELECT t.typbasetype WHERE t.typtype = 'd'
+        UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+            WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid
+        UNION ALL SELECT r.rngtypid FROM pg_catalog.pg_range r WHERE r.rngmultitypid = t.oid
+    ) AS part (oid)
+)
+"""
+
+_TYPES = """
+SELECT t.oid::bigint, t.typname::text, t.typtype::text, t.typdelim::text, t.typelem::bigint,
+    t.typelem <> 0 AND t.typsubscript = 'pg_catalog.array_subscript_handler'::regproc,
+    t.typbasetype::bigint, t.typtypmod, coalesce(r.rngsubtype, m.rngtypid, 0)::bigint,
+    coalesce((SELECT e.extname::text FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e
+        ON e.oid = d.refobjid WHERE d.classid = 'pg_catalog.pg_type'::regclass AND d.objid = t.oid
+        AND d.refclassid = 'pg_catalog.pg_extension'::regclass AND d.deptype = 'e'), '')
+FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
+    LEFT JOIN pg_catalog.pg_range r ON r.rngtypid = t.oid
+    LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
+"""
+
+_FIELDS = """
+SELECT t.oid::bigint, a.attname::text, a.atttypid::bigint, a.atttypmod
+FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
+    JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid
+WHERE t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY t.oid, a.attnum
+"""
+
+_FIRST_OWN_OID = 16384
+"""Below it are the types that every database has."""
+
+
+@dataclass
+class Types:
+    """The rows of pg_type that some columns need."""
+
+    _types: dict[int, tuple[Any, ...]] = field(default_factory=dict)
+    _fields: dict[int, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def read(cls, connection: Connection, oids: Iterable[int]) -> Types:
+        """These types and all that they are made of."""
+        wanted = {"oids": sorted(set(oids))}
+        types = cls({oid: tuple(more) for oid, *more in rows(connection, _PARTS + _TYPES, wanted)})
+        for oid, *of_field in rows(connection, _PARTS + _FIELDS, wanted):
+            types._fields[oid].append(tuple(of_field))
+        return types
+
+    def find(self, oid: int, typmod: int) -> PgType | None:
+        """The type; None for a built-in scalar, of which oid and typmod say everything."""
+        found = self._build(oid, typmod)
+        is_plain = found.kind == "b" and not found.extension and oid < _FIRST_OWN_OID
+        return None if is_plain else found
+
+    def _build(self, oid: int, typmod: int) -> PgType:
+        name, kind, delimiter, element, is_array, base, base_typmod, subtype, extension = self._types[oid]
+        parts: tuple[tuple[str, PgType], ...] = ()
+        if is_array:
+            # An array's typmod is its elements'.
+            kind, parts = "a", (("element", self._build(element, typmod)),)
+        elif kind == "d":
+            parts = (("base", self._build(base, base_typmod)),)
+        elif kind == "c":
+            parts = tuple((field, self._build(*of_field)) for field, *of_field in self._fields[oid])
+        elif kind in ("r", "m"):
+            parts = (("subtype" if kind == "r" else "range", self._build(subtype, -1)),)
+        return PgType(oid, typmod, name, kind, delimiter, extension, parts)

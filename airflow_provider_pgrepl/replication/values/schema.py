@@ -1,0 +1,81 @@
+"""The columns of a lake table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import ColumnName, Relation
+from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
+
+COMMIT_LSN = "_pgrepl_commit_lsn"
+COMMIT_TS = "_pgrepl_commit_ts"
+DELETED = "_pgrepl_deleted"
+
+
+def typed_columns(relation: Relation, pipeline: Pipeline) -> tuple[TypedColumn, ...]:
+    """The relation's columns as the lake table has them, in the table's order; excluded ones are left out.
+
+    Raises ConfigError for a lake type that does not fit its column.
+    """
+    published = [
+        typed_column(column, relation.table, pipeline, index)
+        for index, column in enumerate(relation.columns)
+        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
+    ]
+    unpublished = [
+        typed_column(column, relation.table, pipeline)
+        for column in relation.unpublished
+        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
+    ]
+    return tuple(sorted([*published, *unpublished], key=lambda typed: typed.column.attnum))
+
+
+def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
+    """The lake table's columns: the relation's, then the bookkeeping ones that the pipeline wants.
+
+    All are nullable: a key of the source says nothing about soft deletes or older versions in the lake.
+    Raises TableError when two names differ only in case, which a lake table cannot hold; ConfigError.
+    """
+    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, pipeline)]
+    if pipeline.policy(relation.table).deletes == "soft":
+        fields.append(pa.field(DELETED, pa.bool_()))
+    if pipeline.commit_lsn_column:
+        fields.append(pa.field(COMMIT_LSN, pa.int64()))
+    if pipeline.commit_ts_column:
+        fields.append(pa.field(COMMIT_TS, pa.timestamp("us", "UTC")))
+    counts = Counter(field.name.casefold() for field in fields)
+    doubles = [f'"{field.name}"' for field in fields if counts[field.name.casefold()] > 1]
+    if doubles:
+        raise TableError(
+            f"{relation.table}: the lake cannot tell the columns {', '.join(doubles)} apart",
+            "rename one, or leave it out with exclude_columns",
+        )
+    return pa.schema(fields)
+
+
+def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+    """What the pipeline chooses for columns of this table that cannot be."""
+    known = {column.name: column for column in (*relation.columns, *relation.unpublished)}
+    for field in ("types", "text_columns", "exclude_columns", "per_column"):
+        for name in map(ColumnName.parse, getattr(pipeline, field)):
+            if name.table != relation.table:
+                continue
+            column = known.get(name.name)
+            if column is None:
+                yield f"{field} names column {name.name}, which it does not have or does not publish"
+            elif column.is_key and field == "exclude_columns":
+                yield f"{field} names column {name.name}, which belongs to its key and cannot be left out"
+            elif column.is_key and field == "per_column":
+                yield f"{field} names column {name.name}, which is of its key and must stay exact"
+    try:
+        typed = typed_columns(relation, pipeline)
+    except ConfigError as error:
+        yield error.message
+    else:
+        if not typed:
+            yield "has no column left"
