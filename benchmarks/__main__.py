@@ -13,7 +13,18 @@ from pathlib import Path
 from benchmarks import machine, report
 from benchmarks.figure import Figure
 
-FIGURES = ("receive", "apply", "both", "snapshot", "latency", "memory")
+FIGURES = (
+    "receive",
+    "apply",
+    "apply_toast",
+    "apply_keys",
+    "apply_keyless",
+    "values",
+    "both",
+    "snapshot",
+    "latency",
+    "memory",
+)
 RESULTS = Path(__file__).resolve().parents[1] / ".bench"
 
 

@@ -6,16 +6,22 @@ import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import Store
-from benchmarks import pipelines, workload
+from benchmarks import kinds, pipelines
 from benchmarks.figure import Figure, thousands
+from benchmarks.kinds import Kind
 from benchmarks.source import Source, running_source
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _INSERTS, _UPDATES = 1_000_000, 500_000
 _WARM_UP = 100_000
@@ -26,22 +32,9 @@ _LIMIT = 250_000
 def run(folder: Path, scale: float) -> Figure:
     """The changelog is received while the applier is held; then the time until all of it is merged."""
     inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
-    spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
-    rates = []
-    try:
-        for number in range(_REPEAT):
-            with running_source() as source, Store(source.dsn, "benchmark") as store:
-                store.migrate()
-                workload.create_table(source)
-                pipeline = pipelines.make_pipeline(folder, f"apply_{number}", workload.TABLE)
-                pipelines.publish(source.dsn, pipeline)
-                record = pipelines.take_snapshot(spark, source.dsn, pipeline, store)
-                with _applying(Applier(spark, pipeline, store, record)) as applier:
-                    _warm_up(source, pipeline, applier)
-                    seconds = _time(source, pipeline, applier, inserts, updates)
-            rates.append((inserts + updates) / seconds)
-    finally:
-        spark.stop()
+    with _warm_spark() as spark:
+        trial = Trial(spark, folder, kinds.PLAIN, inserts, updates)
+        rates = [trial.run(f"apply_{number}") for number in range(_REPEAT)]
     rate = statistics.median(rates)
     return Figure(
         f"apply: the same changelog, {(inserts + updates) / 1e6:g} M changes → merged table, hot",
@@ -54,6 +47,81 @@ def run(folder: Path, scale: float) -> Figure:
     )
 
 
+def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
+    """Changes of another kind, beside as many plain ones in turns."""
+    inserts, updates = int(kind.inserts * scale), int(kind.updates * scale)
+    rates: dict[str, list[float]] = {kind.name: [], kinds.PLAIN.name: []}
+    with _warm_spark() as spark:
+        for number in range(_REPEAT):
+            for of in (kind, kinds.PLAIN):
+                trial = Trial(spark, folder, of, inserts, updates)
+                rates[of.name].append(trial.run(f"apply_{of.name}_{number}"))
+    rate, plain = (statistics.median(found) for found in rates.values())
+    return Figure(
+        f"apply, {kind.title}: {inserts:,} inserts, {updates:,} {kind.change}",
+        f"{thousands(rate)} changes/s",
+        f"plain rows: {thousands(plain)} changes/s",
+        f"{rate / plain:.2f}",
+        f"≥ {kind.limit} × plain",
+        rate >= kind.limit * plain,
+        {name: [round(rate) for rate in found] for name, found in rates.items()},
+    )
+
+
+@contextmanager
+def _warm_spark() -> Iterator[SparkSession]:
+    spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@dataclass(frozen=True)
+class Trial:
+    """So many changes of one kind, from a source, changelog and lake of their own."""
+
+    spark: SparkSession
+    folder: Path
+    kind: Kind
+    inserts: int
+    updates: int
+
+    def run(self, name: str) -> float:
+        """Changes a second."""
+        with running_source() as source, Store(source.dsn, "benchmark") as store:
+            store.migrate()
+            self.kind.create(source)
+            pipeline = pipelines.make_pipeline(self.folder, name, self.kind.table)
+            pipelines.publish(source.dsn, pipeline)
+            record = pipelines.take_snapshot(self.spark, source.dsn, pipeline, store)
+            with _applying(Applier(self.spark, pipeline, store, record)) as applier:
+                self._warm_up(source, pipeline, applier)
+                seconds = self._time(source, pipeline, applier)
+        return (self.inserts + self.updates) / seconds
+
+    def _warm_up(self, source: Source, pipeline: Pipeline, applier: Applier) -> None:
+        """A first few batches on rows of their own, which go again."""
+        rows = min(_WARM_UP, self.inserts)
+        self.kind.fill(source, rows, rows // 2)
+        source.execute(f"delete from {self.kind.table}")
+        with pipelines.receiving(source.dsn, pipeline) as receiver:
+            end = source.end_lsn()
+            receiver.request_keepalive()
+            pipelines.wait_received(receiver, end)
+        _wait_applied(applier, end)
+
+    def _time(self, source: Source, pipeline: Pipeline, applier: Applier) -> float:
+        with applier.batch_lock:
+            self.kind.fill(source, self.inserts, self.updates)
+            end = source.end_lsn()
+            with pipelines.receiving(source.dsn, pipeline) as receiver:
+                pipelines.wait_received(receiver, end)
+            started = time.perf_counter()
+        _wait_applied(applier, end)
+        return time.perf_counter() - started
+
+
 @contextmanager
 def _applying(applier: Applier) -> Iterator[Applier]:
     query = applier.start()
@@ -63,28 +131,6 @@ def _applying(applier: Applier) -> Iterator[Applier]:
             raise applier.error
     finally:
         applier.stop(query)
-
-
-def _warm_up(source: Source, pipeline: Pipeline, applier: Applier) -> None:
-    """A first few batches on rows of their own, which go again."""
-    workload.fill(source, _WARM_UP, _WARM_UP // 2)
-    source.execute(f"delete from {workload.TABLE}")
-    with pipelines.receiving(source.dsn, pipeline) as receiver:
-        end = source.end_lsn()
-        receiver.request_keepalive()
-        pipelines.wait_received(receiver, end)
-    _wait_applied(applier, end)
-
-
-def _time(source: Source, pipeline: Pipeline, applier: Applier, inserts: int, updates: int) -> float:
-    with applier.batch_lock:
-        workload.fill(source, inserts, updates)
-        end = source.end_lsn()
-        with pipelines.receiving(source.dsn, pipeline) as receiver:
-            pipelines.wait_received(receiver, end)
-        started = time.perf_counter()
-    _wait_applied(applier, end)
-    return time.perf_counter() - started
 
 
 def _wait_applied(applier: Applier, lsn: LSN, timeout_s: float = 300) -> None:

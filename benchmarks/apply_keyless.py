@@ -1,0 +1,12 @@
+"""Apply to a table without a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks import apply, kinds
+from benchmarks.figure import Figure
+
+
+def run(folder: Path, scale: float) -> Figure:
+    return apply.run_kind(folder, scale, kinds.KEYLESS)

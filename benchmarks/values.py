@@ -1,0 +1,114 @@
+"""Typing: the server's texts into Arrow columns, family by family, beside psycopg's loaders."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import psycopg2.extensions
+import pyarrow as pa
+from psycopg.pq import Format
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.relations import find_relation
+from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
+from benchmarks.figure import Figure, thousands
+from benchmarks.source import running_source
+
+_VALUES = 500_000
+_PEER_VALUES = 100_000
+_REPEAT = 3
+_LIMIT = 3.0
+_EXPRESSIONS = {
+    "integer": "g",
+    "bigint": "g * 1000000007",
+    "double precision": "g / 7.0",
+    "numeric(12,2)": "(g %% 1000000) / 100.0",
+    "numeric": "g / 1000.0",
+    "boolean": "g %% 2 = 0",
+    "text": "'value of the row ' || g",
+    "bytea": "decode(md5(g::text), 'hex')",
+    "uuid": "md5(g::text)::uuid",
+    "jsonb": "jsonb_build_object('id', g, 'name', 'row ' || g)",
+    "date": "date '2000-01-01' + g %% 20000",
+    "timestamp": "timestamp '2024-01-01' + g * interval '1.234567 second'",
+    "timestamptz": "timestamptz '2024-01-01' + g * interval '1.234567 second'",
+    "money": "g::money",
+    "integer[]": "array[g, g + 1, null, g + 3]",
+    "text[]": "array['a' || g, 'two words', null]",
+    "numeric(12,2)[]": "array[g / 100.0, 1]",
+    "int4range": "int4range(g, g + 10)",
+    "tstzrange": "tstzrange(timestamptz '2024-01-01' + g * interval '1 second', null)",
+    "public.point_in_shop": "(g, 'shelf ' || g)::public.point_in_shop",
+}
+_TABLE = TableName("public", "typed")
+_RAW = psycopg2.extensions.new_type((), "RAW", lambda value, _: value)
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """All values of a column at once, as a batch has them; the slowest family counts."""
+    rows = int(_VALUES * scale)
+    rates: dict[str, list[float]] = {}
+    with running_source() as source:
+        source.execute("create type public.point_in_shop as (number integer, place text)")
+        columns = ", ".join(f"c{number} {name}" for number, name in enumerate(_EXPRESSIONS))
+        values = ", ".join(_EXPRESSIONS.values())
+        source.execute(f"create table public.typed ({columns})")
+        source.execute(f"insert into public.typed select {values} from generate_series(1, %s) g", rows)
+        with closing(connect(source.dsn, "benchmark")) as connection, psycopg.connect(source.dsn) as peer:
+            relation = find_relation(connection, _TABLE)
+            assert relation is not None
+            pipeline = Pipeline(name="values", lake=str(folder), tables=(str(_TABLE),))
+            for name, typed in zip(_EXPRESSIONS, typed_columns(relation, pipeline), strict=True):
+                rates[name] = _rates(typed, _texts(connection, typed.name), peer)
+    ratios = {name: ours / theirs for name, (ours, theirs) in rates.items()}
+    slowest = min(ratios, key=lambda name: ratios[name])
+    ours, theirs = rates[slowest]
+    return Figure(
+        f"typing: {len(rates)} families, {rows:,} values each; the one least ahead, {slowest}",
+        f"{thousands(ours)} values/s",
+        f"psycopg's loaders: {thousands(theirs)} values/s",
+        f"{ratios[slowest]:.1f}",
+        f"≥ {_LIMIT:g} × peer",
+        ratios[slowest] >= _LIMIT,
+        {name: [round(rate) for rate in found] for name, found in rates.items()},
+    )
+
+
+def _texts(connection: Connection, column: str) -> list[str | None]:
+    with connection.cursor() as cursor:
+        psycopg2.extensions.register_type(_RAW, cursor)
+        cursor.execute(f"select {column}::text from public.typed")
+        return [text for (text,) in cursor.fetchall()]
+
+
+def _rates(typed: TypedColumn, texts: list[str | None], peer: psycopg.Connection[object]) -> list[float]:
+    """Values a second: ours, and psycopg's for the same type."""
+    array = pa.array(texts, pa.large_string())
+    some = [None if text is None else text.encode() for text in texts[:_PEER_VALUES]]
+    loader = psycopg.adapt.Transformer.from_context(peer).get_loader(typed.column.type_oid, Format.TEXT)
+
+    def load() -> None:
+        for text in some:
+            if text is not None:
+                loader.load(text)
+
+    return [
+        len(texts) / _seconds(lambda: typed.parse(array)),
+        len(some) / _seconds(load),
+    ]
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_REPEAT):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
