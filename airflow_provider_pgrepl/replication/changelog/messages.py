@@ -1,0 +1,79 @@
+"""Reading the logical messages (`pg_logical_emit_message`) that the changelog keeps, as for an outbox."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+
+from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    live_files,
+    open_changelog,
+    read_epoch_number,
+    read_floor_lsn,
+    read_rows,
+)
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+MESSAGE_SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("lsn", pa.int64()),
+        ("ordinal", pa.int64()),
+        ("xid", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")),
+        ("transactional", pa.bool_()),
+        ("prefix", pa.string()),
+        ("content", pa.binary()),
+    ]
+)
+
+_NO_RELATION = 0
+"""What the changelog says of a row that belongs to no table; only messages do."""
+
+
+def read_messages(
+    lake: str | Pipeline, *, above_lsn: int | None = None, prefix: str | None = None, epoch: int | None = None
+) -> pa.Table:
+    """The kept messages of an epoch (the newest) in commit order, above an LSN and of a prefix when given.
+
+    Columns as in MESSAGE_SCHEMA. A consumer gives the last `lsn` that it has read as `above_lsn` and gets
+    each message once: all those of one transaction are there at once or not at all. Raises ChangelogError
+    when retention has dropped changes above `above_lsn`, and when there is no changelog;
+    LakeUnavailableError when it cannot be read.
+    """
+    uri = changelog_uri(lake if isinstance(lake, str) else lake.lake_root)
+    changelog = open_changelog(uri)
+    wanted = read_epoch_number(changelog) if epoch is None else Epoch(epoch)
+    floor = read_floor_lsn(changelog, wanted)
+    if above_lsn is not None and above_lsn < floor:
+        raise ChangelogError(
+            f"the changelog has dropped changes up to {floor}, messages above {LSN(above_lsn)} are asked for",
+            "changelog_retention_h says how long they are kept; without above_lsn all that are left are read",
+        )
+    above = LSN(above_lsn or 0)
+    paths = [file.path for file in live_files(changelog, wanted, above) if file.may_hold(_NO_RELATION)]
+    filesystem, root = pafs.FileSystem.from_uri(uri)
+    rows = read_rows(filesystem, root, paths, _NO_RELATION, above)
+    found = _as_messages(rows.filter(pc.equal(rows["op"], "M")))
+    return found if prefix is None else found.filter(pc.equal(found["prefix"], prefix))
+
+
+def _as_messages(rows: pa.Table) -> pa.Table:
+    texts = rows["new"].combine_chunks()
+    contents = [bytes.fromhex(text[2:]) for text in pc.list_element(texts, 1).to_pylist()]
+    columns = {
+        "epoch": rows["epoch"],
+        "lsn": rows["commit_lsn"],
+        "ordinal": rows["ordinal"],
+        "xid": rows["xid"],
+        "commit_ts": rows["commit_ts"],
+        # A message outside of any transaction has no transaction's id.
+        "transactional": pc.is_valid(rows["xid"]),
+        "prefix": pc.list_element(texts, 0).cast(pa.string()),
+        "content": pa.array(contents, pa.binary()),
+    }
+    return pa.table(columns, MESSAGE_SCHEMA)
