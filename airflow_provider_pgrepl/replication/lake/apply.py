@@ -262,15 +262,25 @@ class Applier:
         """Bring tables forward from the live files, a batch of bytes each; whether all are level now."""
         changelog, upto = reader.open_changelog(self._uri), LSN(mark.durable_lsn)
         floor = reader.read_floor_lsn(changelog, self._record.epoch)
-        jobs, results = [], []
-        for oid in behind:
-            above = self._position_of(records[oid])
-            if above < floor:
-                results.append(_too_old(oid, above, floor))
-                continue
-            above = max(above, self._looked_through.get(oid, LSN(0)))
-            files = reader.live_files(changelog, self._record.epoch, above)
-            jobs.append(CatchUp.plan(works[oid], files, upto, self._pipeline.batch_bytes))
+        positions = {oid: self._position_of(records[oid]) for oid in behind}
+        results = [_too_old(oid, above, floor) for oid, above in positions.items() if above < floor]
+        needed = {
+            oid: max(above, self._looked_through.get(oid, LSN(0)))
+            for oid, above in positions.items()
+            if above >= floor
+        }
+        # Listed once: it costs the more the longer changes are kept, whatever the table.
+        lowest = min(needed.values(), default=LSN(0))
+        files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
+        jobs = [
+            CatchUp.plan(
+                works[oid],
+                [file for file in files if file.max_lsn > above],
+                upto,
+                self._pipeline.batch_bytes,
+            )
+            for oid, above in needed.items()
+        ]
         if jobs:
             results += self._spark.sparkContext.parallelize(jobs, len(jobs)).map(CatchUp.run).collect()
         self._take(results, records, mark)
