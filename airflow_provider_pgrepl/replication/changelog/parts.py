@@ -6,7 +6,7 @@ import json
 import time
 import uuid
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_
 
 _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class PartFolder:
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=["epoch", "relation_id", "relation_version", "op"],
-                write_statistics=["epoch", "commit_lsn", "relation_id", "op"],
+                write_statistics=["epoch", "commit_lsn", "commit_ts", "relation_id", "op"],
             ) as writer,
         ):
             for start, stop in _row_groups(bounds):
@@ -104,11 +105,23 @@ def _stats(rows: pa.Table) -> str:
     ranges: dict[str, Any] = {
         name: pc.min_max(rows[name]).as_py() for name in ("epoch", "commit_lsn", "relation_id")
     }
+    least = {name: bounds["min"] for name, bounds in ranges.items()}
+    most = {name: bounds["max"] for name, bounds in ranges.items()}
+    times = pc.min_max(rows["commit_ts"].cast(pa.int64())).as_py()
+    if times["min"] is not None:
+        shown = _shown_time(times["min"]), _shown_time(-(-times["max"] // 1000) * 1000)
+        if None not in shown:
+            least["commit_ts"], most["commit_ts"] = shown
+    nulls = {**dict.fromkeys(ranges, 0), "commit_ts": rows["commit_ts"].null_count}
     return json.dumps(
-        {
-            "numRecords": rows.num_rows,
-            "minValues": {name: bounds["min"] for name, bounds in ranges.items()},
-            "maxValues": {name: bounds["max"] for name, bounds in ranges.items()},
-            "nullCount": dict.fromkeys(ranges, 0),
-        }
+        {"numRecords": rows.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
     )
+
+
+def _shown_time(microseconds: int) -> str | None:
+    """Whole milliseconds, which is all that some readers keep; None for a year that none takes."""
+    try:
+        moment = _EPOCH + timedelta(milliseconds=microseconds // 1000)
+    except OverflowError:
+        return None
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

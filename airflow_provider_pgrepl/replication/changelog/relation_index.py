@@ -1,6 +1,7 @@
-"""The index over op `R`: every relation version ever announced, so that none is lost with its changelog hour.
+"""The index over op `R`: every relation version ever announced, so that none is lost with its changelog hour,
+and those by which tables were copied.
 
-It can be rebuilt from the changelog as far as that reaches; one entry too many does no harm.
+One entry too many does no harm.
 """
 
 from __future__ import annotations
@@ -51,6 +52,15 @@ class RelationIndex:
         """The relation as announced under this version; None when it never was."""
         text = self._entries().get((relation_id, version))
         return None if text is None else RelationRecord.from_json(text)
+
+    def find_version(self, version: int) -> RelationRecord | None:
+        """The relation of this version, whatever its oid; None when it never was announced or copied."""
+        texts = (text for (_, known), text in self._entries().items() if known == version)
+        return next(map(RelationRecord.from_json, texts), None)
+
+    def all(self) -> list[RelationRecord]:
+        """Every relation version of every epoch, in no order."""
+        return [RelationRecord.from_json(text) for text in self._entries().values()]
 
     def _entries(self) -> dict[tuple[int, int], str]:
         if self._known is None:

@@ -24,6 +24,19 @@ class RelationRecord:
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
+    def of_catalog(cls, relation: Relation) -> RelationRecord:
+        """A relation that no stream has announced, as one would that agrees with the catalog."""
+        columns = tuple(
+            WireColumn(column.name, column.type_oid, column.typmod, column.is_key)
+            for column in relation.columns
+        )
+        name = relation.table
+        return cls(
+            RelationMessage(relation.oid, name.schema, name.name, relation.replica_identity, columns),
+            relation,
+        )
+
+    @classmethod
     def from_json(cls, text: str) -> RelationRecord:
         fields = json.loads(text)
         message = fields["message"]

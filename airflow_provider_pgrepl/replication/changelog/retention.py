@@ -60,7 +60,7 @@ def drop_expired(
     if not expired:
         return Dropped()
     files = [file for hour in expired for file in hours[hour]]
-    _remove(table, files, needed_above)
+    _remove(table, files)
     return Dropped(tuple(expired), len(files), sum(file["size_bytes"] for file in files))
 
 
@@ -85,14 +85,11 @@ def _is_needed(file: Mapping[str, Any], needed_above: Mapping[int, int]) -> bool
     return epoch not in needed_above or last_lsn > needed_above[epoch]
 
 
-def _floors(
-    table: DeltaTable, files: list[dict[str, Any]], needed_above: Mapping[int, int]
-) -> list[Transaction]:
-    """Per epoch still needed, the highest commit LSN that is gone: nobody below may go on."""
-    floors = {
-        epoch: max([int(file["max.commit_lsn"]) for file in files if file["max.epoch"] == epoch], default=0)
-        for epoch in needed_above
-    }
+def _floors(table: DeltaTable, files: list[dict[str, Any]]) -> list[Transaction]:
+    """Per epoch, the highest commit LSN that is gone: nobody below may go on, or be read as of later."""
+    floors: defaultdict[int, int] = defaultdict(int)
+    for file in files:
+        floors[file["max.epoch"]] = max(floors[file["max.epoch"]], int(file["max.commit_lsn"]))
     return [
         Transaction(floor_app(epoch), floor)
         for epoch, floor in floors.items()
@@ -100,7 +97,7 @@ def _floors(
     ]
 
 
-def _remove(table: DeltaTable, files: list[dict[str, Any]], needed_above: Mapping[int, int]) -> None:
+def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
     now = int(time.time() * 1000)
     # Not as a change of data: deltalake refuses every append through a handle that is older than such a
     # commit, and the receiver, which cannot tell that from a fence, would end.
@@ -115,7 +112,7 @@ def _remove(table: DeltaTable, files: list[dict[str, Any]], needed_above: Mappin
             partition_by=[PARTITION],
             commit_properties=CommitProperties(
                 custom_metadata={_RETENTION_METADATA: str(len(removes))},
-                app_transactions=_floors(table, files, needed_above),
+                app_transactions=_floors(table, files),
             ),
         )
     except CommitFailedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -12,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, write_range
 from airflow_provider_pgrepl.replication.lake.table import commit_snapshot
@@ -94,6 +97,8 @@ class SnapshotCopy:
         self._exported = exported
         # A commit at the consistent point itself is not in the snapshot.
         self._position = LSN(exported.consistent_point - 1)
+        self._index = RelationIndex(relations_uri(pipeline.lake_root))
+        self._index_lock = threading.Lock()
 
     def run(self) -> list[str]:
         """Copy and commit; returns the tables that went into error. Raises what stops more than one table."""
@@ -149,6 +154,9 @@ class SnapshotCopy:
                 raise kind(outcome.message, outcome.hint)
         self._keeper.check()
         files = [file for outcome in outcomes for file in outcome.files]
+        record = RelationRecord.of_catalog(relation)
+        with self._index_lock:
+            self._index.add(self._record.epoch, record)
         commit_snapshot(
             f"{self._pipeline.lake_root}/{relation.table.path}",
             lake_schema(relation, self._pipeline),
@@ -157,6 +165,7 @@ class SnapshotCopy:
             self._pipeline.name,
             self._record.epoch,
             self._exported.exported_at,
+            record.version,
         )
         rows = sum(file.rows for file in files)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)

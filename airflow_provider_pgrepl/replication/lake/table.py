@@ -37,6 +37,11 @@ _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
 CLOSED = 2**63 - 1
 """The version under which the app id of an epoch that is over stands in a table."""
 
+RELATION_APP = "pgrepl-relation"
+"""Delta app id whose version is the relation version for which the table was copied."""
+EXPORTED_APP = "pgrepl-exported-us"
+"""Delta app id whose version is when the copied snapshot was exported: microseconds since 1970."""
+
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
 
@@ -80,12 +85,19 @@ def read_position(table: DeltaTable, app: str) -> LSN | None:
 
 
 def commit_properties(
-    app: str, position: LSN, kind: str, commit_ts: datetime | None = None, closing: Sequence[str] = ()
+    app: str,
+    position: LSN,
+    kind: str,
+    commit_ts: datetime | None = None,
+    others: Mapping[str, int] | None = None,
 ) -> CommitProperties:
-    """What every commit carries: the position under the app id, ids to close, and our metadata."""
+    """What every commit carries: the position under the app id, other app ids, and our metadata."""
     about = {"kind": kind, "position": int(position), "commit_ts": commit_ts and commit_ts.isoformat()}
     return CommitProperties(
-        app_transactions=[Transaction(app, position), *(Transaction(old, CLOSED) for old in closing)],
+        app_transactions=[
+            Transaction(app, position),
+            *(Transaction(*other) for other in (others or {}).items()),
+        ],
         custom_metadata={COMMIT_METADATA: json.dumps(about)},
     )
 
@@ -163,8 +175,11 @@ def commit_snapshot(
     pipeline_name: str,
     epoch: Epoch,
     exported_at: datetime | None = None,
+    relation_version: int | None = None,
 ) -> int:
     """Make the table consist of exactly `files`, in one commit, and say its version.
+
+    The commit also says when the snapshot was exported and of which relation version its rows are.
 
     Creates the table, or replaces whatever an earlier snapshot and its changes left there, its columns
     included. Raises LakeError for a Delta table that is not this pipeline's, FencedError when it holds a
@@ -173,7 +188,12 @@ def commit_snapshot(
     adds = [_add_action(file) for file in files]
     app = app_id(pipeline_name, epoch)
     older = [app_id(pipeline_name, Epoch(number)) for number in range(1, epoch)]
-    properties = commit_properties(app, position, "snapshot", exported_at, closing=older)
+    others = dict.fromkeys(older, CLOSED)
+    if relation_version is not None:
+        others[RELATION_APP] = relation_version
+    if exported_at is not None:
+        others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
+    properties = commit_properties(app, position, "snapshot", exported_at, others)
     delta_schema = Schema.from_arrow(schema)
     if not DeltaTable.is_deltatable(uri):
         return _create(uri, delta_schema, adds, properties)
