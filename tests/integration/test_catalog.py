@@ -186,13 +186,12 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         "create table full_only (a int)",
         "alter table full_only replica identity full",
         'create table twins (a int primary key, "A" int)',
-        "create table mine (a int primary key, _pgrepl_commit_lsn bigint)",
         "create table columnless ()",
         "create table part (a int primary key) partition by list (a)",
         "create table part_1 partition of part for values in (1)",
         "create sequence seq",
     )
-    wanted = ["v", "m", "u", "nokey", "nothing", "full_only", "twins", "mine", "columnless", "missing"]
+    wanted = ["v", "m", "u", "nokey", "nothing", "full_only", "twins", "columnless", "missing"]
     wanted += ["keyed", "part", "part_1", "seq"]
     with pytest.raises(TableError) as caught:
         resolve_tables(
@@ -201,6 +200,8 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
                 *(f"public.{name}" for name in wanted),
                 "pg_catalog.pg_class",
                 insert_only=("public.columnless",),
+                commit_ts_column=False,
+                commit_lsn_column=False,
             ),
         )
     problems = dict(line.split(": ", 1) for line in caught.value.message.splitlines())
@@ -212,8 +213,7 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         "nothing": "REPLICA IDENTITY DEFAULT",
         "full_only": "FULL and no primary key",
         "twins": 'columns "a" and "A" differ only in case',
-        "mine": "commit_lsn_column",
-        "columnless": "no columns",
+        "columnless": "set commit_lsn_column to true",
         "missing": "does not exist",
         "part_1": "is a partition of public.part",
         "seq": "a sequence",
@@ -223,6 +223,13 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         assert part in problems[f"public.{name}"], name
     assert 'ALTER TABLE "public"."nokey" ADD PRIMARY KEY' in problems["public.nokey"]
     assert caught.value.scope.name == "TABLE"
+
+
+def test_a_column_named_like_one_of_the_lake_tables_own_is_refused_unless_that_is_switched_off(pg, run):
+    run("create table mine (a int primary key, _pgrepl_commit_lsn bigint)")
+    with pytest.raises(TableError, match="set commit_lsn_column to false"):
+        resolve_tables(pg, pipeline("public.mine"))
+    assert resolve_tables(pg, pipeline("public.mine", commit_lsn_column=False))
 
 
 def test_keyless_tables_are_taken_when_listed_as_insert_only(pg, run):

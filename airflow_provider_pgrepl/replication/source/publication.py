@@ -10,6 +10,7 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.relations import GENERATED_COLUMNS_SINCE
 
 _PUBLICATION = """
 SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
@@ -46,14 +47,15 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
 
 
 def create_publication(connection: Connection, name: str, relations: Iterable[Relation]) -> None:
-    """Publish all changes of these tables, those of partitions under their partitioned table's name.
+    """Publish all changes of these tables, those of partitions under their partitioned table's name, with
+    stored generated columns where the server can.
 
     Raises PublicationError when the name is taken, PrivilegeError when a right is missing.
     """
-    command = (
-        f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {_listed(relations)}"
-        " WITH (publish = 'insert, update, delete, truncate', publish_via_partition_root = true)"
-    )
+    options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
+    if connection.server_version >= GENERATED_COLUMNS_SINCE:
+        options += ", publish_generated_columns = stored"
+    command = f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {_listed(relations)} WITH ({options})"
     with source_errors(f"creating publication {name}"):
         try:
             _execute(connection, command)

@@ -45,16 +45,29 @@ SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(
 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
 """
 
+# A partition is also published through the tables that it is a part of, then without their column lists.
+_ABOVE = """
+WITH RECURSIVE above (oid, published, depth) AS (
+    SELECT c.oid, c.oid, 0 FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION ALL
+    SELECT above.oid, i.inhparent, above.depth + 1
+    FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published AND c.relispartition
+        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published
+)
+"""
+
 _MEMBERS = """
-SELECT m.prrelid::bigint, m.oid::bigint, m.xmin::text::bigint, {columns}
-FROM pg_catalog.pg_publication_rel m
-WHERE m.prpubid = %(publication_oid)s AND m.prrelid = ANY (%(oids)s::oid[])
+SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint,
+    CASE WHEN above.depth = 0 THEN {columns} END
+FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
+WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
 
 _SCHEMA_MEMBERS = """
-SELECT c.oid::bigint, m.oid::bigint, m.xmin::text::bigint
-FROM pg_catalog.pg_publication_namespace m JOIN pg_catalog.pg_class c ON c.relnamespace = m.pnnspid
-WHERE m.pnpubid = %(publication_oid)s AND c.oid = ANY (%(oids)s::oid[])
+SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint
+FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
+    JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
+WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
 
 _LEAVES = """
@@ -71,6 +84,9 @@ WHERE c.relkind <> 'p' ORDER BY n.nspname, c.relname
 
 COLUMN_LISTS_SINCE = 150000
 """Server version from which publications have column lists, row filters and whole schemas."""
+
+GENERATED_COLUMNS_SINCE = 180000
+"""Server version from which publications can hold stored generated columns."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +109,11 @@ class _Membership:
     stored_generated: bool = False
 
 
-_NO_MEMBER = _Membership()
-
-
 def read_relation(connection: Connection, oid: int, publication: str | None) -> Relation | None:
     """The table with this oid, as `publication` publishes it; None when it is gone.
 
-    Without a publication, or when the table is not a member of it, all columns that are not generated.
+    Without a publication all columns that are not generated; a table that is not a member of it, as if it
+    were added without a column list.
     """
     return read_relations(connection, [oid], publication).get(oid)
 
@@ -119,12 +133,15 @@ def find_relation(
 
 
 def read_relations(
-    connection: Connection, oids: Iterable[int], publication: str | None
+    connection: Connection, oids: Iterable[int], publication: str | None, *, planned: bool = False
 ) -> dict[int, Relation]:
-    """Many tables at once, by oid; those that are gone are left out."""
+    """Many tables at once, by oid; those that are gone are left out.
+
+    `planned`: a publication that is not there yet publishes what `create_publication` will have it publish.
+    """
     wanted = {"oids": list(oids)}
     with source_errors("reading the catalog"):
-        members = _memberships(connection, wanted["oids"], publication)
+        members = _memberships(connection, wanted["oids"], publication, planned=planned)
         keys = {oid: frozenset(attnums) for oid, attnums in rows(connection, _KEYS, wanted)}
         columns: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
         for oid, *column in rows(connection, _COLUMNS, wanted):
@@ -132,9 +149,7 @@ def read_relations(
         tables = rows(connection, _TABLES, wanted)
         types = Types.read(connection, {column[2] for found in columns.values() for column in found})
     return {
-        oid: _Shape(columns[oid], keys.get(oid, frozenset()), members.get(oid, _NO_MEMBER), types).relation(
-            oid, *fields
-        )
+        oid: _Shape(columns[oid], keys.get(oid, frozenset()), members[oid], types).relation(oid, *fields)
         for oid, *fields in tables
     }
 
@@ -182,7 +197,7 @@ class _Shape:
             publication_oid=self.member.publication_oid,
             membership_oid=self.member.oid,
             membership_xmin=self.member.xmin,
-            unpublished=tuple(self._column(column, frozenset()) for column in unpublished),
+            unpublished=tuple(self._column(column, self.key) for column in unpublished),
         )
 
     def _column(self, column: tuple[Any, ...], key: frozenset[int]) -> Column:
@@ -214,26 +229,26 @@ def _is_left_out(column: tuple[Any, ...], member: _Membership) -> bool:
 
 
 def _memberships(
-    connection: Connection, oids: Sequence[int], publication: str | None
+    connection: Connection, oids: Sequence[int], publication: str | None, *, planned: bool
 ) -> dict[int, _Membership]:
     found = rows(connection, _PUBLICATION, {"publication": publication}) if publication else []
     if not found:
-        return {}
+        stored = planned and connection.server_version >= GENERATED_COLUMNS_SINCE
+        return dict.fromkeys(oids, _Membership(stored_generated=stored))
     publication_oid, xmin, all_tables, generated = found[0]
     stored = generated == "s"
     if all_tables:
-        return {oid: _Membership(publication_oid, publication_oid, xmin, None, stored) for oid in oids}
+        return dict.fromkeys(oids, _Membership(publication_oid, publication_oid, xmin, None, stored))
+    # A table that is not in it would have its generated columns published or not as the others have.
+    members = dict.fromkeys(oids, _Membership(stored_generated=stored))
     by_version = connection.server_version >= COLUMN_LISTS_SINCE
     wanted = {"publication_oid": publication_oid, "oids": oids}
-    query = _MEMBERS.replace("{columns}", "m.prattrs::int2[]" if by_version else "NULL::int2[]")
-    members = {
-        oid: _Membership(
-            publication_oid, member, member_xmin, frozenset(listed) if listed is not None else None, stored
-        )
-        for oid, member, member_xmin, listed in rows(connection, query, wanted)
-    }
+    query = _ABOVE + _MEMBERS.replace("{columns}", "m.prattrs::int2[]" if by_version else "NULL::int2[]")
+    for oid, member, member_xmin, listed in rows(connection, query, wanted):
+        columns = None if listed is None else frozenset(listed)
+        members[oid] = _Membership(publication_oid, member, member_xmin, columns, stored)
     if by_version:
         # A whole schema wins over a member of it: neither column list nor row filter is used then.
-        for oid, member, member_xmin in rows(connection, _SCHEMA_MEMBERS, wanted):
+        for oid, member, member_xmin in rows(connection, _ABOVE + _SCHEMA_MEMBERS, wanted):
             members[oid] = _Membership(publication_oid, member, member_xmin, None, stored)
     return members

@@ -8,33 +8,22 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.relation import ColumnName, Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
-from airflow_provider_pgrepl.replication.source.relations import read_leaves, read_relations
-from airflow_provider_pgrepl.replication.values import choice_problems
+from airflow_provider_pgrepl.replication.source.relations import read_relations
+from airflow_provider_pgrepl.replication.source.shape_problems import (
+    is_system,
+    shape_problems,
+    why_no_table,
+)
 
 log = logging.getLogger(__name__)
-
-STATE_SCHEMA = "_pgrepl"
 
 _CANDIDATES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = ANY (%s)
 """
-
-_KINDS = {
-    "v": "a view",
-    "m": "a materialized view",
-    "f": "a foreign table",
-    "S": "a sequence",
-    "i": "an index",
-    "I": "an index",
-    "c": "a composite type",
-    "t": "a TOAST table",
-}
-_PERSISTENCE = {"u": "an unlogged table", "t": "a temporary table"}
-_OWN_COLUMNS = {"_pgrepl_commit_lsn": "commit_lsn_column", "_pgrepl_commit_ts": "commit_ts_column"}
 
 
 def resolve_tables(connection: Connection, pipeline: Pipeline) -> list[Relation]:
@@ -68,8 +57,20 @@ def _check_insert_only(
         )
 
 
-def _is_system(schema: str) -> bool:
-    return schema.startswith("pg_") or schema in ("information_schema", STATE_SCHEMA)
+def _check_choices(pipeline: Pipeline, tables: set[TableName]) -> None:
+    """Choices for a table that is not replicated are a slip of the pen. Raises ConfigError."""
+    chosen = {
+        field: {ColumnName.parse(name).table for name in getattr(pipeline, field)}
+        for field in ("types", "text_columns", "exclude_columns", "per_column")
+    }
+    chosen["per_table"] = {TableName.parse(name) for name in pipeline.per_table}
+    strangers = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
+    if strangers:
+        listed = "; ".join(f"{field}: {', '.join(map(str, found))}" for field, found in strangers.items())
+        raise ConfigError(
+            f"{listed} not among the tables of the pipeline",
+            f"list it in tables too, or take it out of {' and '.join(strangers)}",
+        )
 
 
 class _Selection:
@@ -92,13 +93,19 @@ class _Selection:
 
     def resolve(self) -> list[Relation]:
         chosen = self._choose()
-        relations = read_relations(self._connection, chosen, self._pipeline.publication)
+        relations = read_relations(
+            self._connection,
+            chosen,
+            self._pipeline.publication,
+            planned=self._pipeline.publication_mode == "create",
+        )
         usable = [relation for relation in relations.values() if self._is_usable(relation)]
         if not usable and not self._problems:
             patterns = ", ".join(sorted(f"{schema}.*" for schema in self._patterns))
             self._problems.append(f"{patterns}: no table that can be replicated")
         if self._problems:
             raise TableError("\n".join(sorted(self._problems)))
+        _check_choices(self._pipeline, {relation.table for relation in usable})
         return sorted(usable, key=lambda relation: relation.table)
 
     def _choose(self) -> list[int]:
@@ -110,7 +117,7 @@ class _Selection:
         oids = {TableName(schema, name): oid for oid, schema, name, *_ in found}
         chosen = []
         for table in sorted(self._named):
-            problem = _why_no_table(table, by_name.get(table))
+            problem = why_no_table(table, by_name.get(table))
             if problem:
                 self._problems.append(f"{table}: {problem}")
             else:
@@ -123,7 +130,7 @@ class _Selection:
     def _matches(
         self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
     ) -> list[int]:
-        if _is_system(schema):
+        if is_system(schema):
             self._problems.append(f"{schema}.*: a system schema, which is never replicated")
         return [
             oids[table]
@@ -131,7 +138,7 @@ class _Selection:
             if table.schema == schema
             and table not in self._named
             and not facts[2]
-            and _why_no_table(table, facts) is None
+            and why_no_table(table, facts) is None
         ]
 
     def _refuse_partitions_beside_their_table(self, chosen: list[int]) -> None:
@@ -161,40 +168,7 @@ class _Selection:
         return not problems
 
     def _shape_problems(self, relation: Relation) -> Iterable[str]:
-        names: dict[str, str] = {}
-        if not relation.columns:
-            yield "has no columns"
-        for column in relation.columns:
-            lower = column.name.lower()
-            if lower in names:
-                first, second = quote_identifier(names[lower]), quote_identifier(column.name)
-                yield (
-                    f"columns {first} and {second} differ only in case, which lake tables cannot"
-                    " tell apart; rename one of them"
-                )
-            if lower in _OWN_COLUMNS and getattr(self._pipeline, _OWN_COLUMNS[lower]):
-                option = _OWN_COLUMNS[lower]
-                yield f"column {column.name} is one that the lake table gets anyway; set {option} to false"
-            names[lower] = column.name
-        yield from choice_problems(relation, self._pipeline)
-        if relation.relkind == "p":
-            yield from self._leaf_problems(relation)
-
-    def _leaf_problems(self, relation: Relation) -> Iterable[str]:
-        leaves = read_leaves(self._connection, relation.oid)
-        published = read_relations(self._connection, [leaf.oid for leaf in leaves], None)
-        key = {column.name for column in relation.key_columns}
-        for leaf in leaves:
-            problem = _why_no_table(leaf.table, (leaf.relkind, leaf.persistence))
-            if problem:
-                yield f"its partition {leaf.table} cannot be published: {problem}"
-            elif relation.table not in self._insert_only and key != {
-                column.name for column in published[leaf.oid].key_columns
-            }:
-                yield (
-                    f"its partition {leaf.table} has another key or replica identity than the partitioned"
-                    " table; give it the same (each partition has its own REPLICA IDENTITY)"
-                )
+        return shape_problems(self._connection, self._pipeline, relation)
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
         if relation.key_columns or relation.table in self._insert_only:
@@ -216,16 +190,3 @@ class _Selection:
             " REPLICA IDENTITY DEFAULT where a primary key exists; or, when its rows are only ever inserted,"
             " list it in insert_only"
         )
-
-
-def _why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
-    if _is_system(table.schema):
-        return "in a system schema, which is never replicated"
-    if facts is None:
-        return "does not exist"
-    relkind, persistence = facts[0], facts[1]
-    if relkind not in ("r", "p"):
-        return f"is {_KINDS.get(relkind, 'no table')}; only tables can be replicated"
-    if persistence in _PERSISTENCE:
-        return f"is {_PERSISTENCE[persistence]}, which PostgreSQL does not replicate"
-    return None

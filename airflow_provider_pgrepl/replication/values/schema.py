@@ -77,5 +77,5 @@ def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
     except ConfigError as error:
         yield error.message
     else:
-        if not typed:
+        if not typed and relation.columns:
             yield "has no column left"
