@@ -61,11 +61,22 @@ def _arrive(code, entity, head, following):  # type: ignore[no-untyped-def]
 
 @_jit
 def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
-    op, old_code, new_code, codes, emptied, unsent_row, unsent_column, unsent_width, old_image, new_image
+    op,
+    old_code,
+    new_code,
+    codes,
+    emptied,
+    ignored,
+    unsent_row,
+    unsent_column,
+    unsent_width,
+    old_image,
+    new_image,
 ):
     """Follow every row of the batch from the key it has in the lake to its final state.
 
     `op` I, U, D; codes of the key before and after; `emptied`: the lake holds nothing (TRUNCATE);
+    `ignored`: changes before which a TRUNCATE was passed over: rows then stay until another takes their key;
     (unsent_row, unsent_column): columns, numbered among those ever unsent, which a change did not send;
     images: hashes of the whole rows, empty unless the replica identity is FULL.
 
@@ -85,7 +96,22 @@ def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one
     source = np.empty((changes if unsent_width > 0 else 0, unsent_width), np.int64)
     entities = 0
     unsent_at = 0
+    ignored_at = 0
+    stale = np.full(codes if ignored.shape[0] > 0 else 0, _NONE, np.int64)
     for i in range(changes):
+        if ignored_at < ignored.shape[0] and ignored[ignored_at] <= i:
+            ignored_at += 1
+            for code in range(codes):
+                if head[code] != _NONE:
+                    stale[code] = head[code]
+                    head[code] = _NONE
+                left_lake[code] = True
+        if ignored_at > 0 and new_code[i] != _NONE and op[i] != _DELETE and stale[new_code[i]] != _NONE:
+            entity = stale[new_code[i]]
+            stale[new_code[i]] = _NONE
+            final[entity] = _NONE
+            if origin[entity] != _NONE:
+                deleted[origin[entity]] = entity
         if op[i] == _INSERT:
             code = new_code[i]
             entity = deleted[code]
@@ -158,3 +184,34 @@ def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
             value ^= value >> np.uint64(29)
         hashes[i] = value
     return hashes
+
+
+@_jit
+def replay_rows(op, old_code, new_code, codes, emptied):  # type: ignore[no-untyped-def]
+    """Follow the copies of each different row of a table without key; what goes is the newest copy.
+
+    Returns status, the change at fault, how many copies the lake loses per code, and for each change whether
+    the row that it made is still there at the end.
+    """
+    changes = op.shape[0]
+    newest = np.full(codes, _NONE, np.int64)
+    older = np.full(changes, _NONE, np.int64)
+    stays = np.zeros(changes, np.bool_)
+    lost = np.zeros(codes, np.int64)
+    for i in range(changes):
+        if op[i] != _INSERT:
+            code = old_code[i]
+            copy = newest[code]
+            if copy != _NONE:
+                newest[code] = older[copy]
+                stays[copy] = False
+            elif emptied:
+                return ROW_MISSING, i, lost, stays
+            else:
+                lost[code] += 1
+        if op[i] != _DELETE:
+            code = new_code[i]
+            older[i] = newest[code]
+            newest[code] = i
+            stays[i] = True
+    return OK, -1, lost, stays

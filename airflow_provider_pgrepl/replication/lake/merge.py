@@ -17,7 +17,8 @@ from deltalake import CommitProperties, DeltaTable, Schema, WriterProperties, wr
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.collapse import TEXTS, Collapsed, array_of, collapse
+from airflow_provider_pgrepl.replication.lake.changed_rows import TEXTS, array_of
+from airflow_provider_pgrepl.replication.lake.collapse import Collapsed, collapse
 from airflow_provider_pgrepl.replication.lake.table import (
     RESNAPSHOT_HINT,
     commit_nothing,

@@ -1,0 +1,66 @@
+"""Which rows are equal: exact, for every Arrow type that a lake column can have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.replication.lake.tuples import Ints
+
+_BITS = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.int64()}
+
+
+def row_codes(columns: Iterable[pa.Array], rows: int) -> Ints:
+    """A code for each different row of these columns, from 0.
+
+    NULL equals NULL and NaN equals NaN; -0.0 differs from 0.0. Codes of two tables can be compared when their
+    rows were coded together.
+    """
+    codes, count = np.zeros(rows, np.int64), 1
+    for column in columns:
+        own = _value_codes(column)
+        if count > 1:
+            combined = pa.array(codes * (int(own.max(initial=0)) + 1) + own).dictionary_encode()
+            codes, count = combined.indices.to_numpy().astype(np.int64), len(combined.dictionary)
+        else:
+            codes, count = own, int(own.max(initial=-1)) + 1
+    return codes
+
+
+def _value_codes(values: pa.Array) -> Ints:
+    kind = values.type
+    if pa.types.is_struct(kind):
+        fields = [values.is_null(), *(_under(values, index) for index in range(kind.num_fields))]
+        return row_codes(fields, len(values))
+    if pa.types.is_map(kind):
+        entries = pa.StructArray.from_arrays([values.keys, values.items], ["key", "value"])
+        return _list_codes(values, pa.ListArray.from_arrays(values.offsets, entries))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _list_codes(values, values)
+    if pa.types.is_fixed_size_list(kind):
+        return _value_codes(values.cast(pa.list_(kind.value_type)))
+    if pa.types.is_floating(kind):
+        plain = pc.if_else(pc.is_nan(values), pa.scalar(float("nan"), kind), values)
+        values = plain.view(_BITS[kind])
+    encoded = values.dictionary_encode(null_encoding="encode")
+    return np.asarray(encoded.indices.to_numpy(), np.int64)
+
+
+def _under(values: pa.StructArray, index: int) -> pa.Array:
+    """A field of a struct; where the struct is null, so is it, whatever lies beneath."""
+    return pc.struct_field(values, index)
+
+
+def _list_codes(values: pa.Array, lists: pa.Array) -> Ints:
+    """Each list is the bytes of its elements' codes."""
+    offsets = lists.offsets.to_numpy().astype(np.int64)
+    first, last = (int(offsets[0]), int(offsets[-1])) if len(offsets) else (0, 0)
+    elements = _value_codes(lists.values.slice(first, last - first))
+    places = (offsets - first) * elements.itemsize
+    texts = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(values), [None, pa.py_buffer(places), pa.py_buffer(elements)]
+    )
+    return row_codes([values.is_null(), pc.if_else(values.is_valid(), texts, None)], len(values))
