@@ -42,6 +42,12 @@ class Parser(Protocol):
 Family = Callable[[PgType, ColumnChoice], Parser]
 """Makes the parser of one type of the family, as a pipeline wants it in the lake."""
 
+ParserOf = Callable[[PgType, ColumnChoice], Parser]
+"""Finds the parser of any type."""
+
+NestedFamily = Callable[[PgType, ColumnChoice, ParserOf], Parser]
+"""Makes the parser of a type that is made of others, whose parsers it asks for."""
+
 
 def cast(texts: pa.Array, lake_type: pa.DataType) -> pa.Array | None:
     """Arrow's own vectorised parser; None when it cannot take some text.
