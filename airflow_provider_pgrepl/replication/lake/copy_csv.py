@@ -46,6 +46,10 @@ def read_csv(
     names = [column.name for column in relation.columns]
     finding: Exception | None = None
     for rows in whole_rows(stream, block_bytes):
+        if not names:
+            # Of a table without columns each row is an empty line.
+            yield _type(pa.RecordBatch.from_struct_array(pa.nulls(len(rows), pa.struct([]))), typed)
+            continue
         try:
             table = _read(rows, names, types)
         except pa.ArrowInvalid as error:
@@ -116,6 +120,8 @@ def _read(rows: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Ta
 def _type(batch: pa.RecordBatch, typed: Iterable[values.TypedColumn]) -> pa.RecordBatch:
     """Parse the columns that were read as text and are not."""
     columns = {column.name: _typed(batch, column) for column in typed}
+    if not columns:
+        return batch
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 

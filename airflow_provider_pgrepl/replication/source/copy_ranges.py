@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_provider_pgrepl.errors import TableError
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.relations import COLUMN_LISTS_SINCE, Leaf, read_leaves
@@ -36,10 +35,8 @@ class CopyRange:
 def plan_ranges(connection: Connection, relation: Relation, range_bytes: int) -> list[CopyRange]:
     """Cut a table into ranges of about `range_bytes` (TOAST included), at least one; the last is open-ended.
 
-    Over a keeper's connection the partitions are those of the snapshot. Raises TableError.
+    Over a keeper's connection the partitions are those of the snapshot. Raises SourceError.
     """
-    if not relation.columns:
-        raise TableError(f"{relation.table}: has no published columns, so there is nothing to copy")
     row_filter = _row_filter(connection, relation)
     leaves = read_leaves(connection, relation.oid)
     with source_errors(f"measuring {relation.table}"):
