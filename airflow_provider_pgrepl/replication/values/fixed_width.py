@@ -1,4 +1,4 @@
-"""smallint, integer, bigint; real, double precision."""
+"""smallint, integer, bigint; oid, xid, cid; real, double precision."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.values.family import Family, cast, not_
 
 @dataclass(frozen=True)
 class Number:
-    """A number of fixed width, which has an Arrow type of the same width.
+    """A number of fixed width, which has an Arrow type that holds all of them.
 
     Floats keep NaN, the infinities and -0; the pinned `extra_float_digits` makes their text exact.
     """
@@ -41,4 +41,6 @@ def _of_width(lake_type: pa.DataType) -> Family:
 
 
 smallint, integer, bigint = _of_width(pa.int16()), _of_width(pa.int32()), _of_width(pa.int64())
+# Unsigned, of 32 bits, which Delta does not know.
+oid = _of_width(pa.int64())
 real, double = _of_width(pa.float32()), _of_width(pa.float64())

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import ColumnChoice
 from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.values.array import array
 from airflow_provider_pgrepl.replication.values.binary import binary
 from airflow_provider_pgrepl.replication.values.boolean import boolean
-from airflow_provider_pgrepl.replication.values.family import Family, Parser
-from airflow_provider_pgrepl.replication.values.fixed_width import bigint, double, integer, real, smallint
-from airflow_provider_pgrepl.replication.values.numeric import numeric
+from airflow_provider_pgrepl.replication.values.composite import composite
+from airflow_provider_pgrepl.replication.values.family import Family, NestedFamily, Parser
+from airflow_provider_pgrepl.replication.values.fixed_width import (
+    bigint,
+    double,
+    integer,
+    oid,
+    real,
+    smallint,
+)
+from airflow_provider_pgrepl.replication.values.hstore import hstore
+from airflow_provider_pgrepl.replication.values.money import money
+from airflow_provider_pgrepl.replication.values.numeric import numeric, xid8
+from airflow_provider_pgrepl.replication.values.range import multirange, range_
+from airflow_provider_pgrepl.replication.values.spatial import spatial
 from airflow_provider_pgrepl.replication.values.temporal import date, timestamp, timestamptz
 from airflow_provider_pgrepl.replication.values.text import text
+from airflow_provider_pgrepl.replication.values.vector import vector
 
 # By pg_type.oid, which is fixed for built-in types.
 _BUILT_IN: dict[int, Family] = {
@@ -19,30 +35,64 @@ _BUILT_IN: dict[int, Family] = {
     17: binary,  # bytea
     20: bigint,
     21: smallint,
+    22: text,  # int2vector, which pg_type calls an array and does not write as one
     23: integer,
+    26: oid,
+    28: oid,  # xid
+    29: oid,  # cid
+    30: text,  # oidvector
     700: real,
     701: double,
+    790: money,
     1082: date,
     1114: timestamp,
     1184: timestamptz,
     1700: numeric,
+    5069: xid8,
 }
 # By the extension that owns the type, and the type's name.
-_OF_EXTENSIONS: dict[tuple[str, str], Family] = {}
+_OF_EXTENSIONS: dict[tuple[str, str], Family] = {
+    ("hstore", "hstore"): hstore,
+    ("postgis", "geography"): spatial,
+    ("postgis", "geometry"): spatial,
+    ("vector", "halfvec"): vector,
+    ("vector", "vector"): vector,
+}
 # By what the type is made of.
-_OF_KINDS: dict[str, Family] = {}
+_OF_KINDS: dict[str, NestedFamily] = {
+    "a": array,
+    "c": composite,
+    "m": multirange,
+    "r": range_,
+}
 
 
 def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
     """The parser of a type; a type without a line is kept as its exact text. Raises ConfigError."""
-    if choice.lake_type is not None and choice.lake_type.name == "string":
+    chosen = choice.lake_type
+    if chosen is not None and chosen.name == "string":
         return text(pg_type, choice)
-    family = (
-        _BUILT_IN.get(pg_type.oid)
-        or _OF_EXTENSIONS.get((pg_type.extension, pg_type.name))
-        or _OF_KINDS.get(pg_type.kind, text)
-    )
-    parser = family(pg_type, choice)
-    if choice.lake_type is not None and choice.lake_type.name == "decimal" and family is not numeric:
-        raise ConfigError(f"types: decimal does not fit a column of type {pg_type.name}", "use string")
+    if pg_type.kind == "d":
+        return parser_of(pg_type.only_part, choice)
+    if chosen is not None and chosen.name == "array" and pg_type.kind != "a":
+        raise ConfigError(
+            f"types: a column of type {pg_type.name} cannot be array({chosen.dimensions}), only arrays can",
+            "leave the column out of types",
+        )
+    parser = _parser_of(pg_type, choice)
+    if chosen is not None and chosen.name == "decimal":
+        wanted = pa.decimal128(chosen.precision, chosen.scale)
+        if parser.lake_type != wanted:
+            raise ConfigError(
+                f"types: a column of type {pg_type.name} cannot be {wanted}, only numeric and money can",
+                "use string, which is the exact text, or leave the column out of types",
+            )
     return parser
+
+
+def _parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
+    family = _BUILT_IN.get(pg_type.oid) or _OF_EXTENSIONS.get((pg_type.extension, pg_type.name))
+    if family is not None:
+        return family(pg_type, choice)
+    nested = _OF_KINDS.get(pg_type.kind)
+    return text(pg_type, choice) if nested is None else nested(pg_type, choice, parser_of)

@@ -21,32 +21,54 @@ from airflow_provider_pgrepl.replication.values.text import Text
 
 # Years of four digits A.D. are what Arrow parses itself; all else that PostgreSQL writes is odd.
 _ORDINARY = r"^\d{4}-[^B]*$"
-_INFINITY = pa.array(["infinity", "-infinity"])
+_INFINITIES = ("infinity", "-infinity")
 _DATE = r"^(?P<year>\d{4,7})-(?P<month>\d\d)-(?P<day>\d\d)"
 _TIME = r" (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)(?:\.(?P<fraction>\d{1,6}))?"
 _ERA = r"(?P<era> BC)?$"
 _MAX_MICROSECONDS = 2**63 - 1
-_RETYPE = "leave the column out of the publication, or replace the value at the source by one within range"
+_OUT_OF_RANGE = (
+    "replace the value at the source by one within range, or give the column lake type string in types;"
+    " then take the table anew"
+)
+_INFINITE = (
+    "set infinity to null or sentinel (not for columns of a key), or give the column lake type string in"
+    " types; then take the table anew"
+)
+_FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 
 
 @dataclass(frozen=True)
 class Temporal:
     """A date or point in time that Arrow counts from 1970 (proleptic Gregorian, as PostgreSQL does).
 
-    `pattern` is RE2 for what PostgreSQL writes, with the fields named.
+    `pattern` is RE2 for what PostgreSQL writes, with the fields named. Infinities, which it cannot hold, are
+    by choice null, an error, or the text in `sentinels` that stands in for each of `_INFINITIES`; the lake
+    cannot tell these from the same values at the source.
     """
 
     lake_type: pa.DataType
     pattern: str
     infinity: Infinity
+    sentinels: tuple[str, str]
 
     @property
     def csv_type(self) -> pa.DataType | None:
-        return self.lake_type
+        return self.lake_type if self.infinity == "error" else None
 
     def parse(self, texts: pa.Array) -> pa.Array:
         fast = cast(texts, self.lake_type)
-        return self._parse_odd(texts) if fast is None else fast
+        return self._parse_odd(self._finite(texts)) if fast is None else fast
+
+    def _finite(self, texts: pa.Array) -> pa.Array:
+        """The texts with null or a sentinel in place of infinities. Raises Unholdable."""
+        if not pc.any(pc.is_in(texts, value_set=pa.array(_INFINITIES, texts.type))).as_py():
+            return texts
+        if self.infinity == "error":
+            raise Unholdable("infinity or -infinity", _INFINITE)
+        for infinite, sentinel in zip(_INFINITIES, self.sentinels, strict=True):
+            instead = pa.scalar(sentinel if self.infinity == "sentinel" else None, texts.type)
+            texts = pc.if_else(pc.equal(texts, pa.scalar(infinite, texts.type)), instead, texts)
+        return texts
 
     def _parse_odd(self, texts: pa.Array) -> pa.Array:
         """Only the rows that Arrow cannot parse go the long way: before Christ, or after 9999."""
@@ -58,8 +80,6 @@ class Temporal:
 
     def _count(self, texts: pa.Array) -> pa.Array:
         """Days or microseconds since 1970. Raises Unholdable."""
-        if pc.any(pc.is_in(texts, value_set=_INFINITY.cast(texts.type))).as_py():
-            raise Unholdable("infinity or -infinity", _RETYPE)
         fields = pc.extract_regex(texts, self.pattern)
         if fields.null_count:
             raise not_output_of_type()
@@ -92,20 +112,25 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
     last_second, last_fraction = divmod(_MAX_MICROSECONDS, 1_000_000)
     beyond = (seconds > last_second) | ((seconds == last_second) & (fraction > last_fraction))
     if beyond.any():
-        raise Unholdable("a time after 294247-01-10 04:00:54.775807", _RETYPE)
+        raise Unholdable("a time after 294247-01-10 04:00:54.775807", _OUT_OF_RANGE)
     return seconds * 1_000_000 + fraction
 
 
 def date(_: PgType, choice: ColumnChoice) -> Parser:
-    return Temporal(pa.date32(), _DATE + _ERA, choice.infinity)
+    return Temporal(pa.date32(), _DATE + _ERA, choice.infinity, (_LAST_DAY, _FIRST_DAY))
 
 
 def timestamp(_: PgType, choice: ColumnChoice) -> Parser:
     """Without zone in the lake too, or by the pipeline's choice its text."""
     if choice.timestamp_without_tz == "string":
         return Text()
-    return Temporal(pa.timestamp("us"), _DATE + _TIME + _ERA, choice.infinity)
+    return Temporal(pa.timestamp("us"), _DATE + _TIME + _ERA, choice.infinity, _sentinels())
 
 
 def timestamptz(_: PgType, choice: ColumnChoice) -> Parser:
-    return Temporal(pa.timestamp("us", "UTC"), _DATE + _TIME + r"\+00" + _ERA, choice.infinity)
+    lake_type = pa.timestamp("us", "UTC")
+    return Temporal(lake_type, _DATE + _TIME + r"\+00" + _ERA, choice.infinity, _sentinels("+00"))
+
+
+def _sentinels(zone: str = "") -> tuple[str, str]:
+    return f"{_LAST_DAY} 23:59:59.999999{zone}", f"{_FIRST_DAY} 00:00:00{zone}"

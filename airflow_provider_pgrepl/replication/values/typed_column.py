@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import ValueRangeError
+from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, ColumnName, TableName
 from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable
@@ -67,7 +67,11 @@ def typed_column(
 ) -> TypedColumn:
     """The column as the pipeline wants it in the lake. Raises ConfigError for a type that does not fit."""
     choice = pipeline.choice(ColumnName(table, column.name), is_key=column.is_key)
-    return TypedColumn(column, table, index, parser_of(column.pg_type, choice))
+    try:
+        parser = parser_of(column.pg_type, choice)
+    except ConfigError as error:
+        raise ConfigError(f"{error.message} (column {column.name})", error.hint) from None
+    return TypedColumn(column, table, index, parser)
 
 
 def _concatenate(chunks: list[pa.Array], target: pa.DataType) -> pa.Array:
