@@ -76,13 +76,22 @@ def _reachable_copy(binaries: Path, major: int) -> Path:
 
 
 class Server:
-    """One PostgreSQL server on 127.0.0.1 with its own data directory; superuser `postgres`, trust login."""
+    """One PostgreSQL server on 127.0.0.1 with its own data directory; superuser `postgres`, trust login.
+
+    `programs`: the folder with another installation's programs.
+    """
 
     def __init__(
-        self, data: Path, *, major: int = 18, port: int = 0, settings: Mapping[str, str] | None = None
+        self,
+        data: Path,
+        *,
+        major: int = 18,
+        programs: Path | None = None,
+        port: int = 0,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.data = data
-        self.bin = binaries(major)
+        self.bin = programs or binaries(major)
         self.port = port or free_port()
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,4 +1,4 @@
-"""Shared fixtures: one PostgreSQL server and one Spark session a run, a fresh database a test."""
+"""Shared fixtures: one PostgreSQL server (or two) and one Spark session a run, a fresh database a test."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, build_session
 from demo.postgres import Server
+from tests.support.debian_server import TEMPLATE, debian_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,12 +40,32 @@ def server() -> Iterator[Server]:
         instance.stop(immediate=True)
 
 
+@pytest.fixture(scope="session")
+def debian() -> Iterator[Server]:
+    """Debian's PostgreSQL, another major version with contrib's extensions and PostGIS."""
+    with debian_server() as instance:
+        yield instance
+
+
 @pytest.fixture
 def dsn(server: Server) -> Iterator[str]:
     """The DSN of a database of the test's own; its slots and the database go with the test."""
+    with fresh_database(server) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def debian_dsn(debian: Server) -> Iterator[str]:
+    """Likewise on Debian's server; it has all extensions."""
+    with fresh_database(debian, template=TEMPLATE) as dsn:
+        yield dsn
+
+
+@contextlib.contextmanager
+def fresh_database(server: Server, template: str = "template1") -> Iterator[str]:
     name = f"t_{uuid.uuid4().hex[:12]}"
     with closing_connection(server.dsn()) as admin:
-        admin.cursor().execute(f"create database {name}")
+        admin.cursor().execute(f"create database {name} template {template}")
     yield server.dsn(name)
     with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
         drop_slots(cursor, name)
