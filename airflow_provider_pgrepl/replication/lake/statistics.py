@@ -3,6 +3,7 @@
 A bound may be wider than the values, never narrower: readers leave a file out by it. So types whose bounds
 need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without zone)
 have none, and a bound that JSON readers might not take (a year that has not four digits) is left out.
+Lists, structs and maps, of which Parquet counts only the parts, have none at all.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ Show = Callable[[int, bool], Bound | None]
 
 
 def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """`numRecords`, `nullCount` of all columns, and `minValues`, `maxValues` of those that have safe ones."""
+    """`numRecords`, `nullCount` of plain columns, and `minValues`, `maxValues` of those that have safe ones."""
     least: dict[str, Bound] = {}
     most: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
-    for index, field in enumerate(schema):
+    places = _places(metadata)
+    for field in schema:
+        if pa.types.is_nested(field.type):
+            continue
+        index = places[field.name]
         groups = [
             metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)
         ]
@@ -40,6 +45,13 @@ def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
             least[field.name], most[field.name] = bounds
     statistics = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
     return json.dumps(statistics, separators=(",", ":"))
+
+
+def _places(metadata: pq.FileMetaData) -> dict[str, int]:
+    """Where Parquet has each plain column: a nested one takes as many places as it has leaves."""
+    columns = (metadata.schema.column(index) for index in range(metadata.num_columns))
+    # A leaf's path joins names by dots, which a plain column's name may hold as well.
+    return {column.name: index for index, column in enumerate(columns) if column.path == column.name}
 
 
 def _bounds(groups: list[Any], show: Show) -> tuple[Bound, Bound] | None:
