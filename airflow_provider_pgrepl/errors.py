@@ -17,6 +17,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ WireError                   bytes that are not pgoutput
     ├─ ValueRangeError             a value that its lake type cannot hold     (table)
     ├─ DriftError                  the table changed its shape                (table)
+    ├─ TruncatedError              TRUNCATE, where `truncate` is `error`      (table)
     ├─ ChangelogError              the changelog is missing, newer, or has a gap
     ├─ FencedError                 another process took this one's place      (retry)
     ├─ StateError                  the `_pgrepl` schema
@@ -127,6 +128,12 @@ class ValueRangeError(PgReplError):
 
 class DriftError(PgReplError):
     """The table's shape is no longer the recorded one."""
+
+    scope = Scope.TABLE
+
+
+class TruncatedError(PgReplError):
+    """The table was truncated, and its policy is to stop then."""
 
     scope = Scope.TABLE
 

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.choices import Truncate
 from airflow_provider_pgrepl.replication.lake import kernels
 from airflow_provider_pgrepl.replication.lake.changed_rows import (
     ChangedRows,
@@ -27,7 +26,6 @@ from airflow_provider_pgrepl.replication.relation import Relation
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 
 _INSERT = ord("I")
-_NONE: Ints = np.empty(0, np.int64)
 REASON = {
     kernels.KEY_HELD_TWICE: "gives a row a key that another row holds",
     kernels.ROW_MISSING: "changes a row that was deleted, or whose key had changed, before",
@@ -42,15 +40,13 @@ class Collapsed:
     `origin`: code of the key by which the row is found in the lake, -1: it is not there (insert).
     `final`: code of the key it ends with, -1: deleted (then `origin` is not -1).
     `last`: index of the change, among those given, which made the final state.
-    `leftover`: codes of keys under which the lake may still hold a row that an ignored TRUNCATE left there;
-    it must go, for another row takes its key. Codes index into `key_texts(i, codes)`.
+    Codes index into `key_texts(i, codes)`.
     """
 
     overwrite: bool
     origin: Ints
     final: Ints
     last: Ints
-    leftover: Ints
     _relation: Relation
     _keys: list[pa.Array]
     _new: Tuples
@@ -82,25 +78,23 @@ class Collapsed:
         return texts, keep if keep.any() else None
 
 
-def collapse(changes: pa.Table, relation: Relation, truncate: Truncate = "apply") -> Collapsed:
+def collapse(changes: pa.Table, relation: Relation) -> Collapsed:
     """Collapse changelog rows of one relation, ops I U D T, in order (commit_lsn, ordinal).
 
-    With `truncate` "ignore" TRUNCATE leaves the lake's rows; a row that then comes under the key of one of
-    them takes its place. Raises DriftError when rows have another number of columns than the relation,
-    LakeTableError when the changes contradict each other, or change rows of a table without a key.
+    For deletes that take rows away and a TRUNCATE that empties the table; `held_keys` has the other policies.
+    Raises DriftError when rows have another number of columns than the relation, LakeTableError when the
+    changes contradict each other, or change rows of a table without a key.
     """
-    ignoring = truncate == "ignore"
-    read = read_changes(changes, relation, whole=ignoring)
+    read = read_changes(changes, relation)
     if not relation.key_columns:
-        return _keyless(read, relation, overwrite=read.truncated and not ignoring)
+        return _keyless(read, relation)
     keys, old_code, new_code = key_codes(relation, read)
     old_image, new_image = images(relation, read)
     is_key = np.array([column.is_key for column in relation.columns])
     beside_key = ~is_key[read.unsent_column]
     columns, numbers = np.unique(read.unsent_column[beside_key], return_inverse=True)
-    overwrite = read.truncated and not ignoring
     status, at, entities, origin, final, last, source = kernels.replay(
-        read.op, old_code, new_code, len(keys[0]), overwrite, read.truncates if ignoring else _NONE,
+        read.op, old_code, new_code, len(keys[0]), read.truncated,
         read.unsent_row[beside_key], numbers.astype(np.int64), len(columns), old_image, new_image,
     )  # fmt: skip
     if status != kernels.OK:
@@ -108,11 +102,10 @@ def collapse(changes: pa.Table, relation: Relation, truncate: Truncate = "apply"
         raise contradiction(relation, f"a change committed at {lsn} {REASON[status]}")
     stays = np.flatnonzero((origin[:entities] >= 0) | (final[:entities] >= 0))
     return Collapsed(
-        overwrite=overwrite,
+        overwrite=read.truncated,
         origin=origin[stays],
         final=final[stays],
         last=read.places[last[stays]],
-        leftover=_leftover(origin[stays], final[stays]) if ignoring else _NONE,
         _relation=relation,
         _keys=keys,
         _new=read.new,
@@ -121,11 +114,7 @@ def collapse(changes: pa.Table, relation: Relation, truncate: Truncate = "apply"
     )
 
 
-def _leftover(origin: Ints, final: Ints) -> Ints:
-    return np.setdiff1d(final[final >= 0], origin)
-
-
-def _keyless(read: ChangedRows, relation: Relation, *, overwrite: bool) -> Collapsed:
+def _keyless(read: ChangedRows, relation: Relation) -> Collapsed:
     if bool((read.op != _INSERT).any()):
         raise LakeTableError(
             f"{relation.table}: rows were updated or deleted, but the table has no key",
@@ -133,7 +122,7 @@ def _keyless(read: ChangedRows, relation: Relation, *, overwrite: bool) -> Colla
         )
     rows = np.arange(len(read.op), dtype=np.int64)
     nowhere = np.full_like(rows, -1)
-    return Collapsed(overwrite, nowhere, rows, read.places, _NONE, relation, [], read.new, rows, {})
+    return Collapsed(read.truncated, nowhere, rows, read.places, relation, [], read.new, rows, {})
 
 
 def key_codes(relation: Relation, read: ChangedRows) -> tuple[list[pa.Array], Ints, Ints]:

@@ -12,32 +12,32 @@ import numpy as np
 
 OK, KEY_HELD_TWICE, ROW_MISSING = range(3)
 
-_INSERT, _DELETE = ord("I"), ord("D")
-_NONE = -1
+INSERT, DELETE = ord("I"), ord("D")
+NONE = -1
 
-_jit: Any = numba.njit(cache=True, nogil=True)
+jit: Any = numba.njit(cache=True, nogil=True)
 
 
-@_jit
-def _holder(code, image, head, following, images, left_lake):  # type: ignore[no-untyped-def]
-    """The entity that a change of key `code` means; _NONE: the lake's row of that key.
+@jit
+def holder(code, image, head, following, images, left_lake):  # type: ignore[no-untyped-def]
+    """The entity that a change of key `code` means; NONE: the lake's row of that key.
 
     A deferrable key may be held by several rows for a moment; then the whole old row tells them apart,
     and of equal ones any will do. Without images a key has one holder at any moment.
     """
     first = head[code]
-    if first == _NONE or images.shape[0] == 0:
+    if first == NONE or images.shape[0] == 0:
         return first
     entity = first
-    while entity != _NONE:
+    while entity != NONE:
         if images[entity] == image:
             return entity
         entity = following[entity]
-    return first if left_lake[code] else _NONE
+    return first if left_lake[code] else NONE
 
 
-@_jit
-def _leave(code, entity, head, following):  # type: ignore[no-untyped-def]
+@jit
+def leave(code, entity, head, following):  # type: ignore[no-untyped-def]
     if head[code] == entity:
         head[code] = following[entity]
         return
@@ -47,36 +47,25 @@ def _leave(code, entity, head, following):  # type: ignore[no-untyped-def]
     following[before] = following[entity]
 
 
-@_jit
-def _arrive(code, entity, head, following):  # type: ignore[no-untyped-def]
-    following[entity] = _NONE
-    if head[code] == _NONE:
+@jit
+def arrive(code, entity, head, following):  # type: ignore[no-untyped-def]
+    following[entity] = NONE
+    if head[code] == NONE:
         head[code] = entity
         return
     last = head[code]
-    while following[last] != _NONE:
+    while following[last] != NONE:
         last = following[last]
     following[last] = entity
 
 
-@_jit
+@jit
 def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
-    op,
-    old_code,
-    new_code,
-    codes,
-    emptied,
-    ignored,
-    unsent_row,
-    unsent_column,
-    unsent_width,
-    old_image,
-    new_image,
+    op, old_code, new_code, codes, emptied, unsent_row, unsent_column, unsent_width, old_image, new_image
 ):
     """Follow every row of the batch from the key it has in the lake to its final state.
 
     `op` I, U, D; codes of the key before and after; `emptied`: the lake holds nothing (TRUNCATE);
-    `ignored`: changes before which a TRUNCATE was passed over: rows then stay until another takes their key;
     (unsent_row, unsent_column): columns, numbered among those ever unsent, which a change did not send;
     images: hashes of the whole rows, empty unless the replica identity is FULL.
 
@@ -85,8 +74,8 @@ def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one
     """
     changes = op.shape[0]
     with_images = new_image.shape[0] > 0
-    head = np.full(codes, _NONE, np.int64)
-    deleted = np.full(codes, _NONE, np.int64)
+    head = np.full(codes, NONE, np.int64)
+    deleted = np.full(codes, NONE, np.int64)
     left_lake = np.full(codes, emptied, np.bool_)
     origin = np.empty(changes, np.int64)
     final = np.empty(changes, np.int64)
@@ -96,37 +85,22 @@ def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one
     source = np.empty((changes if unsent_width > 0 else 0, unsent_width), np.int64)
     entities = 0
     unsent_at = 0
-    ignored_at = 0
-    stale = np.full(codes if ignored.shape[0] > 0 else 0, _NONE, np.int64)
     for i in range(changes):
-        if ignored_at < ignored.shape[0] and ignored[ignored_at] <= i:
-            ignored_at += 1
-            for code in range(codes):
-                if head[code] != _NONE:
-                    stale[code] = head[code]
-                    head[code] = _NONE
-                left_lake[code] = True
-        if ignored_at > 0 and new_code[i] != _NONE and op[i] != _DELETE and stale[new_code[i]] != _NONE:
-            entity = stale[new_code[i]]
-            stale[new_code[i]] = _NONE
-            final[entity] = _NONE
-            if origin[entity] != _NONE:
-                deleted[origin[entity]] = entity
-        if op[i] == _INSERT:
+        if op[i] == INSERT:
             code = new_code[i]
             entity = deleted[code]
-            if entity != _NONE:
-                deleted[code] = _NONE
+            if entity != NONE:
+                deleted[code] = NONE
             else:
                 entity = entities
                 entities += 1
-                origin[entity] = _NONE
+                origin[entity] = NONE
         else:
             code = old_code[i]
             image = old_image[i] if with_images else np.uint64(0)
-            entity = _holder(code, image, head, following, images, left_lake)
-            if entity != _NONE:
-                _leave(code, entity, head, following)
+            entity = holder(code, image, head, following, images, left_lake)
+            if entity != NONE:
+                leave(code, entity, head, following)
             elif left_lake[code]:
                 return ROW_MISSING, i, 0, origin, final, last, source
             else:
@@ -135,22 +109,22 @@ def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one
                 entities += 1
                 origin[entity] = code
                 for j in range(unsent_width):
-                    source[entity, j] = _NONE
+                    source[entity, j] = NONE
         last[entity] = i
-        if op[i] == _DELETE:
-            final[entity] = _NONE
-            if origin[entity] != _NONE:
+        if op[i] == DELETE:
+            final[entity] = NONE
+            if origin[entity] != NONE:
                 deleted[origin[entity]] = entity
             continue
         code = new_code[i]
         if not with_images:
-            if head[code] != _NONE:
+            if head[code] != NONE:
                 return KEY_HELD_TWICE, i, 0, origin, final, last, source
             # Somebody else could take this key only because the lake's row had left it, or never was.
             left_lake[code] = True
         else:
             images[entity] = new_image[i]
-        _arrive(code, entity, head, following)
+        arrive(code, entity, head, following)
         final[entity] = code
         if unsent_width > 0:
             at = unsent_at
@@ -165,12 +139,12 @@ def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one
                     source[entity, j] = i
     for entity in range(entities):
         code = final[entity]
-        if code != _NONE and following[head[code]] != _NONE:
+        if code != NONE and following[head[code]] != NONE:
             return KEY_HELD_TWICE, last[entity], 0, origin, final, last, source
     return OK, -1, entities, origin, final, last, source
 
 
-@_jit
+@jit
 def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
     """A 64-bit hash of each text; null has one of its own."""
     hashes = np.empty(offsets.shape[0] - 1, np.uint64)
@@ -186,7 +160,7 @@ def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
     return hashes
 
 
-@_jit
+@jit
 def replay_rows(op, old_code, new_code, codes, emptied):  # type: ignore[no-untyped-def]
     """Follow the copies of each different row of a table without key; what goes is the newest copy.
 
@@ -194,22 +168,22 @@ def replay_rows(op, old_code, new_code, codes, emptied):  # type: ignore[no-unty
     the row that it made is still there at the end.
     """
     changes = op.shape[0]
-    newest = np.full(codes, _NONE, np.int64)
-    older = np.full(changes, _NONE, np.int64)
+    newest = np.full(codes, NONE, np.int64)
+    older = np.full(changes, NONE, np.int64)
     stays = np.zeros(changes, np.bool_)
     lost = np.zeros(codes, np.int64)
     for i in range(changes):
-        if op[i] != _INSERT:
+        if op[i] != INSERT:
             code = old_code[i]
             copy = newest[code]
-            if copy != _NONE:
+            if copy != NONE:
                 newest[code] = older[copy]
                 stays[copy] = False
             elif emptied:
                 return ROW_MISSING, i, lost, stays
             else:
                 lost[code] += 1
-        if op[i] != _DELETE:
+        if op[i] != DELETE:
             code = new_code[i]
             older[i] = newest[code]
             newest[code] = i

@@ -59,6 +59,13 @@ def take(values: pa.Array, indexes: Ints) -> pa.Array:
     return values.take(pa.array(indexes, mask=missing) if missing.any() else pa.array(indexes))
 
 
+def replaced(values: pa.Array, where: Bools, others: pa.Array) -> pa.Array:
+    """`values`, and `others`, in their order, `where` it is said; of any type, nested ones too."""
+    places = np.arange(len(values), dtype=np.int64)
+    places[where] = len(values) + np.arange(len(others))
+    return pa.concat_arrays([values, others.cast(values.type)]).take(pa.array(places))
+
+
 def bytes_before(lists: pa.Array) -> Ints:
     """How many bytes of text lie before each row of a list column, and at the end all of them."""
     child = lists.values

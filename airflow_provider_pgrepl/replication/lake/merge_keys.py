@@ -1,0 +1,186 @@
+"""What each key is to hold into its lake table, where deleted or truncated rows may stay there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.changed_rows import array_of
+from airflow_provider_pgrepl.replication.lake.held_keys import HeldKeys
+from airflow_provider_pgrepl.replication.lake.lake_rows import rows_equal_to
+from airflow_provider_pgrepl.replication.lake.slice_commit import MISSING, SliceCommit
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
+from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints, replaced, take
+from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.values import (
+    COMMIT_LSN,
+    COMMIT_TS,
+    DELETED,
+    TypedColumn,
+    lake_schema,
+    typed_column,
+    typed_columns,
+)
+
+# What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
+# one comes; it must be there and goes; it goes if it is there.
+_UPDATE, _PUT, _DELETE, _CLEAR = range(4)
+
+
+@dataclass(frozen=True)
+class KeysCommit:
+    """One slice of changes, followed by key, to become one commit."""
+
+    held: HeldKeys
+    changes: pa.Table
+    relation: Relation
+    pipeline: Pipeline
+
+    def make(self, commit: SliceCommit) -> None:
+        """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        if len(self.held) == 0 and self.held.truncated < 0:
+            commit.nothing()
+            return
+        source, kept = self._source(commit)
+        names = self._names()
+        merger = commit.merge(source, self._conditions())
+        fresh = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}
+        changed = {
+            target: f"case when s.u{index} then t.{target} else s.c{index} end"
+            if index in kept
+            else f"s.c{index}"
+            for index, target in enumerate(fresh)
+        }
+        merger.when_matched_delete(f"s.kind >= {_DELETE}")
+        merger.when_matched_update(changed, f"s.kind < {_DELETE}")
+        merger.when_not_matched_insert(fresh, f"s.kind = {_PUT}")
+        # A row that is not there must stop the commit; MERGE has no other way to say so.
+        fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in fresh.items()}
+        merger.when_not_matched_insert(fail, f"s.kind = {_UPDATE} or s.kind = {_DELETE}")
+        if self.held.truncated >= 0:
+            self._mark_all_others(merger)
+        self._check(commit.run(merger))
+
+    def _names(self) -> list[str]:
+        return list(lake_schema(self.relation, self.pipeline).names)
+
+    @property
+    def soft(self) -> bool:
+        return self.pipeline.policy(self.relation.table).deletes == "soft"
+
+    def _kinds(self) -> Ints:
+        held = self.held
+        if self.soft:
+            return np.where(held.in_lake, _UPDATE, _PUT)
+        return np.where(held.in_lake, _UPDATE, _PUT) + np.where(held.gone, _DELETE, 0)
+
+    def _conditions(self) -> Iterator[str]:
+        for number, column in enumerate(self.relation.key_columns):
+            yield f"(t.{quote_identifier(column.name)} = s.k{number})"
+
+    def _mark_all_others(self, merger: Any) -> None:
+        """TRUNCATE: rows that no later change concerns; those marked before keep the moment of their end."""
+        at = self.held.truncated
+        marks = {quote_identifier(DELETED): "true"}
+        if self.pipeline.commit_lsn_column:
+            marks[quote_identifier(COMMIT_LSN)] = str(self.changes["commit_lsn"][at].as_py())
+        if self.pipeline.commit_ts_column:
+            micros = self.changes["commit_ts"][at].cast(pa.int64()).as_py()
+            marks[quote_identifier(COMMIT_TS)] = (
+                f"arrow_cast({micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+            )
+        merger.when_not_matched_by_source_update(marks, f"not t.{quote_identifier(DELETED)}")
+
+    def values(self) -> Iterator[tuple[pa.Array, Bools | None]]:
+        """Typed values by lake column, and where the value of the origin's row in the lake stays."""
+        for typed in typed_columns(self.relation, self.pipeline):
+            if typed.index is None:
+                yield pa.nulls(len(self.held), typed.lake_type), None
+                continue
+            texts, keep = self.held.texts(typed.index)
+            yield typed.parse(texts), keep if keep.any() else None
+        if self.soft:
+            yield pa.array(self.held.gone), None
+        if self.pipeline.commit_lsn_column:
+            yield take(array_of(self.changes, "commit_lsn", pa.int64()), self.held.since), None
+        if self.pipeline.commit_ts_column:
+            yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), self.held.since), None
+
+    def _source(self, commit: SliceCommit) -> tuple[pa.Table, set[int]]:
+        """Keys k…, values c…, u… where the value stays that the lake has under that key."""
+        held, columns, kept = self.held, dict[str, Any](), set[int]()
+        kinds, at_origin = self._kinds(), self.held.origin == self.held.code
+        for number, key in enumerate(self._key_columns()):
+            columns[f"k{number}"] = key.parse(held.key_texts(number, held.code))
+        lake = _LakeValues(self, commit)
+        for index, (name, (values, keep)) in enumerate(zip(self._names(), self.values(), strict=True)):
+            columns[f"c{index}"] = values
+            if keep is None:
+                continue
+            from_elsewhere = keep & ~at_origin & (kinds < _DELETE)
+            if from_elsewhere.any():
+                columns[f"c{index}"] = lake.filled(name, values, from_elsewhere)
+            if (keep & at_origin).any():
+                kept.add(index)
+                columns[f"u{index}"] = keep & at_origin
+        columns["kind"] = pa.array(kinds)
+        columns["zero"] = pa.array(np.zeros(len(held), np.int64))
+        return pa.table(columns), kept
+
+    def _key_columns(self) -> list[TypedColumn]:
+        return [
+            typed_column(column, self.relation.table, self.pipeline) for column in self.relation.key_columns
+        ]
+
+    def _check(self, metrics: dict[str, Any]) -> None:
+        """A key that the lake holds twice is changed twice."""
+        counts = np.bincount(self._kinds(), minlength=4).tolist()
+        changed = metrics["num_target_rows_inserted"] + metrics["num_target_rows_updated"]
+        deleted = metrics["num_target_rows_deleted"]
+        others = self.held.truncated >= 0 or changed == counts[_UPDATE] + counts[_PUT]
+        if not others or not counts[_DELETE] <= deleted <= counts[_DELETE] + counts[_CLEAR]:
+            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice", RESNAPSHOT_HINT)
+
+
+class _LakeValues:
+    """Values that a row takes along to another key: they are in the lake only, under the key it had there."""
+
+    def __init__(self, keys: KeysCommit, commit: SliceCommit) -> None:
+        self._keys = keys
+        self._commit = commit
+        self._rows: pa.Table | None = None
+        self._row_of: Ints = np.empty(0, np.int64)
+
+    def filled(self, name: str, values: pa.Array, where: Bools) -> pa.Array:
+        """`values`, and where it is said those that the lake has in column `name`."""
+        if self._rows is None:
+            self._read()
+        assert self._rows is not None
+        rows = self._row_of[where]
+        if bool((rows < 0).any()):
+            raise LakeTableError(f"{self._keys.relation.table}: {MISSING}", RESNAPSHOT_HINT)
+        return replaced(values, where, take(self._rows[name].combine_chunks(), rows))
+
+    def _read(self) -> None:
+        """The lake's rows under the keys from which rows have moved, with all their values."""
+        held, typed = self._keys.held, self._keys._key_columns()
+        moved = np.flatnonzero((held.origin >= 0) & (held.origin != held.code))
+        origins = np.unique(held.origin[moved])
+        wanted = pa.table(
+            {key.name: key.parse(held.key_texts(number, origins)) for number, key in enumerate(typed)}
+        )
+        names = [column.name for column in typed_columns(self._keys.relation, self._keys.pipeline)]
+        commit = self._commit
+        rows, which = commit.read(lambda: rows_equal_to(commit.table, wanted, names))
+        self._rows = rows
+        row_of = np.full(
+            int(held.code.max(initial=-1)) + 1 + int(held.origin.max(initial=-1)) + 1, -1, np.int64
+        )
+        row_of[origins[which]] = np.arange(len(rows))
+        self._row_of = np.where(held.origin >= 0, row_of[held.origin], -1)

@@ -1,0 +1,123 @@
+"""Final states of keyed rows into their lake table, where it holds exactly the source's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.changed_rows import array_of
+from airflow_provider_pgrepl.replication.lake.collapse import Collapsed
+from airflow_provider_pgrepl.replication.lake.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
+from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints, take
+from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.values import lake_schema, typed_column, typed_columns
+
+_INSERT, _UPDATE, _DELETE = range(3)
+
+
+@dataclass(frozen=True)
+class RowsCommit:
+    """The collapsed changes of whole transactions, to become one commit."""
+
+    collapsed: Collapsed
+    changes: pa.Table
+    relation: Relation
+    pipeline: Pipeline
+
+    def make(self, commit: SliceCommit) -> None:
+        """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        if self.collapsed.overwrite:
+            commit.write(self._final_rows(), "overwrite")
+        elif len(self.collapsed) == 0:
+            commit.nothing()
+        elif self.collapsed.only_inserts:
+            commit.write(self._final_rows(), "append")
+        else:
+            self._merge(commit)
+
+    def _final_rows(self) -> pa.Table:
+        entries = np.flatnonzero(self.collapsed.final >= 0)
+        return pa.table(dict(zip(self.names(), (values for values, _ in self.values(entries)), strict=True)))
+
+    def names(self) -> list[str]:
+        return list(lake_schema(self.relation, self.pipeline).names)
+
+    def values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
+        """Typed final values by lake column, and where the lake's value stays."""
+        for typed in typed_columns(self.relation, self.pipeline):
+            if typed.index is None:
+                yield pa.nulls(len(entries), typed.lake_type), None
+                continue
+            texts, keep = self.collapsed.texts(typed.index, entries)
+            yield typed.parse(texts), keep
+        last = self.collapsed.last[entries]
+        if self.pipeline.commit_lsn_column:
+            yield take(array_of(self.changes, "commit_lsn", pa.int64()), last), None
+        if self.pipeline.commit_ts_column:
+            yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), last), None
+
+    def _merge(self, commit: SliceCommit) -> None:
+        source, kept = self._merge_source()
+        targets = [quote_identifier(name) for name in self.names()]
+        merger = commit.merge(source, self._conditions(source))
+        values = {target: f"s.c{index}" for index, target in enumerate(targets)}
+        updates = {
+            target: f"case when s.u{index} then t.{target} else s.c{index} end"
+            if index in kept
+            else f"s.c{index}"
+            for index, target in enumerate(targets)
+        }
+        merger.when_matched_delete(f"s.kind = {_DELETE}")
+        merger.when_matched_update(updates, f"s.kind = {_UPDATE}")
+        merger.when_not_matched_insert(values, f"s.kind = {_INSERT}")
+        # A row to update or delete that is not there must stop the commit; MERGE has no other way to say so.
+        fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in values.items()}
+        merger.when_not_matched_insert(fail)
+        self._check_metrics(commit.run(merger))
+
+    def _conditions(self, source: pa.Table) -> Iterator[str]:
+        """Origin keys are equal; and, so that Delta skips files, integer keys lie in the range of these."""
+        for number, column in enumerate(self.relation.key_columns):
+            key, origins = f"t.{quote_identifier(column.name)}", source[f"o{number}"]
+            # Not null-safe on purpose: a key is never NULL, and an insert, whose origin is, must not match.
+            yield f"({key} = s.o{number})"
+            if pa.types.is_integer(origins.type):
+                lowest, highest = pc.min_max(origins).as_py().values()
+                yield f"({key} >= {lowest}) and ({key} <= {highest})"
+
+    def _merge_source(self) -> tuple[pa.Table, set[int]]:
+        """Deleted and remaining rows: origin key o…, final values c…, u… where the lake's value is kept."""
+        collapsed = self.collapsed
+        alive, dead = np.flatnonzero(collapsed.final >= 0), np.flatnonzero(collapsed.final < 0)
+        order = np.concatenate([alive, dead])
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+        for number, column in enumerate(self.relation.key_columns):
+            texts = collapsed.key_texts(number, collapsed.origin[order])
+            columns[f"o{number}"] = typed_column(column, self.relation.table, self.pipeline).parse(texts)
+        kept = set()
+        for index, (values, keep) in enumerate(self.values(alive)):
+            columns[f"c{index}"] = pa.chunked_array([values, pa.nulls(len(dead), values.type)])
+            if keep is not None:
+                kept.add(index)
+                columns[f"u{index}"] = np.concatenate([keep, np.zeros(len(dead), np.bool_)])
+        columns["kind"] = pa.array(self._kinds()[order])
+        columns["zero"] = pa.array(np.zeros(len(order), np.int64))
+        return pa.table(columns), kept
+
+    def _kinds(self) -> Ints:
+        kinds = np.where(self.collapsed.origin < 0, _INSERT, _UPDATE)
+        return np.where(self.collapsed.final < 0, _DELETE, kinds)
+
+    def _check_metrics(self, metrics: dict[str, Any]) -> None:
+        """A key that the lake holds twice is changed twice."""
+        done = [metrics[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted")]
+        if done != np.bincount(self._kinds(), minlength=3).tolist():
+            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice", RESNAPSHOT_HINT)
