@@ -36,7 +36,8 @@ class Received(Replicated):
         """Make publication, slot and changelog, as the snapshot app does; the consistent point."""
         with self.source() as source:
             relations = catalog.resolve_tables(source, self.pipeline)
-            publication.create_publication(source, self.pipeline.publication, relations)
+            if self.pipeline.publication_mode == "create":
+                publication.create_publication(source, self.pipeline.publication, relations)
             with export_slot(self.dsn, self.pipeline.slot, temporary=False, timeout_s=30) as exported:
                 pass
             server = catalog.read_server(source)

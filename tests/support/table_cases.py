@@ -1,4 +1,4 @@
-"""Tables to be replicated together: what makes them, what happens to them, and what the lake must then hold."""
+"""Tables replicated together: what makes them, what happens to them, and what the lake must then hold."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.support.replicated import OWN_COLUMNS, execute, plain, quoted
 @dataclass(frozen=True)
 class Case:
     """One table. `source`: what stands after FROM where the lake is to equal it, by default the table itself
-    (`at_copy`: as long as nothing was changed); `options`: what the pipeline says of it; `least`: the server
-    version that knows such tables."""
+    (`at_copy`: as long as nothing was changed); `options`: what the pipeline says of it; `least` and
+    `below`: the server versions that it is for."""
 
     table: str
     setup: tuple[str, ...]
@@ -27,6 +27,7 @@ class Case:
     at_copy: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     least: int = 0
+    below: int = 999999
     snapshot_rows: int = 1
 
     @property
@@ -36,6 +37,11 @@ class Case:
     @property
     def reference_at_copy(self) -> str:
         return self.at_copy or self.reference
+
+
+def cases_for(version: int, cases: Sequence[Case]) -> list[Case]:
+    """Those that a server of this version can have."""
+    return [case for case in cases if case.least <= version < case.below]
 
 
 def options_of(cases: Sequence[Case]) -> dict[str, Any]:

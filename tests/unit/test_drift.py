@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, TableName
 from airflow_provider_pgrepl.replication.state.drift import find_drift
 from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
 
@@ -147,3 +147,67 @@ def test_a_record_survives_its_json_with_and_without_a_catalog() -> None:
         assert again.version == record.version
         assert 0 < record.version < 2**63
     assert announced(RECORDED).version == RECORDED.version
+
+
+INT, TEXT = PgType(23, name="int4"), PgType(25, name="text")
+
+
+def with_type(pg_type: PgType) -> Relation:
+    return columns(ID, replace(TOTAL, type_oid=pg_type.oid, typmod=-1, type_name="public.t", type=pg_type))
+
+
+def composite(*fields: tuple[str, PgType], name: str = "t") -> PgType:
+    return PgType(20000, name=name, kind="c", parts=fields)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        (composite(("a", INT)), composite(("a", INT), ("b", TEXT))),
+        (composite(("a", INT), ("b", TEXT)), composite(("a", INT))),
+        (composite(("a", INT)), composite(("b", INT))),
+        (composite(("a", INT)), composite(("a", TEXT))),
+        (composite(("a", composite(("x", INT)))), composite(("a", composite(("y", INT))))),
+    ],
+    ids=["attribute added", "attribute dropped", "attribute renamed", "attribute's type", "deeper down"],
+)
+def test_a_type_made_of_something_else_is_drift(before: PgType, now: PgType) -> None:
+    drift = find_drift(with_type(before), announced(with_type(now)))
+    assert drift == 'what the type of column "Total" (public.t) is made of changed'
+
+
+def test_a_renamed_type_is_no_drift() -> None:
+    now = with_type(composite(("a", replace(INT, name="other")), name="renamed"))
+    assert find_drift(with_type(composite(("a", INT))), announced(now)) is None
+
+
+GENERATED = Column("g", 4, 25, -1, "text")
+UNSENT = replace(RECORDED, unpublished=(GENERATED,))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        (RECORDED, UNSENT, "generated column g was added"),
+        (UNSENT, RECORDED, "column g was dropped"),
+        (UNSENT, columns(ID, TOTAL, GENERATED), "generated column g is now published"),
+        (columns(ID, TOTAL, GENERATED), UNSENT, "generated column g is no longer published"),
+        (
+            UNSENT,
+            replace(UNSENT, unpublished=(replace(GENERATED, name="h"),)),
+            "column g was renamed to h",
+        ),
+        (
+            UNSENT,
+            replace(UNSENT, unpublished=(replace(GENERATED, type_oid=23, type_name="integer"),)),
+            "the type of column g changed from text to integer",
+        ),
+    ],
+)
+def test_columns_that_are_not_sent_drift_too(before: Relation, now: Relation, says: str) -> None:
+    assert find_drift(before, announced(now)) == says
+
+
+def test_another_expression_of_a_column_that_is_not_sent_is_no_drift() -> None:
+    now = replace(UNSENT, relfilenode=71, unpublished=(replace(GENERATED, xmin=99),))
+    assert find_drift(UNSENT, announced(now)) is None

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import catalog, slot, snapshot
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight import check_source
+from airflow_provider_pgrepl.replication.source.table_warnings import table_warnings
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -223,6 +224,8 @@ class Snapshot:
         )
 
     def _copy(self, keeper: snapshot.Keeper, exported: slot.ExportedSnapshot, record: EpochRecord) -> int:
+        for warning in table_warnings(keeper.relations, self.pipeline):
+            log.warning("%s", warning)
         spark = build_session(f"pgrepl snapshot {self.pipeline.name}", delta=False)
         try:
             copy = SnapshotCopy(spark, self.dsn, self.pipeline, self.store, record, keeper, exported)

@@ -7,9 +7,10 @@ the catalog had already moved on, but never late.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, show_identifier
 
 
 def find_drift(recorded: Relation, announced: RelationRecord) -> str | None:
@@ -41,11 +42,31 @@ def _differences(recorded: Relation, current: Relation, announced: RelationRecor
 def _column_differences(recorded: Relation, current: Relation) -> Iterator[str]:
     now = {column.attnum: column for column in current.columns}
     before = {column.attnum: column for column in recorded.columns}
+    unsent = {column.attnum for column in current.unpublished}
     for column in recorded.columns:
-        yield from _column_difference(column, now.get(column.attnum), current)
+        if column.attnum in unsent:
+            yield f"generated column {show_identifier(column.name)} is no longer published"
+        else:
+            yield from _column_difference(column, now.get(column.attnum), current)
+    yield from _unpublished_differences(recorded, current)
     for attnum, column in now.items():
         if attnum not in before:
             yield f"column {show_identifier(column.name)} was added"
+
+
+def _unpublished_differences(recorded: Relation, current: Relation) -> Iterator[str]:
+    """Columns of which the lake has nothing but nulls: what counts is which they are, and their types."""
+    now = {column.attnum: column for column in current.unpublished}
+    before = {column.attnum: column for column in recorded.unpublished}
+    published = {column.attnum for column in current.columns}
+    for attnum, column in before.items():
+        if attnum in published:
+            yield f"generated column {show_identifier(column.name)} is now published"
+        else:
+            yield from _column_difference(column, now.get(attnum), current)
+    for attnum, column in now.items():
+        if attnum not in before and attnum not in {known.attnum for known in recorded.columns}:
+            yield f"generated column {show_identifier(column.name)} was added"
 
 
 def _column_difference(before: Column, now: Column | None, current: Relation) -> Iterator[str]:
@@ -58,8 +79,18 @@ def _column_difference(before: Column, now: Column | None, current: Relation) ->
         yield f"column {name} was renamed to {show_identifier(now.name)}"
     if (now.type_oid, now.typmod) != (before.type_oid, before.typmod):
         yield f"the type of column {name} changed from {before.type_name} to {now.type_name}"
+    elif before.type is not None and _structure(now.type) != _structure(before.type):
+        yield f"what the type of column {name} ({now.type_name}) is made of changed"
     if now.is_key != before.is_key:
         yield f"the key changed: column {name} {'joined' if now.is_key else 'left'} it"
+
+
+def _structure(pg_type: PgType | None) -> tuple[Any, ...] | None:
+    """What values of a type are made of; names of types say nothing about them, those of fields do."""
+    if pg_type is None:
+        return None
+    parts = tuple((name, _structure(part)) for name, part in pg_type.parts)
+    return (pg_type.oid, pg_type.typmod, pg_type.kind, parts)
 
 
 def _altered(recorded: Relation, current: Relation) -> bool:
