@@ -158,6 +158,13 @@ class Pipeline:
             _check_table("per_table", table, pattern_allowed=False)
             overrides("per_table", table, given, POLICIES)
 
+        keeps_history = self.history or any(given.get("history") for given in self.per_table.values())
+        if keeps_history and not (self.commit_lsn_column and self.commit_ts_column):
+            raise ConfigError(
+                "history: needs commit_lsn_column and commit_ts_column",
+                "they say since when the rows of the lake tables have been as they are",
+            )
+
     def choice(self, column: ColumnName, *, is_key: bool = False) -> ColumnChoice:
         """How the values of a column are to look in the lake; those of a key must stay exact."""
         own: dict[str, Any] = next(

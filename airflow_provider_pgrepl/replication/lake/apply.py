@@ -20,6 +20,7 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog import reader, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri, system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.history import history_key
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.shares import (
     RESULT,
@@ -63,12 +64,13 @@ class ApplierProgress:
 @dataclass(frozen=True)
 class _Level:
     """What is known of a table: taken at which snapshot, level with which changelog version, at which own
-    version and position."""
+    version and position, and its history, if it keeps one, at which version."""
 
     snapshot: LSN
     through: int
     version: int
     position: int
+    history_version: int | None
 
 
 class Applier:
@@ -207,7 +209,11 @@ class Applier:
             record = records[result.relation_id]
             if result.error is None:
                 self._levels[result.relation_id] = _Level(
-                    _snapshot_of(record), mark.to_version, result.version, result.position
+                    _snapshot_of(record),
+                    mark.to_version,
+                    result.version,
+                    result.position,
+                    result.history_version,
                 )
                 self.progress.changes += result.changes
             else:
@@ -303,7 +309,7 @@ class Applier:
         if any(r.state is TableState.STREAMING and oid not in self._levels for oid, r in records.items()):
             return
         named = {
-            str(records[oid].table): level
+            records[oid].table: level
             for oid, level in self._levels.items()
             if level.through == mark.to_version and level.snapshot <= lsn
         }
@@ -312,7 +318,12 @@ class Applier:
         if not named or passed or any(level.position > lsn for level in named.values()):
             # With an old checkpoint, tables may be ahead of the batch: they do not show its moment any more.
             return
-        tables = {table: level.version for table, level in named.items()}
+        tables = {str(table): level.version for table, level in named.items()}
+        tables |= {
+            history_key(table): level.history_version
+            for table, level in named.items()
+            if level.history_version is not None
+        }
         point = ConsistentPoint(self._record.epoch, lsn, self.progress.commit_ts, tables)
         self._points.append(point)
         self.progress.applied_lsn = lsn

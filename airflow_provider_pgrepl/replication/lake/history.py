@@ -19,15 +19,15 @@ HISTORY_SUFFIX = "~history"
 FROM_EPOCH, FROM_LSN, FROM_TS = "_pgrepl_from_epoch", "_pgrepl_from_lsn", "_pgrepl_from_ts"
 TO_EPOCH, TO_LSN, TO_TS, TO_OP = "_pgrepl_to_epoch", "_pgrepl_to_lsn", "_pgrepl_to_ts", "_pgrepl_to_op"
 
-_TIME = pa.timestamp("us", "UTC")
+TIME = pa.timestamp("us", "UTC")
 LIFETIME = pa.schema(
     [
         (FROM_EPOCH, pa.int64()),
         (FROM_LSN, pa.int64()),
-        (FROM_TS, _TIME),
+        (FROM_TS, TIME),
         (TO_EPOCH, pa.int64()),
         (TO_LSN, pa.int64()),
-        (TO_TS, _TIME),
+        (TO_TS, TIME),
         (TO_OP, pa.string()),
     ]
 )

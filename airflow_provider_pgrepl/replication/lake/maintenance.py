@@ -13,10 +13,10 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.history import is_history, path_of
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lake.table_files import TableFiles
-from airflow_provider_pgrepl.replication.relation import TableName
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Maintenance:
             now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
         )
         kept: dict[str, Collection[int]] = {
-            TableName.parse(key).path: versions for key, versions in points.kept_versions().items()
+            path_of(key): versions for key, versions in points.kept_versions().items()
         }
         for path in self._table_paths():
             with _failing_alone(path, tidied):
@@ -112,8 +112,11 @@ class Maintenance:
     def _tidy(self, path: str, kept: Collection[int], tidied: Tidied, now: datetime) -> None:
         files = self._files_of(path)
         files.checkpoint(_TABLE_CHECKPOINT)
-        tidied.files += files.vacuum(kept, now, grace=self._grace, orphan_age=self._orphan_age)
-        tidied.log_entries += files.clean_log(min(kept, default=None), now, age=self._log_age)
+        # Who follows a history commit by commit may be as far behind as the oldest point.
+        unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
+        grace, log_age = max(self._grace, unread), max(self._log_age, unread)
+        tidied.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
+        tidied.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
     def _tidy_changelog(self, reader_version: int, tidied: Tidied, now: datetime) -> None:
         files = self._files_of(_CHANGELOG)

@@ -17,8 +17,10 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, write_range
+from airflow_provider_pgrepl.replication.lake.history_snapshot import end_all_versions
+from airflow_provider_pgrepl.replication.lake.history_table import prepare_history
 from airflow_provider_pgrepl.replication.lake.table import commit_snapshot
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
@@ -133,11 +135,19 @@ class SnapshotCopy:
                 self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
             self._store.set_state(self._pipeline.name, relation.table, TableState.SNAPSHOTTING)
 
+    @property
+    def _moment(self) -> tuple[LSN, Epoch, datetime]:
+        """Position, epoch and time that the rows are of."""
+        return self._position, self._record.epoch, self._exported.exported_at
+
     def _plan(self, relation: Relation) -> list[CopyRange]:
         return self._keeper.plan(relation, self._pipeline.snapshot_range_bytes)
 
     def _copy(self, relation: Relation, ranges: list[CopyRange]) -> int:
         started = time.monotonic()
+        keeps_history = self._pipeline.policy(relation.table).history
+        if keeps_history:
+            prepare_history(relation, self._pipeline, *self._moment)
         job = _Job(
             self._dsn,
             self._keeper.snapshot,
@@ -157,6 +167,8 @@ class SnapshotCopy:
         record = RelationRecord.of_catalog(relation)
         with self._index_lock:
             self._index.add(self._record.epoch, record)
+        if keeps_history:
+            end_all_versions(relation, self._pipeline, *self._moment)
         commit_snapshot(
             f"{self._pipeline.lake_root}/{relation.table.path}",
             lake_schema(relation, self._pipeline),

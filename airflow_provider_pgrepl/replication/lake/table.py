@@ -156,7 +156,15 @@ def _newest_version(table: DeltaTable) -> int | None:
 
 def commit_nothing(table: DeltaTable, app: str, position: LSN, properties: CommitProperties) -> None:
     """Move the position without touching data. Raises FencedError."""
-    fenced(table, app, position, lambda: _add_files(table, [], "append", table.schema(), properties))
+    commit_files(table, app, position, (), properties)
+
+
+def commit_files(
+    table: DeltaTable, app: str, position: LSN, files: Sequence[WrittenFile], properties: CommitProperties
+) -> None:
+    """Append the rows of files and move the position, in one commit. Raises what `fenced` does."""
+    adds = [_add_action(file) for file in files]
+    fenced(table, app, position, lambda: _add_files(table, adds, "append", table.schema(), properties))
 
 
 def _add_files(
@@ -196,15 +204,16 @@ def commit_snapshot(
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     delta_schema = Schema.from_arrow(schema)
     if not DeltaTable.is_deltatable(uri):
-        return _create(uri, delta_schema, adds, properties)
+        return create_table(uri, delta_schema, adds, properties)
     table = open_table(uri)
-    _check_ours(table, app, older, position)
-    _allow_timestamp_without_tz(table, schema)
+    check_ours(table, app, older, position)
+    allow_timestamp_without_tz(table, schema)
     fenced(table, app, position, lambda: _add_files(table, adds, "overwrite", delta_schema, properties))
     return int(table.version())
 
 
-def _create(uri: str, schema: Schema, adds: list[AddAction], properties: CommitProperties) -> int:
+def create_table(uri: str, schema: Schema, adds: list[AddAction], properties: CommitProperties) -> int:
+    """Create a lake table by its first commit. Raises FencedError when somebody else did, LakeError."""
     failed = ""
     try:
         if "://" not in uri:
@@ -226,7 +235,9 @@ def _create(uri: str, schema: Schema, adds: list[AddAction], properties: CommitP
     return 0
 
 
-def _check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN) -> None:
+def check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN) -> None:
+    """Raises LakeError for a table that none of the app ids has written, FencedError for one that is in a
+    later epoch or beyond the position."""
     current = read_position(table, app)
     if current is None and all(table.transaction_version(old) is None for old in older):
         raise LakeError(
@@ -240,15 +251,22 @@ def _check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN
         )
 
 
-def _allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
+def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
     """Declare the feature in a commit of its own, without data: an overwrite cannot."""
-    needed = any(pa.types.is_timestamp(field.type) and field.type.tz is None for field in schema)
+    needed = any(_has_timestamp_without_tz(field.type) for field in schema)
     if not needed or "timestampNtz" in (table.protocol().writer_features or []):
         return
     before = table.version()
     table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
     if table.version() != before + 1:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
+
+
+def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
+    if pa.types.is_nested(lake_type):
+        fields = (lake_type.field(index) for index in range(lake_type.num_fields))
+        return any(_has_timestamp_without_tz(field.type) for field in fields)
+    return bool(pa.types.is_timestamp(lake_type) and lake_type.tz is None)
 
 
 def _add_action(file: WrittenFile) -> AddAction:

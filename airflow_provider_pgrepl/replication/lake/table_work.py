@@ -17,7 +17,9 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.history import history_uri
+from airflow_provider_pgrepl.replication.lake.history_apply import apply_with_history
+from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes
 from airflow_provider_pgrepl.replication.lake.table import (
     RESNAPSHOT_HINT,
     compact_small_files,
@@ -48,10 +50,26 @@ class TableWork:
     def uri(self) -> str:
         return f"{self.pipeline.lake_root}/{self.relation.table.path}"
 
+    @property
+    def history_uri(self) -> str | None:
+        """Where the past versions of its rows are kept; None when they are not."""
+        if not self.pipeline.policy(self.relation.table).history:
+            return None
+        return history_uri(self.pipeline.lake_root, self.relation.table)
+
+    def close(self) -> None:
+        """Forget the open tables: after an error they may not stand where the next work expects them."""
+        for uri in (self.uri, self.history_uri):
+            if uri is not None:
+                _handles.pop(uri, None)
+
 
 @dataclass(frozen=True)
 class TableResult:
-    """How a table's work ended: `version` is the lake table's own, `error` None when all went well."""
+    """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
+
+    `history_version` is that of its history, None when it keeps none.
+    """
 
     relation_id: int
     position: int = 0
@@ -62,6 +80,7 @@ class TableResult:
     error_kind: str = ""
     stops_pipeline: bool = False
     error_lsn: int = 0
+    history_version: int | None = None
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -77,7 +96,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
     try:
         return _apply(work, list(paths), upto_lsn)
     except PgReplError as error:
-        _handles.pop(work.uri, None)
+        work.close()
         return TableResult(
             relation_id,
             error=error.message,
@@ -86,12 +105,12 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
             stops_pipeline=error.scope is Scope.PIPELINE,
         )
     except OSError as error:
-        _handles.pop(work.uri, None)
+        work.close()
         text = f"the lake cannot be read or written: {error.strerror or error.__class__.__name__}"
         return TableResult(relation_id, error=text, error_kind="LakeUnavailableError", stops_pipeline=True)
     except Exception as error:
         # Its text may hold values of rows, so only its kind is told.
-        _handles.pop(work.uri, None)
+        work.close()
         return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", hint=RESNAPSHOT_HINT)
 
 
@@ -107,13 +126,20 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     if drift:
         rows = rows.filter(pc.less(rows["commit_lsn"], drift[0]))
     changes = rows.filter(pc.is_in(rows["op"], pa.array(["I", "U", "D", "T"])))
+    history = _open(work.history_uri) if work.history_uri else None
     version, applied = table.version(), 0
     if changes.num_rows:
-        done = apply_changes(table, changes, work.relation, work.pipeline, work.app)
+        done = _apply_changes(work, table, history, changes)
         position, version, applied = done.position, done.version, done.changes
         if compact_small_files(table, work.app):
             version = table.version()
-    result = TableResult(work.relation.oid, position, version, applied)
+    result = TableResult(
+        work.relation.oid,
+        position,
+        version,
+        applied,
+        history_version=None if history is None else history.version(),
+    )
     if drift is None:
         return result
     return TableResult(
@@ -124,6 +150,16 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
             "error_lsn": drift[0],
         }
     )
+
+
+def _apply_changes(
+    work: TableWork, table: DeltaTable, history: DeltaTable | None, changes: pa.Table
+) -> Applied:
+    if history is None:
+        return apply_changes(table, changes, work.relation, work.pipeline, work.app)
+    done = apply_with_history(table, history, changes, work.relation, work.pipeline, work.app)
+    compact_small_files(history, work.app)
+    return done
 
 
 def _open(uri: str) -> DeltaTable:

@@ -59,7 +59,13 @@ def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
 
 
 def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
-    """What the pipeline chooses for columns of this table that cannot be."""
+    """What the pipeline chooses for this table, or for columns of it, that cannot be."""
+    yield from _column_problems(relation, pipeline)
+    if pipeline.policy(relation.table).history:
+        yield from _history_problems(relation)
+
+
+def _column_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
     known = {column.name: column for column in (*relation.columns, *relation.unpublished)}
     for field in ("types", "text_columns", "exclude_columns", "per_column"):
         for name in map(ColumnName.parse, getattr(pipeline, field)):
@@ -79,3 +85,15 @@ def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
     else:
         if not typed and relation.columns:
             yield "has no column left"
+
+
+def _history_problems(relation: Relation) -> Iterator[str]:
+    """What keeps a table from having its past versions kept."""
+    if not relation.key_columns:
+        yield (
+            "history needs a key, by which the versions of a row are told from other rows: give the table a"
+            ' primary key, or set {"history": false} for it in per_table'
+        )
+    for column in relation.columns:
+        if column.name.casefold().startswith(("_pgrepl_from_", "_pgrepl_to_")):
+            yield f"column {column.name} has a name that history uses itself; rename it, or leave it out"

@@ -1,0 +1,98 @@
+"""Changes into a table that keeps its history: for each slice first what it ends, then the table itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.changed_rows import array_of
+from airflow_provider_pgrepl.replication.lake.history_rows import ended_rows
+from airflow_provider_pgrepl.replication.lake.history_table import append_versions, snapshot_app
+from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, slices
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, read_position
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+
+
+def apply_with_history(
+    table: DeltaTable,
+    history: DeltaTable,
+    changes: pa.Table,
+    relation: Relation,
+    pipeline: Pipeline,
+    app: str,
+) -> Applied:
+    """What `apply_changes` does, with the versions that end appended to the history, exactly once.
+
+    Both handles must not be refreshed meanwhile. Raises what `apply_changes` does, and LakeTableError when
+    the history is not one of this very table: it lacks changes that the table has, or a snapshot ended all
+    versions and did not replace the table.
+    """
+    position = _check(table, history, relation, app)
+    commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
+    changes = changes.slice(int(np.searchsorted(commit_lsn, int(position), side="right")))
+    welcome = _before_refusal(changes, relation, pipeline)
+    applied = Applied(position, int(table.version()), 0, 0)
+    for start, end in slices(changes.slice(0, welcome), pipeline.slice_bytes):
+        part = changes.slice(start, end - start).combine_chunks()
+        _append(table, history, part, relation, pipeline, app)
+        applied = _sum(applied, apply_changes(table, part, relation, pipeline, app))
+    if welcome < len(changes):
+        applied = _sum(applied, apply_changes(table, changes.slice(welcome), relation, pipeline, app))
+    return applied
+
+
+def _check(table: DeltaTable, history: DeltaTable, relation: Relation, app: str) -> LSN:
+    """The table's position, which its history has reached."""
+    position, reached = read_position(table, app), read_position(history, app)
+    if position is None or reached is None:
+        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT)
+    if reached < position:
+        raise LakeTableError(
+            f"{relation.table}: its history ends at {reached}, the table is at {position}: history was off"
+            " meanwhile",
+            RESNAPSHOT_HINT,
+        )
+    if (history.transaction_version(snapshot_app(app)) or 0) > position:
+        raise LakeTableError(
+            f"{relation.table}: a snapshot ended all versions of its rows and did not replace them",
+            RESNAPSHOT_HINT,
+        )
+    return position
+
+
+def _before_refusal(changes: pa.Table, relation: Relation, pipeline: Pipeline) -> int:
+    """How many changes come before a transaction that the table's policy refuses: it must end no version."""
+    if pipeline.policy(relation.table).truncate != "error":
+        return len(changes)
+    first = pc.index(changes["op"], "T").as_py()
+    if first < 0:
+        return len(changes)
+    commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
+    return int(np.searchsorted(commit_lsn, commit_lsn[first]))
+
+
+def _append(
+    table: DeltaTable,
+    history: DeltaTable,
+    part: pa.Table,
+    relation: Relation,
+    pipeline: Pipeline,
+    app: str,
+) -> None:
+    reached, position = read_position(history, app), LSN(part["commit_lsn"][-1].as_py())
+    if reached is None or position <= reached:
+        return
+    epoch = Epoch(int(app.rpartition(":")[2]))
+    rows = ended_rows(table, part, relation, pipeline, epoch, reached)
+    append_versions(
+        history, rows, relation.table, pipeline.lake_root, app, position, part["commit_ts"][-1].as_py()
+    )
+
+
+def _sum(before: Applied, now: Applied) -> Applied:
+    return Applied(now.position, now.version, before.changes + now.changes, before.commits + now.commits)

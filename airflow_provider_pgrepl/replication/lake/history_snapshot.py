@@ -1,0 +1,124 @@
+"""A snapshot takes a table anew: all versions that its lake table holds end, before it is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import numpy as np
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake import history as layout
+from airflow_provider_pgrepl.replication.lake.history_rows import closed, current_rows
+from airflow_provider_pgrepl.replication.lake.history_table import (
+    add_columns,
+    append_versions,
+    snapshot_app,
+    snapshot_marks,
+)
+from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.table import CLOSED, app_id, check_ours, open_table
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
+
+_BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED)
+
+
+def end_all_versions(
+    relation: Relation, pipeline: Pipeline, position: LSN, epoch: Epoch, exported_at: datetime
+) -> None:
+    """Append what the lake table holds now to its history, as ended by the snapshot at `position`.
+
+    Ends nothing twice: neither what a snapshot ended that never replaced the table, nor what changes did that
+    never reached it. Raises LakeError, LakeTableError, FencedError.
+    """
+    history = open_table(layout.history_uri(pipeline.lake_root, relation.table))
+    app = app_id(pipeline.name, epoch)
+    older = [app_id(pipeline.name, Epoch(number)) for number in range(1, epoch)]
+    check_ours(history, app, older, position)
+    append_versions(
+        history,
+        _open_versions(history, relation, pipeline, position, epoch, exported_at),
+        relation.table,
+        pipeline.lake_root,
+        app,
+        position,
+        exported_at,
+        snapshot_marks(pipeline.name, epoch, position),
+    )
+
+
+def _open_versions(
+    history: DeltaTable,
+    relation: Relation,
+    pipeline: Pipeline,
+    position: LSN,
+    epoch: Epoch,
+    exported_at: datetime,
+) -> Iterator[pa.Table]:
+    uri = f"{pipeline.lake_root}/{relation.table.path}"
+    if not DeltaTable.is_deltatable(uri):
+        return
+    table = open_table(uri)
+    at = _newest(table, [app_id(pipeline.name, Epoch(number)) for number in range(1, epoch + 1)])
+    ended = _newest(
+        history, [snapshot_app(app_id(pipeline.name, Epoch(number))) for number in range(1, epoch + 1)]
+    )
+    if at is None or (ended is not None and ended > at):
+        return
+    names = _columns(table, history, relation)
+    its_epoch, its_position = Epoch(at[0]), LSN(at[1])
+    known = _ended_above(history, names, its_epoch, its_position, app_id(pipeline.name, its_epoch))
+    for batch in current_rows(table, names):
+        rows = _without(batch, known, names) if known is not None else batch
+        to_lsn, to_ts = pa.scalar(int(position), pa.int64()), pa.scalar(exported_at, layout.TIME)
+        yield closed(rows, its_epoch, epoch, to_lsn, to_ts, "S")
+
+
+def _newest(table: DeltaTable, apps: Sequence[str]) -> tuple[int, int] | None:
+    """The last epoch that wrote under one of the app ids, given in the order of epochs, and its position."""
+    for number in range(len(apps), 0, -1):
+        version = table.transaction_version(apps[number - 1])
+        if version is not None and version != CLOSED:
+            return number, version
+    return None
+
+
+def _columns(table: DeltaTable, history: DeltaTable, relation: Relation) -> list[str]:
+    """The lake table's columns, all of which the history has or gets. They may be of an older relation."""
+    held = pa.schema(table.schema().to_arrow())
+    if not {COMMIT_LSN, COMMIT_TS} <= set(held.names):
+        raise LakeTableError(
+            f"{relation.table}: its rows do not say when they came to be, so their versions cannot be ended",
+            f"history begins anew with a snapshot once {history.table_uri} is moved away",
+        )
+    add_columns(
+        history, pa.schema([field for field in held if field.name not in _BOOKKEEPING]), relation.table
+    )
+    return [name for name in held.names if name != DELETED]
+
+
+def _ended_above(
+    history: DeltaTable, names: Sequence[str], epoch: Epoch, position: LSN, app: str
+) -> pa.Table | None:
+    """Versions that changes above the position ended, as rows of the lake table; None when none can have."""
+    reached = history.transaction_version(app)
+    if reached is None or reached <= position:
+        return None
+    lifetime = {COMMIT_LSN: layout.FROM_LSN, COMMIT_TS: layout.FROM_TS}
+    condition = f"({layout.TO_EPOCH} = {epoch}) and ({layout.TO_LSN} > {position})"
+    found = list(current_rows(history, [lifetime.get(name, name) for name in names], condition))
+    return pa.concat_tables(found).rename_columns(list(names)) if found else None
+
+
+def _without(rows: pa.Table, known: pa.Table, names: Sequence[str]) -> pa.Table:
+    columns = (
+        pa.chunked_array([*rows[name].chunks, *known[name].cast(rows[name].type).chunks]).combine_chunks()
+        for name in names
+    )
+    codes = row_codes(columns, len(rows) + len(known))
+    return rows.filter(pa.array(~np.isin(codes[: len(rows)], codes[len(rows) :])))

@@ -1,0 +1,123 @@
+"""The history of one table as a Delta table: made, given more columns, appended to.
+
+It is written under the app id of its lake table, and always before it: a history is never behind its table.
+After a crash between the two it is ahead; what it holds up to its position is then not appended again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+import pyarrow as pa
+from deltalake import DeltaTable, Field, Schema
+
+from airflow_provider_pgrepl.errors import FencedError, LakeTableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.history import history_path, history_schema, history_uri
+from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.table import (
+    CLOSED,
+    allow_timestamp_without_tz,
+    app_id,
+    commit_files,
+    commit_properties,
+    create_table,
+    open_table,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+
+_KIND = "history"
+
+
+def snapshot_app(app: str) -> str:
+    """The app id under which stands the position of the last snapshot that ended all versions."""
+    return f"{app}:snapshot"
+
+
+def snapshot_marks(pipeline_name: str, epoch: Epoch, position: LSN) -> dict[str, int]:
+    """App ids of a commit by which a snapshot ends all versions, beside the epoch's own."""
+    older = {app_id(pipeline_name, Epoch(number)): CLOSED for number in range(1, epoch)}
+    return {**older, snapshot_app(app_id(pipeline_name, epoch)): position}
+
+
+def append_versions(
+    history: DeltaTable,
+    rows: Iterable[pa.Table],
+    table: TableName,
+    lake_root: str,
+    app: str,
+    position: LSN,
+    commit_ts: datetime | None,
+    marks: Mapping[str, int] | None = None,
+) -> None:
+    """Append versions and move the history to a position, in one commit.
+
+    `rows` have LIFETIME and the table's columns, in any order. Raises what `fenced` does, and what `rows` do.
+    """
+    schema = pa.schema(history.schema().to_arrow())
+    with ParquetFiles(lake_root, history_path(table), schema) as files:
+        for some in rows:
+            for batch in _aligned(some, schema).to_batches():
+                files.write(batch)
+        written = files.finish()
+    commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, marks))
+
+
+def _aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """In the history's order; a column that the table has no more is null."""
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in rows.column_names
+        else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def prepare_history(
+    relation: Relation, pipeline: Pipeline, position: LSN, epoch: Epoch, exported_at: datetime
+) -> None:
+    """Make the history of a table that a snapshot is about to take, or give it the columns that it lacks.
+
+    A new one begins with this snapshot, which therefore ends nothing. Raises ConfigError, LakeError,
+    FencedError; LakeTableError when a column's type is not what it was.
+    """
+    uri = history_uri(pipeline.lake_root, relation.table)
+    schema = history_schema(relation, pipeline)
+    if DeltaTable.is_deltatable(uri):
+        add_columns(open_table(uri), schema, relation.table)
+        return
+    app = app_id(pipeline.name, epoch)
+    marks = snapshot_marks(pipeline.name, epoch, position)
+    create_table(
+        uri, Schema.from_arrow(schema), [], commit_properties(app, position, _KIND, exported_at, marks)
+    )
+
+
+def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> None:
+    """Add what the history lacks, in a commit of its own, without data.
+
+    Raises LakeTableError for a column that it has with another type, or in other letter case.
+    """
+    wanted = Schema.from_arrow(schema).fields
+    held = {field.name.casefold(): field for field in history.schema().fields}
+    unlike, lacking = [], []
+    for field in wanted:
+        own = held.get(field.name.casefold())
+        if own is None:
+            lacking.append(Field(field.name, field.type, nullable=True))
+        elif (own.name, own.type) != (field.name, field.type):
+            unlike.append(quote_identifier(field.name))
+    if unlike:
+        raise LakeTableError(
+            f"the history of {table} holds versions with another type or spelling of {', '.join(unlike)}",
+            f"it is never rewritten: move {history.table_uri} away to keep it, and take the table anew",
+        )
+    if lacking:
+        allow_timestamp_without_tz(history, schema)
+        before = history.version()
+        history.alter.add_columns(lacking)
+        if history.version() != before + 1:
+            raise FencedError(f"{history.table_uri}: another process has written this table")
