@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import traceback
+from dataclasses import replace
 from decimal import Decimal
 
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import TableError, ValueRangeError
+from airflow_provider_pgrepl.errors import ConfigError, TableError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
@@ -18,6 +19,7 @@ AS_STRING = Pipeline(name="p", lake="lake", tables=("public.t",), timestamp_with
 BARE = Pipeline(name="p", lake="lake", tables=("public.t",), commit_lsn_column=False, commit_ts_column=False)
 BOOL, BYTEA, INT8, INT2, INT4, TEXT, FLOAT4, FLOAT8 = 16, 17, 20, 21, 23, 25, 700, 701
 DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID = 1082, 1114, 1184, 1700, 2950
+INT2VECTOR, OID, XID, CID, MONEY, XID8 = 22, 26, 28, 29, 790, 5069
 
 
 def column(type_oid, typmod=-1, name="c"):
@@ -47,6 +49,12 @@ def numeric(precision, scale):
         (column(TIMESTAMPTZ), pa.timestamp("us", "UTC")),
         (column(TEXT), pa.string()),
         (column(UUID), pa.string()),
+        (column(MONEY), pa.decimal128(19, 2)),
+        (column(OID), pa.int64()),
+        (column(XID), pa.int64()),
+        (column(CID), pa.int64()),
+        (column(XID8), pa.decimal128(20, 0)),
+        (column(INT2VECTOR), pa.string()),
         (column(99999), pa.string()),
         (numeric(10, 2), pa.decimal128(10, 2)),
         (numeric(38, 38), pa.decimal128(38, 38)),
@@ -109,6 +117,11 @@ def test_slices_chunks_and_large_strings_are_typed_alike(text_type, of, texts, e
         (column(INT4), "", "does not write"),
         (column(FLOAT8), "98.76.5", "does not write"),
         (column(BOOL), "98765", "does not write"),
+        (column(MONEY), "-9.876,50 €", "does not write"),
+        (column(MONEY), "$9876.54", "does not write"),
+        (column(MONEY), "$987,654,321,987,654,321.98", "does not write"),
+        (column(OID), "-98.5", "does not write"),
+        (column(XID8), "9" * 45, "does not write"),
         (column(BYTEA), "98765", "does not write"),
         (column(BYTEA), "\\x98765", "does not write"),
         (column(BYTEA), "\\x9876\\x5", "does not write"),
@@ -125,6 +138,67 @@ def test_a_value_that_the_lake_type_cannot_hold_is_named_but_never_shown(of, tex
     assert text in ("", "infinity", "NaN") or text.strip("-") not in shown or text == "-infinity"
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
+
+
+CHOSEN = "decimal(38,2)"
+
+
+def with_types(of, lake_type, **choices):
+    pipeline = Pipeline(
+        name="p", lake="lake", tables=("public.t",), types={"sales.orders.c": lake_type}, **choices
+    )
+    return typed(of, pipeline)
+
+
+@pytest.mark.parametrize("text", [str(2**128 + 5), "1" * 37, "9" * 60, "0." + "0" * 60 + "1", "9.876"])
+def test_a_number_that_the_chosen_decimal_cannot_hold_is_refused_with_what_to_choose(text):
+    with pytest.raises(ValueRangeError, match="more than 36 digits before the point or 2 after it") as caught:
+        with_types(column(NUMERIC), CHOSEN).parse(pa.array([None, "1", text]))
+    assert text not in str(caught.value)
+    assert "wider decimal or string" in caught.value.hint
+
+
+def test_what_is_no_number_is_not_taken_for_one_that_is_too_wide():
+    with pytest.raises(ValueRangeError, match="does not write"):
+        with_types(column(NUMERIC), CHOSEN).parse(pa.array(["9" * 60, "98,76"]))
+
+
+@pytest.mark.parametrize(
+    "text", ["1.2300", "1.23" + "0" * 60, "-0." + "0" * 60, "9" * 36 + ".99", "-" + "9" * 36 + ".990"]
+)
+def test_zeros_at_the_end_are_not_too_many_digits(text):
+    (number,) = with_types(column(NUMERIC), CHOSEN).parse(pa.array([text])).to_pylist()
+    assert number == Decimal(text)
+
+
+def test_numbers_that_are_not_finite_are_null_where_the_pipeline_says_so():
+    texts = pa.array(["NaN", "1.5", None, "9" * 36 + ".5", "-Infinity", "Infinity"])
+    parsed = with_types(column(NUMERIC), CHOSEN, numeric_nan="null").parse(texts)
+    assert parsed.to_pylist() == [None, Decimal("1.50"), None, Decimal("9" * 36 + ".50"), None, None]
+
+
+def test_numbers_and_infinities_of_a_key_stay_exact_whatever_the_pipeline_says():
+    lenient = Pipeline(name="p", lake="lake", tables=("public.t",), infinity="sentinel", numeric_nan="null")
+    for of, text in ((numeric(10, 2), "NaN"), (column(DATE), "infinity"), (column(TIMESTAMPTZ), "-infinity")):
+        assert typed(of, lenient).parse(pa.array([text])) is not None
+        with pytest.raises(ValueRangeError):
+            typed(replace(of, is_key=True), lenient).parse(pa.array([text]))
+
+
+@pytest.mark.parametrize("of", [column(INT4), column(TEXT), column(FLOAT8), column(DATE), column(OID)])
+def test_a_decimal_is_only_for_numbers_that_are_decimal(of):
+    with pytest.raises(ConfigError, match=r"only numeric and money can.*column c") as caught:
+        with_types(of, CHOSEN)
+    assert "string" in caught.value.hint
+
+
+def test_the_csv_reader_types_only_what_it_reads_as_parse_does():
+    lenient = Pipeline(name="p", lake="lake", tables=("public.t",), infinity="null", numeric_nan="null")
+    assert with_types(column(NUMERIC), CHOSEN).csv_type is None
+    assert with_types(numeric(10, 2), "decimal(10,2)").csv_type is None
+    for of in (numeric(10, 2), column(DATE), column(TIMESTAMP), column(TIMESTAMPTZ)):
+        assert typed(of).csv_type == typed(of).lake_type
+        assert typed(of, lenient).csv_type is None
 
 
 def test_two_halves_of_bytes_do_not_make_a_whole_one():
