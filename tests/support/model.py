@@ -1,6 +1,8 @@
 """What a table must be after some changes: a dictionary of rows, and nothing clever."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 
 Row = tuple[str | None, ...]
 
@@ -23,12 +25,13 @@ class Model:
     key: tuple[int, ...]
     full: bool = False
     rows: dict[int, Row] = field(default_factory=dict)
+    ids: Iterator[int] = field(default_factory=lambda: count(1))
 
     def apply(self, change: Change) -> None:
         if change.op == "T":
             self.rows.clear()
         elif change.op == "I":
-            self.rows[max(self.rows, default=0) + 1] = change.new
+            self.rows[next(self.ids)] = change.new
         else:
             image = change.old or change.new
             row_id, row = next(item for item in self.rows.items() if self._is(item[1], image))

@@ -70,4 +70,13 @@ class SliceCommit:
 
     def run(self, merger: TableMerger) -> dict[str, Any]:
         """Commit a MERGE, which may divide by zero to say that a row is missing; returns its metrics."""
-        return fenced(self.table, self.app, self.position, merger.execute, known={_DIVISION: MISSING})
+
+        def execute() -> dict[str, Any]:
+            before = self.table.version()
+            metrics: dict[str, Any] = merger.execute()
+            if self.table.version() == before:
+                # Delta commits no MERGE that changes nothing.
+                self.nothing()
+            return metrics
+
+        return fenced(self.table, self.app, self.position, execute, known={_DIVISION: MISSING})
