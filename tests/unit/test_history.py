@@ -1,0 +1,218 @@
+"""The history of a table: where it lies, what may have one, and what a snapshot does to it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeTableError, TruncatedError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake import history_apply
+from airflow_provider_pgrepl.replication.lake.copy import write_files
+from airflow_provider_pgrepl.replication.lake.history import history_key, history_path, history_uri, path_of
+from airflow_provider_pgrepl.replication.lake.history_apply import apply_with_history
+from airflow_provider_pgrepl.replication.lake.history_snapshot import end_all_versions
+from airflow_provider_pgrepl.replication.lake.history_table import prepare_history
+from airflow_provider_pgrepl.replication.lake.merge import apply_changes
+from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
+from tests.support.changes import column, commit_ts, relation, table_of
+from tests.support.model import Change
+
+OF = relation(column("id", "bigint", key=True), column("v"))
+WITH_W = relation(*OF.columns, column("w", "integer"))
+EXPORTED = datetime(2024, 6, 1, tzinfo=UTC)
+
+
+class DyingError(Exception):
+    """What a test puts in a commit's place."""
+
+
+class Lake:
+    """A table that keeps its history, taken by a snapshot of one row at LSN 100."""
+
+    def __init__(self, root: Path, **settings: object) -> None:
+        self.pipeline = Pipeline(name="p", lake=str(root), tables=("public.t",), history=True, **settings)
+        self.uri = f"{root}/{OF.table.path}"
+        self.take(100, {"id": 1, "v": "a"})
+
+    @property
+    def history(self) -> DeltaTable:
+        return open_table(history_uri(self.pipeline.lake_root, OF.table))
+
+    def take(self, lsn: int, *rows: dict, of: Relation = OF, epoch: int = 1, dies: bool = False) -> None:
+        moment = of, self.pipeline, LSN(lsn), Epoch(epoch), EXPORTED
+        prepare_history(*moment)
+        end_all_versions(*moment)
+        if dies:
+            return
+        schema = lake_schema(of, self.pipeline)
+        typed = pa.schema([schema.field(name) for name in rows[0]])
+        batches = pa.Table.from_pylist(list(rows), typed).to_batches()
+        files = write_files(iter(batches), of, self.pipeline, LSN(lsn), EXPORTED)
+        commit_snapshot(self.uri, schema, files, LSN(lsn), "p", Epoch(epoch), EXPORTED)
+
+    def handles(self) -> tuple[DeltaTable, DeltaTable]:
+        return open_table(self.uri), self.history
+
+    def apply(self, *changes: Change, through: tuple[DeltaTable, DeltaTable] | None = None) -> None:
+        handles = through or self.handles()
+        apply_with_history(*handles, table_of(changes), OF, self.pipeline, app_id("p", Epoch(1)))
+
+    def ended(self, *more: str) -> list[tuple]:
+        names = ", ".join(["id", "v", "_pgrepl_from_lsn", "_pgrepl_to_lsn", "_pgrepl_to_op", *more])
+        found = QueryBuilder().register("t", self.history).execute(f"select {names} from t").read_all()
+        return sorted(tuple(row.values()) for row in pa.table(found).to_pylist())
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def insert(lsn: int, *row: str | None) -> Change:
+    return Change("I", new=row, commit_lsn=lsn)
+
+
+def update(lsn: int, *row: str | None) -> Change:
+    return Change("U", new=row, commit_lsn=lsn)
+
+
+def test_no_table_can_lie_where_a_history_does() -> None:
+    assert history_path(TableName("public", "orders")) == "public/orders~history"
+    assert TableName("public", "orders~history").path == "public/orders~7Ehistory"
+
+
+@pytest.mark.parametrize("name", ["orders", "Or ders", "orders~history", 'a"b.c'])
+def test_what_a_point_names_is_found(name: str) -> None:
+    table = TableName("public", name)
+    assert path_of(str(table)) == table.path
+    assert path_of(history_key(table)) == history_path(table)
+
+
+def test_a_history_begins_with_the_first_snapshot_and_is_empty(lake: Lake) -> None:
+    assert lake.ended() == []
+
+
+def test_a_version_has_the_times_of_the_commits_that_made_and_ended_it(lake: Lake) -> None:
+    lake.apply(update(110, "1", "b"), update(120, "1", "c"))
+    times = "_pgrepl_from_ts", "_pgrepl_to_ts"
+    assert lake.ended(*times) == [
+        (1, "a", 100, 110, "U", EXPORTED, commit_ts(110)),
+        (1, "b", 110, 120, "U", commit_ts(110), commit_ts(120)),
+    ]
+
+
+def test_several_changes_in_one_transaction_are_one_version(lake: Lake) -> None:
+    lake.apply(update(110, "1", "half"), update(110, "1", "whole"), insert(110, "2", "x"))
+    lake.apply(Change("D", old=("2", None), commit_lsn=120), insert(120, "2", "y"))
+    assert lake.ended() == [(1, "a", 100, 110, "U"), (2, "x", 110, 120, "U")]
+
+
+def test_a_snapshot_ends_all_versions(lake: Lake) -> None:
+    lake.apply(update(110, "1", "b"), insert(120, "2", "c"))
+    lake.take(200, {"id": 1, "v": "b"})
+    assert lake.ended() == [(1, "a", 100, 110, "U"), (1, "b", 110, 200, "S"), (2, "c", 120, 200, "S")]
+
+
+def test_a_snapshot_after_one_that_died_ends_nothing_twice(lake: Lake) -> None:
+    lake.take(200, dies=True)
+    lake.take(300, dies=True)
+    lake.take(400, {"id": 1, "v": "b"})
+    lake.take(500, {"id": 1, "v": "c"})
+    assert lake.ended() == [(1, "a", 100, 200, "S"), (1, "b", 400, 500, "S")]
+
+
+def test_a_snapshot_of_a_new_epoch_ends_versions_of_the_old_one(lake: Lake) -> None:
+    lake.take(50, {"id": 1, "v": "b"}, epoch=2)
+    lake.take(60, {"id": 1, "v": "c"}, epoch=2)
+    assert lake.ended("_pgrepl_from_epoch", "_pgrepl_to_epoch") == [
+        (1, "a", 100, 50, "S", 1, 2),
+        (1, "b", 50, 60, "S", 2, 2),
+    ]
+    with pytest.raises(FencedError):
+        lake.apply(update(110, "1", "of a process that slept"))
+
+
+def test_a_snapshot_does_not_end_what_changes_ended_that_never_reached_the_table(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.apply(insert(105, "2", "stays"))
+
+    def die(*_: object) -> None:
+        raise DyingError
+
+    monkeypatch.setattr(history_apply, "apply_changes", die)
+    with pytest.raises(DyingError):
+        lake.apply(update(110, "1", "b"))
+    lake.take(200, {"id": 1, "v": "b"})
+    assert lake.ended() == [(1, "a", 100, 110, "U"), (2, "stays", 105, 200, "S")]
+
+
+def test_changes_are_refused_after_a_snapshot_that_did_not_replace_the_table(lake: Lake) -> None:
+    lake.take(200, dies=True)
+    with pytest.raises(LakeTableError, match="did not replace"):
+        lake.apply(update(110, "1", "b"))
+
+
+def test_a_history_that_was_off_meanwhile_is_noticed(lake: Lake) -> None:
+    changes = table_of([update(110, "1", "b")])
+    apply_changes(open_table(lake.uri), changes, OF, lake.pipeline, app_id("p", Epoch(1)))
+    with pytest.raises(LakeTableError, match="history was off"):
+        lake.apply(update(120, "1", "c"))
+
+
+def test_a_stale_writer_of_a_history_is_refused(lake: Lake) -> None:
+    stale = lake.handles()
+    lake.apply(insert(110, "2", "b"))
+    with pytest.raises(FencedError):
+        lake.apply(insert(110, "2", "b"), update(120, "1", "c"), through=stale)
+    assert lake.ended() == []
+
+
+def test_a_refused_truncate_ends_no_version(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, truncate="error")
+    with pytest.raises(TruncatedError):
+        lake.apply(update(110, "1", "b"), Change("T", new=("",), commit_lsn=120))
+    assert lake.ended() == [(1, "a", 100, 110, "U")]
+
+
+def test_columns_that_come_and_go_stay_in_the_history(lake: Lake) -> None:
+    lake.take(200, {"id": 1, "v": "b", "w": 7}, of=WITH_W)
+    lake.take(300, {"id": 1, "v": "c"})
+    lake.apply(update(310, "1", "d"))
+    assert lake.ended("w") == [
+        (1, "a", 100, 200, "S", None),
+        (1, "b", 200, 300, "S", 7),
+        (1, "c", 300, 310, "U", None),
+    ]
+
+
+def test_a_column_of_another_type_is_refused_before_anything_changes(lake: Lake) -> None:
+    other = relation(OF.columns[0], column("v", "integer"))
+    with pytest.raises(LakeTableError, match='another type or spelling of "v"') as refused:
+        lake.take(200, {"id": 1, "v": 2}, of=other)
+    assert "move" in refused.value.hint
+    assert lake.ended() == []
+
+
+def test_history_needs_the_bookkeeping_columns() -> None:
+    for settings in ({"history": True}, {"per_table": {"public.t": {"history": True}}}):
+        for name in ("commit_lsn_column", "commit_ts_column"):
+            with pytest.raises(ConfigError, match="history: needs"):
+                Pipeline(name="p", lake="/l", tables=("public.t",), **settings, **{name: False})
+
+
+def test_history_needs_a_key_and_names_of_its_own() -> None:
+    pipeline = Pipeline(name="p", lake="/l", tables=("public.t",), history=True)
+    assert not list(choice_problems(OF, pipeline))
+    (problem,) = choice_problems(relation(column("v"), identity="f"), pipeline)
+    assert "needs a key" in problem
+    (problem,) = choice_problems(relation(*OF.columns, column("_pgrepl_to_op")), pipeline)
+    assert "_pgrepl_to_op" in problem
