@@ -74,7 +74,7 @@ def _scalar(value: Any) -> str:
 def source_texts(source: Connection, column: Column, table: str = "s.t") -> list[str | None]:
     """What PostgreSQL says that the values are, in the order of `id`."""
     with source.cursor() as cursor:
-        cursor.execute(f'select {column.name}::text from {table} order by "id"')
+        cursor.execute(f"select {column.name}::text from {table} order by {table}.id")
         return [text for (text,) in cursor.fetchall()]
 
 
