@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.relation import Column, PgType, Relatio
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 from tests.support.changes import table_of
 from tests.support.model import Change
+from tests.unit.test_documents import listed_types
 
 TABLE = TableName("public", "t")
 INTEGER, TEXT, NUMERIC = PgType(23, name="int4"), PgType(25, name="text"), PgType(1700, name="numeric")
@@ -132,6 +133,31 @@ def test_what_does_not_fit_is_named_and_never_shown(of, text, said):
     assert caught.value.hint
     assert text not in str(caught.value)
     assert caught.value.__context__ is None
+
+
+EXTENSIONS = {
+    "isbn": "isn",
+    "halfvec": "vector",
+    "sparsevec": "vector",
+    "geometry": "postgis",
+    "geography": "postgis",
+}
+LISTED = {
+    "integer[]": array(INTEGER),
+    "composite": composite(a=INTEGER, b=TEXT),
+    "domain": domain(INTEGER),
+    "enum": PgType(90_010, name="mood", kind="e"),
+    "int4range": range_(INTEGER),
+    "int4multirange": multirange(INTEGER),
+}
+
+
+def test_types_without_a_fixed_oid_look_as_the_list_of_types_says():
+    listed = {name: shown for name, oid, shown in listed_types() if oid is None}
+    assert set(LISTED) <= set(listed)
+    for name, shown in listed.items():
+        of = LISTED.get(name) or PgType(90_011, name=name, extension=EXTENSIONS.get(name, name))
+        assert str(parse(of).type) == shown, name
 
 
 def test_choices_of_a_column_hold_for_what_is_within_it():
