@@ -139,17 +139,31 @@ def live_files(table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> list[Changelo
 
 
 def read_rows(
-    filesystem: pafs.FileSystem, root: str, paths: Iterable[str], relation_id: int, above_lsn: LSN
+    filesystem: pafs.FileSystem,
+    root: str,
+    paths: Iterable[str],
+    relation_id: int,
+    above_lsn: LSN,
+    columns: Sequence[str] | None = None,
 ) -> pa.Table:
-    """One relation's rows above an LSN, from the given files, by (commit_lsn, ordinal). ROW_SCHEMA."""
-    pieces = [piece for path in paths for piece in _read_file(filesystem, f"{root}/{path}", relation_id)]
-    rows = pa.concat_tables(pieces) if pieces else ROW_SCHEMA.empty_table()
+    """One relation's rows above an LSN, from the given files, by (commit_lsn, ordinal).
+
+    ROW_SCHEMA, or those `columns` of it: at least commit_lsn, ordinal and relation_id.
+    """
+    pieces = [
+        piece for path in paths for piece in _read_file(filesystem, f"{root}/{path}", relation_id, columns)
+    ]
+    rows = (
+        pa.concat_tables(pieces) if pieces else ROW_SCHEMA.empty_table().select(columns or ROW_SCHEMA.names)
+    )
     if pc.min(rows["commit_lsn"]).as_py() is not None and pc.min(rows["commit_lsn"]).as_py() <= above_lsn:
         rows = rows.filter(pc.greater(rows["commit_lsn"], above_lsn))
     return rows if _is_sorted(rows) else rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
 
-def _read_file(filesystem: pafs.FileSystem, path: str, relation_id: int) -> Sequence[pa.Table]:
+def _read_file(
+    filesystem: pafs.FileSystem, path: str, relation_id: int, columns: Sequence[str] | None = None
+) -> Sequence[pa.Table]:
     """Only the row groups that can hold the relation are read."""
     try:
         source = filesystem.open_input_file(path)
@@ -164,7 +178,7 @@ def _read_file(filesystem: pafs.FileSystem, path: str, relation_id: int) -> Sequ
             statistics = file.metadata.row_group(group).column(column).statistics
             if not statistics.min <= relation_id <= statistics.max:
                 continue
-            piece = file.read_row_group(group, use_threads=False)
+            piece = file.read_row_group(group, columns=columns, use_threads=False)
             if statistics.min != statistics.max:
                 piece = piece.filter(pc.equal(piece["relation_id"], relation_id))
             pieces.append(piece)

@@ -152,6 +152,15 @@ def has_delta(spark: SparkSession) -> bool:
     return _DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
 
 
+def check_delta(spark: SparkSession) -> None:
+    """Raise ToolError unless this session was started with Delta."""
+    if not has_delta(spark):
+        raise ToolError(
+            "this Spark session was started without Delta",
+            "start it with airflow_provider_pgrepl.replication.lake.session.build_session",
+        )
+
+
 def _java_major(version_text: str) -> int | None:
     for line in version_text.splitlines():
         if " version " in line and line.count('"') >= 2:

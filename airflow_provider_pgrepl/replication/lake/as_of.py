@@ -1,0 +1,166 @@
+"""Reading tables as of any source transaction: a version of the lake table with later changes laid over it.
+
+`as_of` and `read_as_of` give Spark data frames, `arrow_view_as_of` and `arrow_as_of` Arrow tables and need no
+JVM. Several tables of one view show the same transactions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.moment import Moment, find_moment
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.session import check_delta
+from airflow_provider_pgrepl.replication.lake.table_plan import Planner, TablePlan, unreadable
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def as_of(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    *,
+    lsn: int | str | None = None,
+    timestamp: datetime | None = None,
+    epoch: int | None = None,
+) -> SparkAsOf:
+    """The pipeline's tables as of one moment, as Spark data frames; without an LSN or a time the newest one
+    that is durable in the changelog, whether or not it has been applied.
+
+    Raises ToolError when the session has no Delta, ConfigError for arguments that cannot be meant, LakeError
+    for a moment that is not known yet or not kept any more.
+    """
+    check_delta(spark)
+    return SparkAsOf(*_find(pipeline, lsn, timestamp, epoch), spark)
+
+
+def read_as_of(
+    spark: SparkSession,
+    pipeline: Pipeline,
+    table: str,
+    *,
+    lsn: int | str | None = None,
+    timestamp: datetime | None = None,
+    epoch: int | None = None,
+) -> DataFrame:
+    """One table as of a moment. Several tables of the same moment: `as_of`. Raises what these raise."""
+    return as_of(spark, pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).table(table)
+
+
+def arrow_view_as_of(
+    pipeline: Pipeline,
+    *,
+    lsn: int | str | None = None,
+    timestamp: datetime | None = None,
+    epoch: int | None = None,
+) -> ArrowAsOf:
+    """The same as `as_of`, as Arrow tables and without a JVM."""
+    return ArrowAsOf(*_find(pipeline, lsn, timestamp, epoch))
+
+
+def arrow_as_of(
+    pipeline: Pipeline,
+    table: str,
+    *,
+    lsn: int | str | None = None,
+    timestamp: datetime | None = None,
+    epoch: int | None = None,
+) -> pa.Table:
+    """One table as of a moment. Several tables of the same moment: `arrow_view_as_of`."""
+    return arrow_view_as_of(pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).table(table)
+
+
+def _find(
+    pipeline: Pipeline, lsn: int | str | None, timestamp: datetime | None, epoch: int | None
+) -> tuple[Moment, Planner]:
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(
+            "pipeline: reading as of a moment needs the pipeline, whose choices the rows follow",
+            "pass Pipeline.read('pipeline.json')",
+        )
+    points = Points(pipeline.lake_root)
+    moment = find_moment(pipeline.lake_root, points, lsn, timestamp, epoch)
+    return moment, Planner(pipeline, moment, points)
+
+
+@dataclass(frozen=True)
+class _AsOf:
+    moment: Moment
+    planner: Planner
+
+    @property
+    def lsn(self) -> LSN:
+        """All that committed at or before it is shown, and nothing later. The same again: pass this."""
+        return self.moment.lsn
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch to which the LSN belongs."""
+        return self.moment.epoch
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The tables that were replicated at the nearest consistent point, in order."""
+        return self.planner.tables
+
+    def _plan(self, table: str) -> TablePlan:
+        try:
+            name = TableName.parse(table)
+        except ValueError as error:
+            raise LakeError(str(error)) from None
+        return self.planner.plan(name)
+
+
+@dataclass(frozen=True)
+class ArrowAsOf(_AsOf):
+    """Tables as of one moment, without a JVM."""
+
+    def table(self, name: str) -> pa.Table:
+        """The whole table. Raises LakeError, DriftError, ValueRangeError; never shows another moment."""
+        plan = self._plan(name)
+        version = read_version(plan)
+        return version if plan.overlay is None else plan.overlay.lay_over(version)
+
+
+@dataclass(frozen=True)
+class SparkAsOf(_AsOf):
+    """Tables as of one moment, for Spark."""
+
+    spark: SparkSession
+
+    def table(self, name: str) -> DataFrame:
+        """The table, read when it is used and on the executors only.
+
+        Raises LakeError and DriftError; what is wrong with single values comes up when it is used.
+        """
+        from airflow_provider_pgrepl.replication.lake.spark_overlay import lay_over
+
+        plan = self._plan(name)
+        try:
+            version = self.spark.read.format("delta").option("versionAsOf", plan.version).load(plan.uri)
+        except Exception as error:
+            # Spark raises one of many classes; all that can be wrong here is the table or its version.
+            raise unreadable(plan.table, plan.version) from error
+        return lay_over(version, plan)
+
+
+def read_version(plan: TablePlan) -> pa.Table:
+    """The version of a plan, all of it. Raises LakeError."""
+    try:
+        opened = DeltaTable(plan.uri, version=plan.version)
+        schema = pa.schema(opened.schema().to_arrow())
+        found = pa.table(QueryBuilder().register("it", opened).execute("select * from it").read_all())
+    except (DeltaError, TableNotFoundError, OSError):
+        raise unreadable(plan.table, plan.version) from None
+    return found.select(schema.names).cast(schema)

@@ -1,0 +1,63 @@
+"""A pipeline with a lake and no Spark: tables are copied empty, and applied when a test says so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_epoch
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source import catalog
+from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.support.received import Received
+
+
+class Landed(Received):
+    """Received, with lake tables; the source's tables are empty when it begins."""
+
+    def begin(self) -> LSN:
+        place = super().begin()
+        with self.source() as source:
+            oids = [relation.oid for relation in catalog.resolve_tables(source, self.pipeline)]
+            found = [catalog.read_relation(source, oid, self.pipeline.publication) for oid in oids]
+        self.relations: list[Relation] = [relation for relation in found if relation is not None]
+        for relation in self.relations:
+            self.copy(relation, place)
+        return place
+
+    def copy(self, relation: Relation, consistent_point: LSN) -> None:
+        """Take an empty table."""
+        epoch = read_epoch(self.changelog).epoch
+        record = RelationRecord.of_catalog(relation)
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add(epoch, record)
+        commit_snapshot(
+            self.lake_path(str(relation.table)),
+            lake_schema(relation, self.pipeline),
+            [],
+            LSN(consistent_point - 1),
+            self.pipeline.name,
+            epoch,
+            datetime.now(UTC),
+            record.version,
+        )
+
+    def apply(self) -> list[TableResult]:
+        """Bring every table forward to what is durable, and record the consistent point."""
+        changelog, record = open_changelog(self.changelog), read_epoch(self.changelog)
+        paths = [file.path for file in live_files(changelog, record.epoch, LSN(0))]
+        durable, app = self.durable_lsn, app_id(self.pipeline.name, record.epoch)
+        works = [TableWork(relation, self.pipeline, app, self.changelog) for relation in self.relations]
+        results = [bring_forward(work, paths, durable) for work in works]
+        versions = {
+            str(work.relation.table): result.version
+            for work, result in zip(works, results, strict=True)
+            if result.error is None
+        }
+        point = ConsistentPoint(record.epoch, LSN(durable - 1), datetime.now(UTC), versions)
+        Points(self.pipeline.lake_root).append(point)
+        return results
