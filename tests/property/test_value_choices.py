@@ -65,13 +65,6 @@ def pipeline(**choices):
     return Pipeline(name="p", lake="lake", tables=("public.t",), **choices)
 
 
-@pytest.fixture
-def source(dsn):
-    connection = connect(dsn, "test")
-    yield connection
-    connection.close()
-
-
 @st.composite
 def decimals(draw):
     """Precision and scale of a decimal."""
@@ -102,7 +95,7 @@ def exact(text):
         return Decimal(text)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(decimals(), st.lists(st.none() | numerics(), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_a_number_is_the_same_in_the_lake_or_refused(lake_type, texts, is_declared, is_large):
     precision, scale = lake_type
@@ -183,12 +176,12 @@ def test_infinities_become_what_the_pipeline_chose_and_all_else_stays(source, ty
     check()
 
 
-def test_values_are_the_same_whatever_database_and_role_are_set_to(dsn, source):
+def test_values_are_the_same_whatever_database_and_role_are_set_to(dsn):
     cases = [Case(type_sql, st.just(text)) for type_sql, text in SPOKEN_DIFFERENTLY.items()]
-    relation = create(source, cases)
-    fill(source, cases, [list(SPOKEN_DIFFERENTLY.values())])
-    before = texts_of(source), by_csv(source, relation, pipeline(), as_text=False)
-    with source.cursor() as cursor:
+    with closing(connect(dsn, "test")) as source, source.cursor() as cursor:
+        relation = create(source, cases)
+        fill(source, cases, [list(SPOKEN_DIFFERENTLY.values())])
+        before = texts_of(source), by_csv(source, relation, pipeline(), as_text=False)
         cursor.execute("select current_database(), current_user")
         database, role = cursor.fetchone()
         for name, value in DIALECTS.items():
@@ -202,8 +195,8 @@ def test_values_are_the_same_whatever_database_and_role_are_set_to(dsn, source):
         assert (texts_of(other), by_csv(other, relation, pipeline(), as_text=False)) == before
 
 
-def test_every_type_that_postgresql_has_built_in_is_in_the_list_of_types(pg):
-    with pg.cursor() as cursor:
+def test_every_type_that_postgresql_has_built_in_is_in_the_list_of_types(source):
+    with source.cursor() as cursor:
         cursor.execute(BUILT_IN_SCALARS)
         (oids,) = cursor.fetchone()
     page = Path(__file__).parents[2] / "docs" / "reference" / "types.md"

@@ -17,19 +17,11 @@ from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copy_csv import OddValueError, whole_rows
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.values.gregorian import days_since_epoch
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of
 from tests.support.scalar_types import CASES, Case
 
 PIPELINE = Pipeline(name="p", lake="lake", tables=("public.t",))
-
-
-@pytest.fixture
-def source(dsn: str):
-    connection = connect(dsn, "test")
-    yield connection
-    connection.close()
 
 
 def _check(
@@ -57,7 +49,7 @@ def _is_odd(text: str | None) -> bool:
 def test_a_column_of_any_type_comes_back_as_postgresql_writes_it(source, case):
     relation = create(source, [case])
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(st.lists(st.none() | case.inputs, max_size=12))
     def check(inputs):
         _check(source, relation, [case], [[text] for text in inputs])
@@ -68,7 +60,7 @@ def test_a_column_of_any_type_comes_back_as_postgresql_writes_it(source, case):
 def test_rows_of_all_types_come_back_as_postgresql_writes_them(source):
     relation = create(source, CASES)
 
-    @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(st.lists(st.tuples(*(st.none() | case.inputs for case in CASES)), max_size=4))
     def check(rows):
         _check(source, relation, CASES, rows)

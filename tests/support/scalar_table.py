@@ -24,7 +24,7 @@ def create(source: Any, cases: Sequence[Case]) -> Relation:
     """A table with a column for each case (c0, c1, …)."""
     with source.cursor() as cursor:
         columns = ", ".join(f"c{index} {case.type_sql}" for index, case in enumerate(cases))
-        cursor.execute(f"create table public.t ({columns})")
+        cursor.execute(f"drop table if exists public.t; create table public.t ({columns})")
     relation = find_relation(source, TableName("public", "t"))
     assert relation is not None
     return relation
