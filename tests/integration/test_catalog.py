@@ -183,15 +183,13 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         "create table nokey (a int)",
         "create table nothing (a int primary key)",
         "alter table nothing replica identity nothing",
-        "create table full_only (a int)",
-        "alter table full_only replica identity full",
         'create table twins (a int primary key, "A" int)',
         "create table columnless ()",
         "create table part (a int primary key) partition by list (a)",
         "create table part_1 partition of part for values in (1)",
         "create sequence seq",
     )
-    wanted = ["v", "m", "u", "nokey", "nothing", "full_only", "twins", "columnless", "missing"]
+    wanted = ["v", "m", "u", "nokey", "nothing", "twins", "columnless", "missing"]
     wanted += ["keyed", "part", "part_1", "seq"]
     with pytest.raises(TableError) as caught:
         resolve_tables(
@@ -211,7 +209,6 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         "u": "an unlogged table",
         "nokey": "UPDATE and DELETE",
         "nothing": "REPLICA IDENTITY DEFAULT",
-        "full_only": "FULL and no primary key",
         "twins": 'columns "a" and "A" differ only in case',
         "columnless": "set commit_lsn_column to true",
         "missing": "does not exist",
@@ -222,6 +219,7 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
     for name, part in expected.items():
         assert part in problems[f"public.{name}"], name
     assert 'ALTER TABLE "public"."nokey" ADD PRIMARY KEY' in problems["public.nokey"]
+    assert 'ALTER TABLE "public"."nokey" REPLICA IDENTITY FULL' in problems["public.nokey"]
     assert caught.value.scope.name == "TABLE"
 
 
@@ -242,6 +240,47 @@ def test_keyless_tables_are_taken_when_listed_as_insert_only(pg, run):
     assert names(found) == ["public.h", "public.n"]
     with pytest.raises(ConfigError, match=r"insert_only: public\.other"):
         resolve_tables(pg, pipeline("public.h", insert_only=("public.h", "public.other")))
+
+
+def test_tables_without_key_are_taken_when_their_changes_carry_whole_rows(pg, run):
+    run(
+        "create table copies (a int, b text)",
+        "alter table copies replica identity full",
+        "create table part (a int) partition by range (a)",
+        "create table part_1 partition of part for values from (0) to (10)",
+        "alter table part replica identity full",
+        "alter table part_1 replica identity full",
+        "create table other (a int)",
+    )
+    assert names(resolve_tables(pg, pipeline("public.copies", "public.part"))) == [
+        "public.copies",
+        "public.part",
+    ]
+    assert names(resolve_tables(pg, pipeline("public.*"))) == ["public.copies", "public.part"]
+    run("alter table part_1 replica identity default")
+    with pytest.raises(TableError, match="each partition has its own REPLICA IDENTITY"):
+        resolve_tables(pg, pipeline("public.part"))
+
+
+def test_equal_rows_cannot_be_told_apart_by_a_mark(pg, run):
+    run("create table copies (a int)", "alter table copies replica identity full")
+    with pytest.raises(TableError, match="deletes: soft cannot say which row"):
+        resolve_tables(pg, pipeline("public.copies", deletes="soft"))
+    assert resolve_tables(
+        pg, pipeline("public.copies", deletes="soft", per_table={"public.copies": {"deletes": "hard"}})
+    )
+
+
+def test_a_partition_without_whole_rows_is_refused_in_a_table_that_has_them(pg, run):
+    run(
+        "create table part (a int primary key, b int) partition by range (a)",
+        "create table part_1 partition of part for values from (0) to (10)",
+        "alter table part replica identity full",
+    )
+    with pytest.raises(TableError, match="each partition has its own REPLICA IDENTITY"):
+        resolve_tables(pg, pipeline("public.part"))
+    run("alter table part_1 replica identity full")
+    assert resolve_tables(pg, pipeline("public.part"))
 
 
 def test_a_pattern_without_any_table_is_an_error(pg, run):

@@ -7,10 +7,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import DriftError, FencedError, LakeTableError, ValueRangeError
+from airflow_provider_pgrepl.errors import (
+    DriftError,
+    FencedError,
+    LakeTableError,
+    TruncatedError,
+    ValueRangeError,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, slices
 from airflow_provider_pgrepl.replication.lake.table import (
@@ -287,6 +295,133 @@ def test_a_keyless_table_keeps_every_insert_and_nothing_else(tmp_path: Path) -> 
     assert lake.rows() == [(1, "x"), (1, "x"), (1, "x"), (None, None)]
     assert lake.apply(Change("T", new=("0",), commit_lsn=40), insert(40, "3", "z")).commits == 1
     assert lake.rows() == [(3, "z")]
+
+
+def truncate(lsn: int) -> Change:
+    return Change("T", new=("0",), commit_lsn=lsn)
+
+
+def test_an_ignored_truncate_leaves_inserts_alone_without_key(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, relation(column("a", "integer"), identity="n"), truncate="ignore")
+    lake.apply(insert(10, "1"))
+    lake.apply(insert(20, "2"), truncate(30), insert(40, "1"))
+    assert lake.rows() == [(1,), (1,), (2,)]
+
+
+def test_a_table_that_must_not_be_truncated_stops_before_that_transaction(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, truncate="error")
+    with pytest.raises(TruncatedError, match="0/1E") as stopped:
+        lake.apply(insert(10, "1", "a"), insert(20, "2", "b"), insert(30, "3", "c"), truncate(30))
+    assert "--tables 'public.t'" in stopped.value.hint
+    assert (lake.rows(), lake.position()) == ([(1, "a"), (2, "b")], 20)
+
+
+def test_after_an_ignored_truncate_a_row_takes_the_place_of_the_one_that_stayed(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, truncate="ignore")
+    lake.apply(insert(10, "1", "a"), insert(10, "2", "b"), insert(10, "3", "c"))
+    lake.apply(truncate(20))
+    lake.apply(insert(30, "1", "new"), insert(30, "9", "moving"))
+    lake.apply(update(40, "2", "moved", old=("9", None)))
+    assert lake.rows() == [(1, "new"), (2, "moved"), (3, "c")]
+    lake.apply(delete(50, "1", None), update(50, "2", "last"))
+    assert lake.rows() == [(2, "last"), (3, "c")]
+
+
+SOFT = ["id", "v", "_pgrepl_deleted", "_pgrepl_commit_lsn"]
+
+
+def test_deleted_rows_stay_and_are_marked(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, deletes="soft")
+    lake.apply(insert(10, "1", "a"), insert(10, "2", "b"), insert(10, "3", "c"))
+    lake.apply(delete(20, "1", None), update(30, "9", None, old=("2", None), unsent=(1,)))
+    marked = [(1, "a", True, 20), (2, "b", True, 30), (3, "c", False, 10), (9, "b", False, 30)]
+    assert lake.rows(SOFT) == marked
+    assert lake.rows(["id", "_pgrepl_commit_ts"])[0] == (1, commit_ts(20))
+    lake.apply(insert(40, "1", "back"), truncate(50), insert(60, "3", "anew"))
+    after = [(1, "back", True, 50), (2, "b", True, 30), (3, "anew", False, 60), (9, "b", True, 50)]
+    assert lake.rows(SOFT) == after
+
+
+def test_a_row_that_no_transaction_showed_leaves_no_mark(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, deletes="soft")
+    lake.apply(insert(10, "1", "a"), delete(10, "1", None), insert(20, "2", "b"), update(30, "2", "c"))
+    lake.apply(insert(40, "3", "d"), delete(50, "3", None), delete(60, "2", None))
+    assert lake.rows(SOFT) == [(2, "c", True, 60), (3, "d", True, 50)]
+
+
+def test_soft_deletes_of_a_row_that_is_missing_are_refused(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, deletes="soft")
+    lake.apply(insert(10, "1", "a"))
+    for change in (delete(20, "7", None), update(20, "8", None, old=("7", None), unsent=(1,))):
+        with pytest.raises(LakeTableError, match="missing"):
+            lake.apply(change, update(20, "1", "b"))
+    assert lake.rows(SOFT) == [(1, "a", False, 10)]
+
+
+COPIES = relation(column("a", "integer"), column("v", "double precision"), identity="f")
+
+
+def test_rows_without_key_go_as_often_as_they_were_deleted(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, COPIES)
+    lake.apply(
+        *[insert(10, "1", "0")] * 3, insert(10, None, None), insert(11, "1", "-0"), insert(11, "1", "NaN")
+    )
+    changed = lake.apply(
+        delete(20, "1", "0"),
+        update(20, "1", "5", old=("1", "NaN")),
+        delete(20, None, None),
+        insert(30, None, None),
+    )
+    assert changed.commits == 1
+    assert lake.rows(["a", "v", "_pgrepl_commit_lsn"]) == [
+        (1, -0.0, 11),
+        (1, 0.0, 10),
+        (1, 0.0, 10),
+        (1, 5.0, 20),
+        (None, None, 30),
+    ]
+    assert [str(v) for _, v in lake.rows()] == ["-0.0", "0.0", "0.0", "5.0", "None"]
+
+
+def test_a_row_without_key_that_the_lake_lacks_stops_the_table(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, COPIES)
+    lake.apply(insert(10, "1", "0"))
+    with pytest.raises(LakeTableError, match="missing"):
+        lake.apply(delete(20, "1", "0"), delete(20, "1", "0"))
+    with pytest.raises(LakeTableError, match="missing"):
+        lake.apply(delete(20, "1", "-0"))
+    assert (lake.rows(), lake.position()) == ([(1, 0.0)], 10)
+
+
+@pytest.mark.parametrize("policy", [{}, {"deletes": "soft"}, {"truncate": "ignore"}], ids=str)
+@pytest.mark.parametrize("name", ["a.b", 'a"b', "a b", "100%", "größe", "select", "s.kind", "k0", "x" * 63])
+def test_any_column_name_works_with_any_policy(tmp_path: Path, name: str, policy: dict[str, str]) -> None:
+    lake = Lake(tmp_path, relation(column(name, key=True), column("v")), **policy)
+    lake.apply(insert(10, "1", "a"), insert(10, "2", "b"))
+    lake.apply(update(20, "3", None, old=("1", None), unsent=(1,)), delete(20, "2", None))
+    assert ("3", "a") in lake.rows()
+    copies = Lake(tmp_path / "copies", relation(column(name), column("v"), identity="f"))
+    copies.apply(insert(10, "1", "a"), insert(10, "1", "a"), insert(10, None, "c"))
+    copies.apply(delete(20, "1", "a"), delete(20, None, "c"))
+    assert copies.rows() == [("1", "a")]
+
+
+@pytest.mark.parametrize("identity", ["d", "f"])
+def test_files_without_statistics_are_not_skipped(tmp_path: Path, identity: str) -> None:
+    of = relation(column("id", "bigint", key=identity == "d"), column("v"), identity=identity)
+    lake = Lake(tmp_path, of)
+    schema = lake_schema(of, lake.pipeline)
+    rows = pa.Table.from_pylist([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}], schema=schema)
+    pq.write_table(rows, tmp_path / "t" / "plain.parquet", write_statistics=False)
+    table = open_table(lake.uri)
+    size = (tmp_path / "t" / "plain.parquet").stat().st_size
+    add = AddAction("plain.parquet", size, {}, 0, True, '{"numRecords": 2}')
+    table.create_write_transaction(
+        [add], "append", table.schema(), commit_properties=commit_properties(APP, LSN(5), "x")
+    )
+    old = ("2", "b") if identity == "f" else None
+    lake.apply(update(20, "2", "B", old=old), delete(20, "1", "a"))
+    assert lake.rows() == [(2, "B")]
 
 
 def test_slices_end_where_transactions_end(tmp_path: Path) -> None:

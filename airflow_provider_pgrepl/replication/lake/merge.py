@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeTableError, TruncatedError
@@ -25,7 +26,7 @@ from airflow_provider_pgrepl.replication.lake.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, read_position
 from airflow_provider_pgrepl.replication.lake.tuples import bytes_before
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 
@@ -48,8 +49,9 @@ def apply_changes(
     read and every commit made; it must not be refreshed meanwhile, and stands at the last commit afterwards.
 
     Raises FencedError when another process writes the table; LakeTableError when the table is not as this
-    pipeline left it or the changes contradict each other; LakeError, DriftError, ValueRangeError. After these
-    the table holds whole slices up to its position and nothing else.
+    pipeline left it or the changes contradict each other; TruncatedError when the table was truncated and
+    must not be; LakeError, DriftError, ValueRangeError. After these the table holds whole slices up to its
+    position and nothing else.
     """
     position = read_position(table, app)
     if position is None:
@@ -60,13 +62,19 @@ def apply_changes(
     if bool((np.diff(commit_lsn) < 0).any()):
         raise ChangelogError(f"{relation.table}: changes are not in commit order")
     fresh = int(np.searchsorted(commit_lsn, int(position), side="right"))
+    changes, commit_lsn = changes.slice(fresh), commit_lsn[fresh:]
+    refused = refused_truncate(changes, relation, pipeline)
+    if refused:
+        changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(refused[0]))))
     commits = 0
-    for start, end in slices(changes.slice(fresh), pipeline.slice_bytes):
-        part = changes.slice(fresh + start, end - start)
-        position = LSN(commit_lsn[fresh + end - 1])
+    for start, end in slices(changes, pipeline.slice_bytes):
+        part = changes.slice(start, end - start)
+        position = LSN(commit_lsn[end - 1])
         _commit(part, relation, pipeline, SliceCommit(table, app, position, part["commit_ts"][-1].as_py()))
         commits += 1
-    return Applied(position, int(table.version()), len(changes) - fresh, commits)
+    if refused:
+        raise refused[1]
+    return Applied(position, int(table.version()), len(changes), commits)
 
 
 def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
@@ -102,21 +110,28 @@ def _check_schema(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
 
 def _commit(part: pa.Table, relation: Relation, pipeline: Pipeline, commit: SliceCommit) -> None:
     policy = pipeline.policy(relation.table)
-    if policy.truncate == "error" and "T" in part["op"].unique().to_pylist():
-        raise truncated(relation.table)
     if not relation.key_columns and relation.replica_identity == "f":
         commit_net_rows(net_rows(part, relation, pipeline), commit)
-    elif policy.deletes == "soft" or policy.truncate == "ignore":
-        held = held_keys(part, relation, policy.truncate)
-        KeysCommit(held, part, relation, pipeline).make(commit)
+    elif relation.key_columns and (policy.deletes == "soft" or policy.truncate == "ignore"):
+        KeysCommit(held_keys(part, relation, policy.truncate), part, relation, pipeline).make(commit)
     else:
+        if policy.truncate == "ignore":
+            part = part.filter(pc.not_equal(part["op"], "T"))
         RowsCommit(collapse(part, relation), part, relation, pipeline).make(commit)
 
 
-def truncated(table: TableName) -> TruncatedError:
-    """The error of a table whose policy is not to be truncated."""
-    return TruncatedError(
-        f"{table}: the table was truncated, and truncate is set to error",
-        f"run the snapshot app with --tables '{table}'; to have it go on by itself next time, set truncate to"
-        " apply or ignore",
+def refused_truncate(
+    changes: pa.Table, relation: Relation, pipeline: Pipeline
+) -> tuple[LSN, TruncatedError] | None:
+    """The first transaction at which a table that must not be truncated stops, and its error."""
+    if pipeline.policy(relation.table).truncate != "error":
+        return None
+    truncates = changes.filter(pc.equal(changes["op"], "T"))["commit_lsn"]
+    if len(truncates) == 0:
+        return None
+    lsn = LSN(pc.min(truncates).as_py())
+    return lsn, TruncatedError(
+        f"the table was truncated by the transaction committed at {lsn}, and truncate is set to error",
+        f"set truncate to apply or ignore if that is wanted; then run the snapshot app with --tables"
+        f" '{relation.table}'",
     )

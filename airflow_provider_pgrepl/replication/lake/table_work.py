@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history import history_uri
 from airflow_provider_pgrepl.replication.lake.history_apply import apply_with_history
-from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes
+from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, refused_truncate
 from airflow_provider_pgrepl.replication.lake.table import (
     RESNAPSHOT_HINT,
     compact_small_files,
@@ -122,9 +122,9 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     filesystem, root = pafs.FileSystem.from_uri(work.changelog)
     rows = reader.read_rows(filesystem, root, paths, work.relation.oid, position)
     rows = rows.filter(pc.less(rows["commit_lsn"], upto_lsn))
-    drift = _find_first_drift(work, rows)
-    if drift:
-        rows = rows.filter(pc.less(rows["commit_lsn"], drift[0]))
+    stop = _find_first_stop(work, rows)
+    if stop:
+        rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
     changes = rows.filter(pc.is_in(rows["op"], pa.array(["I", "U", "D", "T"])))
     history = _open(work.history_uri) if work.history_uri else None
     version, applied = table.version(), 0
@@ -140,14 +140,16 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         applied,
         history_version=None if history is None else history.version(),
     )
-    if drift is None:
+    if stop is None:
         return result
+    lsn, error = stop
     return TableResult(
         **{
             **asdict(result),
-            "error": drift[1],
-            "hint": f"snapshot the table anew: run the snapshot app with --tables '{work.relation.table}'",
-            "error_lsn": drift[0],
+            "error": error.message,
+            "hint": error.hint,
+            "error_kind": type(error).__name__,
+            "error_lsn": lsn,
         }
     )
 
@@ -169,6 +171,16 @@ def _open(uri: str) -> DeltaTable:
     else:
         table.update_incremental()
     return table
+
+
+def _find_first_stop(work: TableWork, rows: pa.Table) -> tuple[int, PgReplError] | None:
+    """The commit LSN from which on nothing may be applied to the table, and why."""
+    truncate = refused_truncate(rows, work.relation, work.pipeline)
+    drift = _find_first_drift(work, rows)
+    if drift is None or (truncate is not None and truncate[0] < drift[0]):
+        return truncate
+    hint = f"snapshot the table anew: run the snapshot app with --tables '{work.relation.table}'"
+    return drift[0], DriftError(drift[1], hint)
 
 
 def _find_first_drift(work: TableWork, rows: pa.Table) -> tuple[int, str] | None:

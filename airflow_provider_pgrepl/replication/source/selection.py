@@ -160,7 +160,7 @@ class _Selection:
 
     def _is_usable(self, relation: Relation) -> bool:
         """Whether it can be replicated; a named table that cannot be becomes a problem."""
-        if relation.table not in self._named and not relation.key_columns:
+        if relation.table not in self._named and not _has_identity(relation):
             log.info("%s has no usable key; the pattern leaves it out", relation.table)
             return False
         problems = [*self._shape_problems(relation), *self._key_problems(relation)]
@@ -171,22 +171,27 @@ class _Selection:
         return shape_problems(self._connection, self._pipeline, relation)
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
-        if relation.key_columns or relation.table in self._insert_only:
+        """Why its rows cannot be told apart, by a key or, with REPLICA IDENTITY FULL, by all values."""
+        if not relation.key_columns and self._pipeline.policy(relation.table).deletes == "soft":
+            yield (
+                "it has no key, so deletes: soft cannot say which row of equal ones is marked; give it a"
+                " primary key, or set deletes to hard for it in per_table"
+            )
+        if _has_identity(relation) or relation.table in self._insert_only:
             return
         table = relation.table.sql
         why = {
             "n": "its replica identity is NOTHING",
-            "f": "it has replica identity FULL and no primary key",
             "i": "its replica identity index is gone, or not published as a whole",
         }.get(relation.replica_identity, "it has no primary key that can serve as replica identity")
-        harm = (
-            "changes of rows cannot be matched"
-            if relation.replica_identity == "f"
-            else "publishing it would make the application's UPDATE and DELETE on it fail"
-        )
         yield (
-            f"{why}, and {harm}. Either ALTER TABLE {table} ADD PRIMARY KEY (…); or, with a unique index over"
-            f" NOT NULL columns, ALTER TABLE {table} REPLICA IDENTITY USING INDEX …; or ALTER TABLE {table}"
-            " REPLICA IDENTITY DEFAULT where a primary key exists; or, when its rows are only ever inserted,"
-            " list it in insert_only"
+            f"{why}, and publishing it would make the application's UPDATE and DELETE on it fail. Either"
+            f" ALTER TABLE {table} ADD PRIMARY KEY (…); or, with a unique index over NOT NULL columns,"
+            f" ALTER TABLE {table} REPLICA IDENTITY USING INDEX …; or ALTER TABLE {table} REPLICA IDENTITY"
+            f" DEFAULT where a primary key exists; or ALTER TABLE {table} REPLICA IDENTITY FULL, with which"
+            " changes carry whole rows; or, when its rows are only ever inserted, list it in insert_only"
         )
+
+
+def _has_identity(relation: Relation) -> bool:
+    return bool(relation.key_columns) or relation.replica_identity == "f"

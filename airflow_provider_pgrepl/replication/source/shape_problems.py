@@ -113,7 +113,7 @@ def _leaf_problems(connection: Connection, pipeline: Pipeline, relation: Relatio
 
 def _same_identity(relation: Relation, leaf: Relation) -> bool:
     """Whether changes in a partition come with all that tells the rows of the partitioned table apart."""
-    if leaf.replica_identity == "f":
-        return True
+    if "f" in (leaf.replica_identity, relation.replica_identity):
+        return leaf.replica_identity == "f"
     key = {column.name for column in relation.key_columns}
     return bool(key) and key == {column.name for column in leaf.key_columns}
