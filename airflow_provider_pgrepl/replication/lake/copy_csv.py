@@ -7,6 +7,7 @@ from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
@@ -16,6 +17,8 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 
 BLOCK_BYTES = 2 << 20
+_NEWLINES_TRIED = 64
+_NEWLINE, _QUOTE = b'\n"'
 _COLUMN_OF_ERROR = re.compile(r"In CSV column #(\d+)")
 
 
@@ -67,33 +70,48 @@ def whole_rows(stream: BinaryIO, block_bytes: int) -> Iterator[bytes]:
     pyarrow's streaming reader would do this in a thread of its own, but destroying it after an error waits
     for that thread while holding the lock which the thread needs to read from a Python stream.
     """
-    rest, wanted = b"", block_bytes
-    while block := stream.read(wanted):
-        block = rest + block
-        end = _end_of_rows(block)
+    rest, wanted, quotes = b"", block_bytes, 0
+    while fresh := stream.read(wanted):
+        # What was left holds no end of a row, so only the new bytes are searched, however long the row is.
+        end = _end_of_rows(fresh, quotes)
+        quotes = quotes + fresh.count(b'"') if end == 0 else fresh.count(b'"', end)
         if end:
-            yield block[:end]
-        rest = block[end:]
+            yield rest + fresh[:end]
+            rest = fresh[end:]
+        else:
+            rest += fresh
         # A row that goes on takes twice as much each time, so that it is not copied too often.
         wanted = max(block_bytes, len(rest))
     if rest:
         yield rest
 
 
-def _end_of_rows(block: bytes) -> int:
-    """The end of the last whole row; 0 when there is none.
+def _end_of_rows(block: bytes, quotes_before: int) -> int:
+    """The end of the last row that ends in the block; 0 when none does.
 
     A newline ends a row when an even number of quotes is before it (a quote within a value is written twice).
     """
     end = len(block)
-    quotes = block.count(b'"')
-    while (newline := block.rfind(b"\n", 0, end)) >= 0:
+    quotes = quotes_before + block.count(b'"')
+    for _ in range(_NEWLINES_TRIED):
+        newline = block.rfind(b"\n", 0, end)
+        if newline < 0:
+            return 0
         quotes -= block.count(b'"', newline, end)
         if quotes % 2 == 0:
             return newline + 1
         # Within quotes, and so is all back to the quote before.
         end = block.rfind(b'"', 0, newline) + 1
-    return 0
+    return _end_of_rows_among_many(block, quotes_before)
+
+
+def _end_of_rows_among_many(block: bytes, quotes_before: int) -> int:
+    """The same for a long value full of quotes and newlines, all of which must be looked at."""
+    characters = np.frombuffer(block, np.uint8)
+    newlines = np.flatnonzero(characters == _NEWLINE)
+    quotes = np.searchsorted(np.flatnonzero(characters == _QUOTE), newlines) + quotes_before
+    ends = newlines[quotes % 2 == 0]
+    return int(ends[-1]) + 1 if len(ends) else 0
 
 
 def _read(rows: bytes, names: list[str], types: dict[str, pa.DataType]) -> pa.Table:
