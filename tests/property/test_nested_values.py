@@ -130,3 +130,64 @@ def test_values_of_random_types_come_back_as_postgresql_writes_them(source):
 
 def test_so_do_those_of_types_that_hold_hstores(debian_source):
     check_tables(debian_source, [hstore(), hstore(), SCALARS[0], SCALARS[2]])
+
+
+def test_pgvectors_numbers_are_held_to_the_last_bit(source):
+    with source.cursor() as cursor:
+        cursor.execute("create schema s; create extension vector schema pg_catalog")
+    relation = create(source, [], ["vector(3)", "halfvec(3)", "sparsevec(3)", "vector[]"])
+
+    @FEW
+    @given(st.lists(st.lists(_floats(width=32), min_size=3, max_size=3), max_size=5), _floats(width=16))
+    def holds(rows: list[list[float]], half: float) -> None:
+        with source.cursor() as cursor:
+            cursor.execute("truncate s.t")
+        halves = f"array[{half!r}, 0, -1]::real[]::halfvec"
+        insert(
+            source,
+            [
+                [of := f"array{row!r}::real[]::vector", halves, f"({of})::sparsevec", f"array[{of}, null]"]
+                for row in rows
+            ],
+        )
+        check(source, relation)
+
+    holds()
+
+
+def _floats(width: int) -> st.SearchStrategy[float]:
+    return st.floats(width=width, allow_nan=False, allow_infinity=False)
+
+
+TWO = "array(2)"
+ODD = [
+    ("int[]", "array[[1,2],[3,null]]", TWO),
+    ("int[]", "'{}'", TWO),
+    ("text[]", """array[['a}', '{"'], ['NULL', null]]""", TWO),
+    ("box[]", "array[[box '(1,1),(0,0)', '(2,2),(1,1)']]", TWO),
+    ("s.whole", "array[[1],[2]]", TWO),
+    ("s.whole[]", """'{"{1,2}",NULL,"{}"}'""", None),
+    ("int[]", "'[0:1]={1,2}'", "string"),
+    ("s.upper", """row('a', 'b')::s.upper""", None),
+    ("s.bare", "row()::s.bare", None),
+    ("s.whole_range", "s.whole_range('{1}', '{2,3}')", None),
+    ("varbit[]", "array[b'101', null]", None),
+    ('"char"[]', """array['a', '"', ',']::"char"[]""", None),
+    ("money[]", "array[1234567.89, null]::money[]", None),
+    ("interval[]", "array[interval '1 day -2 hours']", None),
+]
+
+
+def test_odd_values_come_back_as_postgresql_writes_them(source):
+    statements = [
+        "create schema s",
+        "create domain s.whole as int[]",
+        'create type s.upper as (a text, "A" text)',
+        "create type s.bare as ()",
+        "create type s.whole_range as range (subtype = int[])",
+    ]
+    relation = create(source, statements, [of for of, _, _ in ODD])
+    insert(source, [[value for _, value, _ in ODD], [f"null::{of}" for of, _, _ in ODD]])
+    types = {f"s.t.c{index}": chosen for index, (_, _, chosen) in enumerate(ODD) if chosen}
+    table = check(source, relation, Pipeline(name="p", lake="lake", tables=("s.t",), types=types, **BARE))
+    assert [table[f"c{index}"].null_count for index in range(len(ODD))] == [1] * len(ODD)

@@ -74,7 +74,7 @@ def _scalar(value: Any) -> str:
 def source_texts(source: Connection, column: Column, table: str = "s.t") -> list[str | None]:
     """What PostgreSQL says that the values are, in the order of `id`."""
     with source.cursor() as cursor:
-        cursor.execute(f"select {column.name}::text from {table} order by {table}.id")
+        cursor.execute(f"select {_written(column.name)} from {table} order by {table}.id")
         return [text for (text,) in cursor.fetchall()]
 
 
@@ -83,7 +83,13 @@ def lake_texts(source: Connection, column: Column, values: pa.ChunkedArray) -> l
     texts = [rendered(value, column.pg_type) for value in values.to_pylist()]
     with source.cursor() as cursor:
         cursor.execute(
-            f"select x::{column.type_name}::text from unnest(%s::text[]) with ordinality u(x, n) order by n",
+            f"select {_written('y')} from (select x::{column.type_name}, n"
+            " from unnest(%s::text[]) with ordinality u(x, n)) v(y, n) order by n",
             (texts,),
         )
         return [text for (text,) in cursor.fetchall()]
+
+
+def _written(sql: str) -> str:
+    """By the type's output function: a cast to text may write otherwise, as of boolean."""
+    return f"case when num_nulls({sql}) = 0 then concat({sql}) end"
