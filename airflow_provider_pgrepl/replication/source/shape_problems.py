@@ -53,11 +53,8 @@ def why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
 
 def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
     """What is wrong with a table's columns, what the pipeline chooses for them, and its partitions."""
-    if not relation.columns and not _has_own_columns(pipeline, relation):
-        yield (
-            "has no columns, and a lake table needs at least one; set commit_lsn_column to true, which gives"
-            " it one"
-        )
+    if not relation.columns and not relation.unpublished:
+        yield from _columnless_problems(pipeline, relation)
     yield from _name_problems(pipeline, relation)
     if generated := [show_identifier(column.name) for column in relation.unpublished if column.is_key]:
         yield (
@@ -68,6 +65,21 @@ def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relatio
     yield from choice_problems(relation, pipeline)
     if relation.relkind == "p":
         yield from _leaf_problems(connection, pipeline, relation)
+
+
+def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
+    """The rows of a table without columns are in the lake by what the lake table has beside them."""
+    if not _has_own_columns(pipeline, relation):
+        yield (
+            "has no columns, and a lake table needs at least one; set commit_lsn_column to true, which gives"
+            " it one"
+        )
+    elif relation.replica_identity == "f":
+        yield (
+            "has no columns, so that deleted rows cannot be told from others. ALTER TABLE"
+            f" {relation.table.sql} REPLICA IDENTITY DEFAULT, with which PostgreSQL refuses to delete rows"
+            " while the table is published, and list it in insert_only"
+        )
 
 
 def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:

@@ -1,0 +1,45 @@
+"""A pipeline without Spark: copied, received and applied by the same functions that Spark's tasks call."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow_provider_pgrepl.replication.lake.copy import write_range
+from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog import find_relation
+from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
+from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.conftest import closing_connection
+from tests.support.received import Received
+
+
+class Handed(Received):
+    """Received, and brought into the lake by what Spark's tasks run, without Spark."""
+
+    def copy(self, table: str) -> Relation:
+        """Copy a table that nobody writes."""
+        position = LSN(self.begin() - 1)
+        with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
+            cursor.execute("begin isolation level repeatable read read only")
+            cursor.execute("select pg_export_snapshot()")
+            snapshot = cursor.fetchone()[0]
+            relation = find_relation(keeper, TableName.parse(table), self.pipeline.publication)
+            assert relation is not None
+            files = [
+                file
+                for part in plan_ranges(keeper, relation, 1 << 40)
+                for file in write_range(
+                    self.dsn, snapshot, part, relation, self.pipeline, position, datetime.now(UTC)
+                )
+            ]
+        schema = lake_schema(relation, self.pipeline)
+        commit_snapshot(self.lake_path(table), schema, files, position, self.pipeline.name, Epoch(1))
+        return relation
+
+    def stream(self, relation: Relation) -> TableResult:
+        self.receive()
+        work = TableWork(relation, self.pipeline, app_id(self.pipeline.name, Epoch(1)), self.changelog)
+        return bring_forward(work, [file.path for file in self.changelog_files()], LSN(2**62))
