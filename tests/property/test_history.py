@@ -20,13 +20,31 @@ from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapsh
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
-from tests.property.test_collapse import KEY, histories
-from tests.support.changes import commit_ts, table_of
+from tests.property.histories import COLUMNS, KEY, rows, steps, take_step
+from tests.support.changes import History, commit_ts, relation, table_of
 from tests.support.model import Change, Row
 from tests.support.version_model import VersionModel
 
 APP = app_id("p", Epoch(1))
 EXPORTED = datetime(2024, 5, 1, tzinfo=UTC)
+
+
+@st.composite
+def transactions(draw: st.DrawFn) -> tuple[list[Row], list[Change], list[int], Relation]:
+    """Rows of a snapshot, the changes of some transactions after it, and the commits at which to cut."""
+    full = draw(st.booleans())
+    history = History(len(COLUMNS), KEY, full=full)
+    for row in draw(st.lists(rows, min_size=3, max_size=6)):
+        take_step(history, ("insert", row))
+    snapshot = list(history.model.rows.values())
+    history.changes.clear()
+    for transaction in draw(st.lists(st.lists(steps, min_size=1, max_size=4), min_size=3, max_size=12)):
+        history.commit()
+        for step in transaction:
+            take_step(history, step)
+    lsns = sorted({change.commit_lsn for change in history.changes})
+    cuts = draw(st.lists(st.sampled_from(lsns), max_size=3)) if lsns else []
+    return snapshot, history.changes, sorted(cuts), relation(*COLUMNS, identity="f" if full else "d")
 
 
 class DyingError(Exception):
@@ -101,7 +119,7 @@ def rows_of(uri: str, columns: str, where: str = "") -> list[tuple]:
 
 
 @given(
-    histories(),
+    transactions(),
     st.lists(st.tuples(st.integers(1, 100), st.integers(0, 3)), max_size=3),
     st.sampled_from(["hard", "soft"]),
     st.sampled_from(["apply", "apply", "ignore"]),
@@ -110,13 +128,13 @@ def rows_of(uri: str, columns: str, where: str = "") -> list[tuple]:
 def test_history_and_table_are_the_model_however_cut_and_whenever_a_writer_died(
     example, deaths, deletes: str, truncate: str
 ) -> None:
-    rows, changes, _, cuts, of = example
+    snapshot, changes, cuts, of = example
     full = of.replica_identity == "f"
-    model = VersionModel(KEY, full=full, rows=rows, made_at=2, ignoring=truncate == "ignore")
+    model = VersionModel(KEY, full=full, rows=snapshot, made_at=2, ignoring=truncate == "ignore")
     model.apply(changes)
     assume(model.is_sure)
     with tempfile.TemporaryDirectory() as folder:
-        lake = Lake(folder, of, rows, deletes=deletes, truncate=truncate)
+        lake = Lake(folder, of, snapshot, deletes=deletes, truncate=truncate)
         for slice_bytes, dies_after in deaths:
             lake.apply(changes, slice_bytes, dies_after)
         for cut in [*cuts, 10**9]:

@@ -76,6 +76,10 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path)
 
 
+def die(*_: object) -> None:
+    raise DyingError
+
+
 def insert(lsn: int, *row: str | None) -> Change:
     return Change("I", new=row, commit_lsn=lsn)
 
@@ -145,14 +149,28 @@ def test_a_snapshot_does_not_end_what_changes_ended_that_never_reached_the_table
 ) -> None:
     lake.apply(insert(105, "2", "stays"))
 
-    def die(*_: object) -> None:
-        raise DyingError
-
     monkeypatch.setattr(history_apply, "apply_changes", die)
     with pytest.raises(DyingError):
         lake.apply(update(110, "1", "b"))
     lake.take(200, {"id": 1, "v": "b"})
     assert lake.ended() == [(1, "a", 100, 110, "U"), (2, "stays", 105, 200, "S")]
+
+
+def test_what_a_dead_writer_appended_is_not_appended_again(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = insert(105, "2", "x"), update(110, "1", "b"), update(110, "2", "y")
+    with monkeypatch.context() as patch:
+        patch.setattr(history_apply, "apply_changes", die)
+        with pytest.raises(DyingError):
+            lake.apply(*first)
+    lake.apply(*first, update(120, "1", "c"), Change("D", old=("2", None), commit_lsn=130))
+    assert lake.ended() == [
+        (1, "a", 100, 110, "U"),
+        (1, "b", 110, 120, "U"),
+        (2, "x", 105, 110, "U"),
+        (2, "y", 110, 130, "D"),
+    ]
 
 
 def test_changes_are_refused_after_a_snapshot_that_did_not_replace_the_table(lake: Lake) -> None:

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake import history
 from airflow_provider_pgrepl.replication.lake.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.history_versions import EndedVersions, ended_versions
-from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.tuples import Ints
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -109,11 +109,12 @@ class _Slice:
             COMMIT_TS,
         ]
 
-    def _keys(self, codes: Ints) -> list[pa.Array]:
-        return [
-            typed_column(column, self.relation.table, self.pipeline).parse(self.ended.key_texts(index, codes))
-            for index, column in enumerate(self.relation.key_columns)
-        ]
+    def _keys(self, codes: Ints) -> pa.Table:
+        keys = {}
+        for index, column in enumerate(self.relation.key_columns):
+            typed = typed_column(column, self.relation.table, self.pipeline)
+            keys[typed.name] = typed.parse(self.ended.key_texts(index, codes))
+        return pa.table(keys)
 
     def _lake_rows(self, codes: Ints) -> tuple[pa.Table, Ints]:
         """The lake's rows under keys, and for each of the given codes its row; -1 when there is none."""
@@ -121,8 +122,8 @@ class _Slice:
         keys = self._keys(distinct)
         found, held = [], []
         if len(distinct):
-            for batch in current_rows(self.table, self._names(), " and ".join(self._ranges(keys))):
-                match = self._match(batch, keys)
+            for batch in current_rows(self.table, self._names(), " and ".join(_ranges(keys))):
+                match = match_rows(batch, keys)
                 rows = np.flatnonzero(match >= 0)
                 if len(rows):
                     found.append(batch.take(pa.array(rows)))
@@ -132,28 +133,6 @@ class _Slice:
             numbers = np.concatenate(held)
             place[numbers] = np.arange(len(numbers))
         return pa.concat_tables(found) if found else pa.table({}), place[number]
-
-    def _ranges(self, keys: list[pa.Array]) -> Iterator[str]:
-        """So that Delta and Parquet can leave out what does not hold these keys."""
-        for column, values in zip(self.relation.key_columns, keys, strict=True):
-            if pa.types.is_integer(values.type):
-                lowest, highest = pc.min_max(values).as_py().values()
-                name = quote_identifier(column.name)
-                yield f"({name} >= {lowest}) and ({name} <= {highest})"
-
-    def _match(self, batch: pa.Table, keys: list[pa.Array]) -> Ints:
-        """Which of the keys each row of the batch has; -1: none of them."""
-        columns = [
-            pa.chunked_array(
-                [*batch[column.name].chunks, values.cast(batch[column.name].type)]
-            ).combine_chunks()
-            for column, values in zip(self.relation.key_columns, keys, strict=True)
-        ]
-        codes = row_codes(columns, len(batch) + len(keys[0]))
-        owner = np.full(int(codes.max()) + 1, _NOBODY, np.int64)
-        owner[codes[len(batch) :]] = np.arange(len(keys[0]))
-        matches: Ints = owner[codes[: len(batch)]]
-        return matches
 
     def _typed(self, entries: Ints, where: Ints, lake: pa.Table) -> pa.Table:
         columns: dict[str, Any] = {}
@@ -198,8 +177,17 @@ class _Slice:
         keys = self._keys(np.unique(self.ended.touched))
         ender = self.changes.slice(self.ended.emptied_by, 1)
         for batch in current_rows(self.table, self._names()):
-            rows = batch.filter(pa.array(self._match(batch, keys) < 0)) if len(keys[0]) else batch
+            rows = batch.filter(pa.array(match_rows(batch, keys) < 0))
             yield closed(rows, self.epoch, self.epoch, ender["commit_lsn"][0], ender["commit_ts"][0], "T")
+
+
+def _ranges(keys: pa.Table) -> Iterator[str]:
+    """So that Delta and Parquet can leave out what does not hold these keys."""
+    for field in keys.schema:
+        if pa.types.is_integer(field.type):
+            lowest, highest = pc.min_max(keys[field.name]).as_py().values()
+            name = quote_identifier(field.name)
+            yield f"({name} >= {lowest}) and ({name} <= {highest})"
 
 
 def closed(

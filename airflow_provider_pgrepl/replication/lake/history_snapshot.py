@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 
-import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 
@@ -19,7 +18,7 @@ from airflow_provider_pgrepl.replication.lake.history_table import (
     snapshot_app,
     snapshot_marks,
 )
-from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.table import CLOSED, app_id, check_ours, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -74,7 +73,7 @@ def _open_versions(
     its_epoch, its_position = Epoch(at[0]), LSN(at[1])
     known = _ended_above(history, names, its_epoch, its_position, app_id(pipeline.name, its_epoch))
     for batch in current_rows(table, names):
-        rows = _without(batch, known, names) if known is not None else batch
+        rows = batch if known is None else batch.filter(pa.array(match_rows(batch, known) < 0))
         to_lsn, to_ts = pa.scalar(int(position), pa.int64()), pa.scalar(exported_at, layout.TIME)
         yield closed(rows, its_epoch, epoch, to_lsn, to_ts, "S")
 
@@ -113,12 +112,3 @@ def _ended_above(
     condition = f"({layout.TO_EPOCH} = {epoch}) and ({layout.TO_LSN} > {position})"
     found = list(current_rows(history, [lifetime.get(name, name) for name in names], condition))
     return pa.concat_tables(found).rename_columns(list(names)) if found else None
-
-
-def _without(rows: pa.Table, known: pa.Table, names: Sequence[str]) -> pa.Table:
-    columns = (
-        pa.chunked_array([*rows[name].chunks, *known[name].cast(rows[name].type).chunks]).combine_chunks()
-        for name in names
-    )
-    codes = row_codes(columns, len(rows) + len(known))
-    return rows.filter(pa.array(~np.isin(codes[: len(rows)], codes[len(rows) :])))
