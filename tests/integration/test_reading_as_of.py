@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.as_of import arrow_as_of, arrow_view_as_of
+from airflow_provider_pgrepl.errors import ConfigError, DriftError, LakeError, LakeTableError
+from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.read import arrow_as_of, arrow_view_as_of, consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.support.landed import Landed
 from tests.support.replicated import OWN_COLUMNS
@@ -48,8 +51,9 @@ def rows_of(found: Any) -> Rows:
 class Source:
     """Random transactions by one session, and what it saw after each."""
 
-    def __init__(self, connection: Connection, seed: int) -> None:
+    def __init__(self, connection: Connection, seed: int, tables: tuple[str, ...] = TABLES) -> None:
         self.pg = connection
+        self.tables = tables
         self.random = random.Random(seed)
         self.seen: list[tuple[LSN, datetime, dict[str, Rows]]] = []
 
@@ -69,7 +73,7 @@ class Source:
         with self.pg.cursor() as cursor:
             cursor.execute("select pg_current_wal_insert_lsn()::text, clock_timestamp()")
             lsn, now = cursor.fetchone()
-        tables = {table: shown(self.pg, table) for table in TABLES}
+        tables = {table: shown(self.pg, table) for table in self.tables}
         self.seen.append((LSN.parse(lsn), now, tables))
 
     def statement(self) -> str:
@@ -100,7 +104,7 @@ class Source:
                 f"delete from stock where item = {number}",
             ],
         }
-        table = self.random.choice([name.removeprefix("public.") for name in TABLES])
+        table = self.random.choice([name.removeprefix("public.") for name in self.tables])
         if chance < 0.03:
             return f"truncate {table}"
         return self.random.choice(choices[table])
@@ -138,3 +142,146 @@ def test_each_recorded_moment_reads_back_as_the_source_showed_it(
             name = f"public.{table.removeprefix('public.')}"
             assert plain(rows_of(by_lsn.table(name))) == plain(rows), (table, lsn)
             assert plain(rows_of(by_time.table(name))) == plain(rows), (table, now)
+
+
+@pytest.fixture
+def landed(dsn: str, pg: Connection, tmp_path: Path) -> Landed:
+    """One table, copied empty, one row received and applied, another only received."""
+    pg.cursor().execute("create table t (id int primary key, v text)")
+    replicated = Landed(dsn, tmp_path, ("public.t",))
+    replicated.begin()
+    pg.cursor().execute("insert into t values (1, 'a')")
+    replicated.receive()
+    replicated.apply()
+    pg.cursor().execute("insert into t values (2, 'b')")
+    replicated.receive()
+    return replicated
+
+
+def ids(replicated: Landed, **moment: Any) -> list[int]:
+    return sorted(row[0] for row in read(replicated, "public.t", **moment))
+
+
+def test_the_newest_is_read_before_it_is_applied(landed: Landed) -> None:
+    assert ids(landed) == [1, 2]
+    assert ids(landed, lsn=landed.durable_lsn) == [1, 2]
+    assert arrow_view_as_of(landed.pipeline).lsn == landed.durable_lsn - 1
+
+
+def test_a_table_is_read_as_soon_as_it_was_copied(dsn: str, pg: Connection, tmp_path: Path) -> None:
+    pg.cursor().execute("create table t (id int primary key, v text)")
+    replicated = Landed(dsn, tmp_path, ("public.t",))
+    place = replicated.begin()
+    pg.cursor().execute("insert into t values (1, 'a')")
+    replicated.receive()
+    assert ids(replicated) == [1]
+    assert ids(replicated, lsn=place - 1) == []
+    with pytest.raises(LakeError, match=r"can be read from .* on only"):
+        ids(replicated, lsn=place - 2)
+
+
+def test_what_is_not_received_yet_is_refused_and_the_newest_named(landed: Landed) -> None:
+    with pytest.raises(LakeError, match="has not been received yet") as raised:
+        ids(landed, lsn=landed.durable_lsn + 1)
+    assert f"lsn='{landed.durable_lsn}'" in raised.value.hint
+    with pytest.raises(LakeError, match="is not known yet"):
+        ids(landed, timestamp=datetime.now(UTC))
+
+
+def test_a_time_before_the_copy_is_refused(landed: Landed) -> None:
+    with pytest.raises(LakeError, match=r"public\.t was copied at|can be read from"):
+        ids(landed, timestamp=datetime(2000, 1, 1, tzinfo=UTC))
+
+
+def test_arguments_that_cannot_be_meant_are_refused(landed: Landed) -> None:
+    with pytest.raises(ConfigError, match="says no time zone"):
+        ids(landed, timestamp=datetime(2030, 1, 1))  # noqa: DTZ001
+    with pytest.raises(ConfigError, match="is not an LSN"):
+        ids(landed, lsn="yesterday")
+    with pytest.raises(ConfigError, match="are both given"):
+        ids(landed, lsn=1, timestamp=datetime.now(UTC))
+    with pytest.raises(ConfigError, match="needs the pipeline"):
+        arrow_as_of(landed.pipeline.lake_root, "public.t")  # type: ignore[arg-type]
+    with pytest.raises(LakeError, match=r"public\.other is not in the lake"):
+        read(landed, "public.other")
+    with pytest.raises(LakeError, match="schema-qualified"):
+        read(landed, "t")
+    with pytest.raises(LakeError, match="there is no epoch 2; the newest is 1"):
+        ids(landed, epoch=2)
+
+
+def test_an_altered_table_is_read_up_to_its_change_only(landed: Landed, pg: Connection) -> None:
+    before = landed.durable_lsn
+    pg.cursor().execute("alter table t add column w int")
+    pg.cursor().execute("insert into t values (3, 'c', 1)")
+    landed.receive()
+    assert ids(landed, lsn=before) == [1, 2]
+    with pytest.raises(DriftError, match="column w was added, found at"):
+        ids(landed)
+
+
+def test_a_table_made_anew_under_the_name_is_noticed(landed: Landed, pg: Connection) -> None:
+    publication = landed.pipeline.publication
+    pg.cursor().execute("drop table t")
+    pg.cursor().execute("create table t (id int primary key, v text)")
+    pg.cursor().execute(f"alter publication {publication} add table t")
+    pg.cursor().execute("insert into t values (7, 'new')")
+    landed.receive()
+    with pytest.raises(DriftError, match="another made under its name"):
+        ids(landed)
+
+
+def test_truncate_that_stops_the_table_stops_its_reading(dsn: str, pg: Connection, tmp_path: Path) -> None:
+    pg.cursor().execute("create table t (id int primary key, v text)")
+    replicated = Landed(dsn, tmp_path, ("public.t",), truncate="error")
+    replicated.begin()
+    pg.cursor().execute("insert into t values (1, 'a')")
+    replicated.receive()
+    before = replicated.durable_lsn
+    pg.cursor().execute("truncate t")
+    replicated.receive()
+    assert ids(replicated, lsn=before) == [1]
+    with pytest.raises(LakeTableError, match="was truncated at"):
+        ids(replicated)
+
+
+def test_a_table_that_the_nearest_point_does_not_name_is_refused(landed: Landed) -> None:
+    points = Points(landed.pipeline.lake_root)
+    points.append(ConsistentPoint(1, LSN(landed.durable_lsn - 1), None, {"public.other": 0}))
+    with pytest.raises(LakeError, match=r"the lake does not hold public\.t as of"):
+        ids(landed)
+
+
+def test_changes_that_are_not_kept_any_more_are_not_passed_over(landed: Landed) -> None:
+    later = datetime.now(UTC) + timedelta(hours=400)
+    drop_expired(landed.pipeline.lake_root, 168, {1: int(landed.durable_lsn)}, later)
+    with pytest.raises(LakeError, match="are not kept any more"):
+        ids(landed)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [{"deletes": "soft"}, {"truncate": "ignore"}, {"deletes": "soft", "truncate": "ignore"}],
+    ids=str,
+)
+def test_policies_read_back_as_the_applier_has_them(
+    dsn: str, pg: Connection, tmp_path: Path, policy: dict[str, str]
+) -> None:
+    keyed = ("public.doc", "public.stock")
+    pg.cursor().execute(SCHEMA)
+    replicated = Landed(dsn, tmp_path, keyed, **policy)
+    replicated.begin()
+    replicated.apply()
+    source = Source(pg, 5, tables=keyed)
+    for turn in range(3):
+        for _ in range(15):
+            source.transaction()
+        if turn:
+            pg.cursor().execute("truncate doc")
+            source.transaction()
+        replicated.receive()
+        laid_over = {table: arrow_as_of(replicated.pipeline, table) for table in keyed}
+        assert [result.error for result in replicated.apply()] == [None] * len(keyed)
+        for table, found in laid_over.items():
+            applied = consistent_arrow(replicated.pipeline).table(table)
+            assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, applied.to_pylist()))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg2.extensions
+import pytest
 
-from airflow_provider_pgrepl.replication.lake.as_of import arrow_view_as_of, as_of
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.lake.read import arrow_view_as_of, as_of, create_views
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of
 from tests.support.landed import Landed
 
@@ -25,21 +28,46 @@ def test_spark_shows_at_each_moment_what_the_source_did(
     replicated.begin()
     replicated.apply()
     source = Source(pg, seed=11)
-    for _ in range(2):
-        for _ in range(15):
-            source.transaction()
-        source.look()
-        replicated.receive()
-        assert [result.error for result in replicated.apply()] == [None] * len(TABLES)
-        for _ in range(8):
-            source.transaction()
-        source.look()
-        replicated.receive()
-    for lsn, _, tables in source.seen:
-        view = as_of(spark, replicated.pipeline, lsn=str(lsn))
-        for table, rows in tables.items():
-            assert plain(rows_of(view.table(table).toArrow())) == plain(rows), (table, lsn)
-            exact = arrow_view_as_of(replicated.pipeline, lsn=str(lsn)).table(table)
-            assert sorted(map(repr, view.table(table).toArrow().to_pylist())) == sorted(
-                map(repr, exact.to_pylist())
-            )
+    for _ in range(15):
+        source.transaction()
+    replicated.receive()
+    assert [result.error for result in replicated.apply()] == [None] * len(TABLES)
+    for _ in range(12):
+        source.transaction()
+    source.look()
+    replicated.receive()
+    (lsn, _, tables), *_ = source.seen
+    lake = as_of(spark, replicated.pipeline, lsn=str(lsn))
+    for table, rows in tables.items():
+        found = lake.table(table).toArrow()
+        assert plain(rows_of(found)) == plain(rows), table
+        same = arrow_view_as_of(replicated.pipeline, lsn=str(lsn)).table(table)
+        assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, same.to_pylist()))
+
+
+def test_views_show_every_table_at_one_point(
+    spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
+) -> None:
+    execute = pg.cursor().execute
+    execute("create schema shop; create table item (id int primary key, about jsonb)")
+    execute("create table shop.orders (id int primary key, item int)")
+    replicated = Landed(dsn, tmp_path, ("public.item", "shop.orders"))
+    replicated.begin()
+    execute(
+        """insert into item values (1, '{"size": {"cm": 12.50}}'); insert into shop.orders values (1, 1)"""
+    )
+    replicated.receive()
+    replicated.apply()
+    execute("insert into shop.orders values (2, 1)")
+    replicated.receive()
+    views = create_views(spark, replicated.pipeline, variant=True)
+    assert views == {"public.item": "item", "shop.orders": "shop_orders"}
+    sql = (
+        "select about:size.cm::decimal(5,2), count(*) from item"
+        " join shop_orders on shop_orders.item = item.id group by 1"
+    )
+    assert [tuple(row) for row in spark.sql(sql).collect()] == [(Decimal("12.50"), 1)]
+    newest = create_views(spark, replicated.pipeline, lsn=replicated.durable_lsn, prefix="now_")
+    assert spark.sql(f"select id from {newest['shop.orders']}").count() == 2
+    with pytest.raises(ConfigError, match=r"no json or jsonb column of a table here: public\.item\.id"):
+        create_views(spark, replicated.pipeline, variant=["public.item.id"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -11,9 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.errors import LakeError, ToolError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, ToolError
+from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
+from airflow_provider_pgrepl.replication.lake.views import view_names
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 
@@ -149,3 +153,36 @@ def test_a_session_without_delta_is_refused_before_anything_is_read(tmp_path: Pa
 
     with pytest.raises(ToolError, match="without Delta"):
         consistent_read(cast("SparkSession", SessionWithoutDelta()), str(tmp_path))
+
+
+def test_reading_without_spark_needs_no_pyspark() -> None:
+    program = (
+        "import sys; sys.modules['pyspark'] = None;"
+        "from airflow_provider_pgrepl.replication.lake.read import arrow_as_of, consistent_arrow"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_pipeline_or_a_path_says_where_the_lake_is(tmp_path: Path) -> None:
+    pin(tmp_path, 10, a=write(tmp_path, "public.a", numbers(1)))
+    pipeline = Pipeline(name="p", lake=str(tmp_path), tables=("public.a",))
+    for lake in (pipeline, tmp_path, str(tmp_path)):
+        assert consistent_arrow(lake, "0/A").table("public.a")["n"].to_pylist() == [1]
+    with pytest.raises(ConfigError, match="is not an LSN"):
+        consistent_arrow(pipeline, "ten")
+
+
+def test_views_have_short_names_and_never_the_same() -> None:
+    tables = ("public.orders", "sales.orders", '"My Shop"."Order items"')
+    assert view_names(tables, "", {}) == {
+        "public.orders": "orders",
+        "sales.orders": "sales_orders",
+        '"My Shop"."Order items"': "`My Shop_Order items`",
+    }
+    assert view_names(("public.orders",), "shop_", {}) == {"public.orders": "shop_orders"}
+    assert view_names(tables[:2], "p_", {"sales.orders": "sold"})["sales.orders"] == "sold"
+    with pytest.raises(ConfigError, match=r'one view name: public\."Sales_Orders" and sales\.orders'):
+        view_names(('public."Sales_Orders"', "sales.orders"), "", {})
+    with pytest.raises(ConfigError, match=r"not a table here: public\.other"):
+        view_names(tables, "", {"public.other": "x"})

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lake.table_plan import Planner, TablePlan, unreadable
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -114,12 +114,19 @@ class _AsOf:
         """The tables that were replicated at the nearest consistent point, in order."""
         return self.planner.tables
 
+    def relation(self, table: str) -> Relation:
+        """What the source's table was at the moment: columns, types, key. Raises LakeError."""
+        return self.planner.relation(_parse(table))
+
     def _plan(self, table: str) -> TablePlan:
-        try:
-            name = TableName.parse(table)
-        except ValueError as error:
-            raise LakeError(str(error)) from None
-        return self.planner.plan(name)
+        return self.planner.plan(_parse(table))
+
+
+def _parse(table: str) -> TableName:
+    try:
+        return TableName.parse(table)
+    except ValueError as error:
+        raise LakeError(str(error)) from None
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,83 @@
-"""Reading the lake at a consistent point: each table at the version which the point names, never its newest.
+"""Reading the lake: at a consistent point, or as of any source transaction.
 
-`consistent_read` gives Spark data frames, `consistent_arrow` Arrow tables and SQL without a JVM.
+At a consistent point each table is read at the version which the point names, never its newest:
+`consistent_read` gives Spark data frames, `consistent_arrow` Arrow tables and SQL without a JVM. What reads
+as of a transaction can be imported from here, too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import LakeError, ToolError
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.as_of import (
+    ArrowAsOf,
+    SparkAsOf,
+    arrow_as_of,
+    arrow_view_as_of,
+    as_of,
+    read_as_of,
+)
+from airflow_provider_pgrepl.replication.lake.history import is_history
+from airflow_provider_pgrepl.replication.lake.moment import parse_lsn
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.session import has_delta
+from airflow_provider_pgrepl.replication.lake.session import check_delta
+from airflow_provider_pgrepl.replication.lake.table_plan import unreadable
+from airflow_provider_pgrepl.replication.lake.views import create_views
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+__all__ = [
+    "ArrowAsOf",
+    "ArrowView",
+    "ConsistentView",
+    "SparkAsOf",
+    "arrow_as_of",
+    "arrow_view_as_of",
+    "as_of",
+    "consistent_arrow",
+    "consistent_read",
+    "create_views",
+    "read_as_of",
+]
+
 
 def consistent_read(
-    spark: SparkSession, lake_root: str, lsn: int | None = None, epoch: int | None = None
+    spark: SparkSession,
+    pipeline: Pipeline | str | Path,
+    lsn: int | str | None = None,
+    epoch: int | None = None,
 ) -> ConsistentView:
     """All tables at the newest consistent point, or the newest at or before `lsn` (of `epoch`, else the
-    newest one), as Spark data frames.
+    newest one), as Spark data frames. `pipeline`: it, or just its lake root.
 
     Raises ToolError when the session has no Delta, LakeError when there is no such point.
     """
-    if not has_delta(spark):
-        raise ToolError(
-            "this Spark session was started without Delta",
-            "start it with airflow_provider_pgrepl.replication.lake.session.build_session",
-        )
-    return ConsistentView(_point(lake_root, lsn, epoch), lake_root, spark)
+    check_delta(spark)
+    root = _root(pipeline)
+    return ConsistentView(_point(root, lsn, epoch), root, spark)
 
 
-def consistent_arrow(lake_root: str, lsn: int | None = None, epoch: int | None = None) -> ArrowView:
+def consistent_arrow(
+    pipeline: Pipeline | str | Path, lsn: int | str | None = None, epoch: int | None = None
+) -> ArrowView:
     """The same as `consistent_read`, as Arrow tables and without a JVM. Raises LakeError."""
-    return ArrowView(_point(lake_root, lsn, epoch), lake_root)
+    root = _root(pipeline)
+    return ArrowView(_point(root, lsn, epoch), root)
+
+
+def _root(pipeline: Pipeline | str | Path) -> str:
+    return pipeline.lake_root if isinstance(pipeline, Pipeline) else str(pipeline)
 
 
 @dataclass(frozen=True)
@@ -51,7 +88,7 @@ class _View:
     @property
     def tables(self) -> tuple[str, ...]:
         """The tables that the point names, in order."""
-        return tuple(sorted(self.point.tables))
+        return tuple(sorted(key for key in self.point.tables if not is_history(key)))
 
     def _pinned(self, table: str) -> tuple[str, int]:
         """Where a table is and its version. Raises LakeError when the point does not name it."""
@@ -83,7 +120,7 @@ class ConsistentView(_View):
             return self.spark.read.format("delta").option("versionAsOf", version).load(uri)
         except Exception as error:
             # Spark raises one of many classes; all that can be wrong here is the table or its version.
-            raise _unreadable(name, version) from error
+            raise unreadable(name, version) from error
 
 
 @dataclass(frozen=True)
@@ -110,7 +147,7 @@ class ArrowView(_View):
         try:
             return DeltaTable(uri, version=version)
         except (DeltaError, TableNotFoundError, OSError) as error:
-            raise _unreadable(name, version) from error
+            raise unreadable(name, version) from error
 
     def _run(self, sql: str, tables: dict[str, DeltaTable]) -> pa.Table:
         builder = QueryBuilder()
@@ -129,7 +166,7 @@ class ArrowView(_View):
         )
 
 
-def _point(lake_root: str, lsn: int | None, epoch: int | None) -> ConsistentPoint:
+def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> ConsistentPoint:
     points = Points(lake_root)
     latest = points.latest()
     if latest is None:
@@ -139,7 +176,7 @@ def _point(lake_root: str, lsn: int | None, epoch: int | None) -> ConsistentPoin
         )
     if lsn is None and epoch is None:
         return latest
-    wanted = LSN(2**63 - 1) if lsn is None else LSN(lsn)
+    wanted = LSN(2**63 - 1) if lsn is None else parse_lsn(lsn)
     found = points.at_or_before(wanted, epoch)
     if found is None:
         in_epoch = f" in epoch {latest.epoch if epoch is None else epoch}"
@@ -148,13 +185,6 @@ def _point(lake_root: str, lsn: int | None, epoch: int | None) -> ConsistentPoin
             "points_keep_h of the pipeline says how long they are",
         )
     return found
-
-
-def _unreadable(name: str, version: int) -> LakeError:
-    return LakeError(
-        f"version {version} of {name} cannot be read any more, or the table is gone",
-        "read at a newer consistent point; longer reads need a longer points_keep_all_h",
-    )
 
 
 def _is_about_sql(message: str) -> bool:

@@ -197,9 +197,10 @@ class _NetRows:
         lost = _one_task(self.version, schema, lambda: _numbered(job.net_rows()))
         there = compared.where(f"{_WHICH} >= 0").groupBy(_WHICH).count()
         lacks = sql.coalesce(sql.col("count"), sql.lit(0)) < sql.col("often")
-        joined = lost.join(there, sql.col("lost") == sql.col(_WHICH), "left").where(lacks)
+        joined = lost.join(there, sql.col("lost") == sql.col(_WHICH), "left")
         error = sql.raise_error(sql.lit(MISSING)).cast("boolean")
-        return joined.where(error).select(
+        # In one expression: a condition that needs no row would be looked at before all others.
+        return joined.where(sql.when(lacks, error).otherwise(sql.lit(False))).select(
             *(sql.lit(None).cast(field.dataType).alias(field.name) for field in self.version.schema.fields)
         )
 

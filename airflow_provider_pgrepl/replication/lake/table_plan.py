@@ -112,6 +112,11 @@ class Planner:
         changes = ops.total() - ops["R"]
         return TablePlan(name, uri, version, job if changes else None, changes, "T" in ops)
 
+    def relation(self, name: TableName) -> Relation:
+        """The table's definition by which its lake table was copied. Raises LakeError."""
+        base = self._find_base(name, f"{self._pipeline.lake_root}/{name.path}")
+        return self._relation_of(name, base.opened)
+
     def _find_base(self, name: TableName, uri: str) -> _Base:
         point, key = self.point, str(name)
         newest = self._open_newest(name, uri)
