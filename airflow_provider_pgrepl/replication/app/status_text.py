@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.replication.app.status import SlotStatus, Status, TableStatus
+from airflow_provider_pgrepl.replication.lake.history import is_history
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 _WIDTH = 100
@@ -124,7 +125,8 @@ def _point(status: Status) -> list[str]:
         return [_line("point", "no consistent point in this epoch yet")]
     age = status.last_applied_commit_age_s
     committed = f", last commit {show_duration(age)} ago" if age is not None else ""
-    return [_line("point", f"{LSN(point.lsn)}{committed}, holds {_count(len(point.tables), 'table')}")]
+    held = sum(not is_history(key) for key in point.tables)
+    return [_line("point", f"{LSN(point.lsn)}{committed}, holds {_count(held, 'table')}")]
 
 
 def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
