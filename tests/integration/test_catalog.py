@@ -185,11 +185,13 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         "alter table nothing replica identity nothing",
         'create table twins (a int primary key, "A" int)',
         "create table columnless ()",
+        "create table empty_full ()",
+        "alter table empty_full replica identity full",
         "create table part (a int primary key) partition by list (a)",
         "create table part_1 partition of part for values in (1)",
         "create sequence seq",
     )
-    wanted = ["v", "m", "u", "nokey", "nothing", "twins", "columnless", "missing"]
+    wanted = ["v", "m", "u", "nokey", "nothing", "twins", "columnless", "missing", "empty_full"]
     wanted += ["keyed", "part", "part_1", "seq"]
     with pytest.raises(TableError) as caught:
         resolve_tables(
@@ -212,6 +214,7 @@ def test_all_that_cannot_be_replicated_is_said_at_once(pg, run):
         "twins": 'columns "a" and "A" differ only in case',
         "columnless": "set commit_lsn_column to true",
         "missing": "does not exist",
+        "empty_full": "no columns by which to tell rows apart",
         "part_1": "is a partition of public.part",
         "seq": "a sequence",
     }

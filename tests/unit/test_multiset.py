@@ -104,3 +104,10 @@ def test_different_texts_that_are_one_value_in_the_lake_are_counted_together() -
     changes = table_of([delete(20, "infinity", "x"), delete(20, None, "x")])
     found = net_rows(changes, of, pipeline(infinity="null"))
     assert lost(found) == [(None, "x", 2)]
+
+
+def test_without_columns_nothing_can_be_taken_away() -> None:
+    changes = table_of([Change("I", new=(), commit_lsn=10), Change("D", old=(), commit_lsn=20)])
+    with pytest.raises(LakeTableError, match="no column by which"):
+        net_rows(changes, relation(identity="f"), pipeline())
+    assert len(net_rows(changes.slice(0, 1), relation(identity="f"), pipeline()).gained) == 1

@@ -94,6 +94,11 @@ def net_rows(
     read = read_changes(changes, relation, whole=ignoring)
     overwrite = read.truncated and not ignoring
     columns = typed_columns(relation, pipeline)
+    if not columns and bool((read.op != kernels.INSERT).any()):
+        raise LakeTableError(
+            f"{relation.table}: rows were updated or deleted, but the lake has no column by which to count",
+            "give it a column",
+        )
     old, new, count = _codes(read, [typed.index for typed in columns if typed.index is not None])
     status, at, lost, stays = kernels.replay_rows(read.op, old, new, count, overwrite)
     if status != kernels.OK:

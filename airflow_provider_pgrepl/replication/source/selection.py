@@ -183,7 +183,11 @@ class _Selection:
         why = {
             "n": "its replica identity is NOTHING",
             "i": "its replica identity index is gone, or not published as a whole",
+            "f": "it has replica identity FULL, but no columns by which to tell rows apart",
         }.get(relation.replica_identity, "it has no primary key that can serve as replica identity")
+        if relation.replica_identity == "f":
+            yield f"{why}; when its rows are only ever inserted, list it in insert_only"
+            return
         yield (
             f"{why}, and publishing it would make the application's UPDATE and DELETE on it fail. Either"
             f" ALTER TABLE {table} ADD PRIMARY KEY (…); or, with a unique index over NOT NULL columns,"
@@ -194,4 +198,4 @@ class _Selection:
 
 
 def _has_identity(relation: Relation) -> bool:
-    return bool(relation.key_columns) or relation.replica_identity == "f"
+    return bool(relation.key_columns) or (relation.replica_identity == "f" and bool(relation.columns))
