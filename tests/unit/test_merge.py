@@ -356,6 +356,11 @@ def test_soft_deletes_of_a_row_that_is_missing_are_refused(tmp_path: Path) -> No
         with pytest.raises(LakeTableError, match="missing"):
             lake.apply(change, update(20, "1", "b"))
     assert lake.rows(SOFT) == [(1, "a", False, 10)]
+    lake.apply(delete(30, "1", None))
+    for change in (delete(40, "1", None), update(40, "1", "b")):
+        with pytest.raises(LakeTableError, match="missing"):
+            lake.apply(change)
+    assert lake.rows(SOFT) == [(1, "a", True, 30)]
 
 
 COPIES = relation(column("a", "integer"), column("v", "double precision"), identity="f")

@@ -57,10 +57,14 @@ class KeysCommit:
             else f"s.c{index}"
             for index, target in enumerate(fresh)
         }
+        if self.soft:
+            mark = quote_identifier(DELETED)
+            gone_before = f"s.kind = {_UPDATE} and t.{mark}"
+            changed[mark] = f"case when {gone_before} then 1 / s.zero > 0 else {changed[mark]} end"
         merger.when_matched_delete(f"s.kind >= {_DELETE}")
         merger.when_matched_update(changed, f"s.kind < {_DELETE}")
         merger.when_not_matched_insert(fresh, f"s.kind = {_PUT}")
-        # A row that is not there must stop the commit; MERGE has no other way to say so.
+        # A row that is not there, or has gone before, must stop the commit; MERGE has no other way to say so.
         fail = {target: f"case when 1 / s.zero > 0 then {value} end" for target, value in fresh.items()}
         merger.when_not_matched_insert(fail, f"s.kind = {_UPDATE} or s.kind = {_DELETE}")
         if self.held.truncated >= 0:
