@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -285,3 +286,36 @@ def test_policies_read_back_as_the_applier_has_them(
         for table, found in laid_over.items():
             applied = consistent_arrow(replicated.pipeline).table(table)
             assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, applied.to_pylist()))
+
+
+@pytest.mark.parametrize("policy", [{}, {"deletes": "soft"}], ids=str)
+def test_history_reads_back_as_the_applier_has_it(
+    dsn: str, pg: Connection, tmp_path: Path, policy: dict[str, str]
+) -> None:
+    keyed = ("public.doc", "public.stock")
+    pg.cursor().execute(SCHEMA)
+    replicated = Landed(dsn, tmp_path, keyed, history=True, **policy)
+    replicated.begin()
+    replicated.apply()
+    source = Source(pg, 6, tables=keyed)
+    for turn in range(2):
+        for _ in range(15):
+            source.transaction()
+        if turn:
+            pg.cursor().execute("truncate stock")
+        replicated.receive()
+        newest = arrow_view_as_of(replicated.pipeline)
+        laid_over = {table: newest.history(table) for table in keyed}
+        assert [result.error for result in replicated.apply()] == [None] * len(keyed)
+        for table, found in laid_over.items():
+            for lake in (
+                consistent_arrow(replicated.pipeline),
+                arrow_view_as_of(replicated.pipeline, lsn=newest.lsn),
+            ):
+                same = lake.history(table)
+                assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, same.to_pylist()))
+            assert found.num_rows > 5
+    with pytest.raises(LakeError, match="keeps no history"):
+        replicated.configure(history=False)
+        shutil.rmtree(f"{replicated.pipeline.lake_root}/public/doc~history")
+        arrow_view_as_of(replicated.pipeline).history("public.doc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,15 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.lake.read import arrow_view_as_of, as_of, create_views
+from airflow_provider_pgrepl.replication.lake.read import (
+    arrow_as_of,
+    arrow_view_as_of,
+    as_of,
+    consistent_read,
+    create_views,
+)
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of
+from tests.support.in_process import InProcess
 from tests.support.landed import Landed
 
 if TYPE_CHECKING:
@@ -71,3 +79,44 @@ def test_views_show_every_table_at_one_point(
     assert spark.sql(f"select id from {newest['shop.orders']}").count() == 2
     with pytest.raises(ConfigError, match=r"no json or jsonb column of a table here: public\.item\.id"):
         create_views(spark, replicated.pipeline, variant=["public.item.id"])
+
+
+def test_history_through_spark_is_that_of_arrow(
+    spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
+) -> None:
+    execute = pg.cursor().execute
+    execute("create table t (id int primary key, v text)")
+    replicated = Landed(dsn, tmp_path, ("public.t",), history=True)
+    replicated.begin()
+    execute("insert into t values (1, 'a'), (2, 'b')")
+    execute("update t set v = 'c' where id = 1")
+    replicated.receive()
+    replicated.apply()
+    execute("delete from t where id = 1")
+    execute("update t set v = 'd'")
+    replicated.receive()
+    found = as_of(spark, replicated.pipeline).history("public.t").toArrow()
+    same = arrow_view_as_of(replicated.pipeline).history("public.t")
+    assert found.num_rows == 4
+    assert sorted(map(repr, found.select(same.column_names).to_pylist())) == sorted(
+        map(repr, same.to_pylist())
+    )
+    at_point = consistent_read(spark, replicated.pipeline).history("public.t")
+    assert at_point.where("_pgrepl_to_lsn is null").count() == 2
+
+
+def test_what_the_apps_wrote_is_read_as_soon_as_it_is_received(
+    spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
+) -> None:
+    pg.cursor().execute("create table t (id int primary key, v text)")
+    pg.cursor().execute("insert into t values (1, 'a'), (2, 'b')")
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
+    assert replicated.run("snapshot") == 0, replicated.log_tail()
+    copied = datetime.now(UTC)
+    pg.cursor().execute("update t set v = 'c' where id = 2")
+    pg.cursor().execute("insert into t values (3, 'd')")
+    replicated.receive()
+    found = arrow_as_of(replicated.pipeline, "public.t").sort_by("id")
+    assert found["v"].to_pylist() == ["a", "c", "d"]
+    before = arrow_as_of(replicated.pipeline, "public.t", timestamp=copied).sort_by("id")
+    assert before["v"].to_pylist() == ["a", "b"]

@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lake.history import history_key
+from airflow_provider_pgrepl.replication.lake.history_table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
@@ -35,14 +37,17 @@ class Landed(Received):
         epoch = read_epoch(self.changelog).epoch
         record = RelationRecord.of_catalog(relation)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(epoch, record)
+        now, position = datetime.now(UTC), LSN(consistent_point - 1)
+        if self.pipeline.policy(relation.table).history:
+            prepare_history(relation, self.pipeline, position, epoch, now)
         commit_snapshot(
             self.lake_path(str(relation.table)),
             lake_schema(relation, self.pipeline),
             [],
-            LSN(consistent_point - 1),
+            position,
             self.pipeline.name,
             epoch,
-            datetime.now(UTC),
+            now,
             record.version,
         )
 
@@ -57,6 +62,11 @@ class Landed(Received):
             str(work.relation.table): result.version
             for work, result in zip(works, results, strict=True)
             if result.error is None
+        }
+        versions |= {
+            history_key(work.relation.table): result.history_version
+            for work, result in zip(works, results, strict=True)
+            if result.history_version is not None
         }
         point = ConsistentPoint(record.epoch, LSN(durable - 1), datetime.now(UTC), versions)
         Points(self.pipeline.lake_root).append(point)

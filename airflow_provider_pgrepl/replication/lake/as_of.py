@@ -16,6 +16,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.history_read import HistoryAt, ended_since
 from airflow_provider_pgrepl.replication.lake.moment import Moment, find_moment
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.session import check_delta
@@ -118,6 +119,9 @@ class _AsOf:
         """What the source's table was at the moment: columns, types, key. Raises LakeError."""
         return self.planner.relation(_parse(table))
 
+    def _history(self, plan: TablePlan) -> HistoryAt:
+        return HistoryAt.find(self.planner.lake_root, plan.table, self.epoch, plan.lsn)
+
     def _plan(self, table: str) -> TablePlan:
         return self.planner.plan(_parse(table))
 
@@ -136,8 +140,16 @@ class ArrowAsOf(_AsOf):
     def table(self, name: str) -> pa.Table:
         """The whole table. Raises LakeError, DriftError, ValueRangeError; never shows another moment."""
         plan = self._plan(name)
-        version = read_version(plan)
-        return version if plan.overlay is None else plan.overlay.lay_over(version)
+        return _laid_over(plan)
+
+    def history(self, name: str) -> pa.Table:
+        """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
+        null. Raises LakeError also when the table keeps no history."""
+        plan = self._plan(name)
+        history = self._history(plan)
+        job = plan.overlay
+        ended = None if job is None else ended_since(job, plan.uri, plan.version, self.epoch)
+        return history.arrow(_laid_over(plan), ended)
 
 
 @dataclass(frozen=True)
@@ -151,15 +163,32 @@ class SparkAsOf(_AsOf):
 
         Raises LakeError and DriftError; what is wrong with single values comes up when it is used.
         """
-        from airflow_provider_pgrepl.replication.lake.spark_overlay import lay_over
+        return self._laid_over(self._plan(name))
+
+    def history(self, name: str) -> DataFrame:
+        """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
+        null. Raises LakeError also when the table keeps no history."""
+        from airflow_provider_pgrepl.replication.lake.spark_overlay import ended_frame
 
         plan = self._plan(name)
+        history = self._history(plan)
+        ended = ended_frame(history.versions(self.spark), plan, self.epoch)
+        return history.frame(self.spark, self._laid_over(plan), ended)
+
+    def _laid_over(self, plan: TablePlan) -> DataFrame:
+        from airflow_provider_pgrepl.replication.lake.spark_overlay import lay_over
+
         try:
             version = self.spark.read.format("delta").option("versionAsOf", plan.version).load(plan.uri)
         except Exception as error:
             # Spark raises one of many classes; all that can be wrong here is the table or its version.
             raise unreadable(plan.table, plan.version) from error
         return lay_over(version, plan)
+
+
+def _laid_over(plan: TablePlan) -> pa.Table:
+    version = read_version(plan)
+    return version if plan.overlay is None else plan.overlay.lay_over(version)
 
 
 def read_version(plan: TablePlan) -> pa.Table:

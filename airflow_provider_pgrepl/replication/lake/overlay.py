@@ -47,17 +47,18 @@ class OverlayJob:
         rows = reader.read_rows(filesystem, root, self.paths, self.relation.oid, self.above, columns)
         return rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
 
-    def _changes(self) -> pa.Table:
+    def changes(self) -> pa.Table:
+        """The changes in order: ops I U D T."""
         rows = self.read()
         return rows.filter(pc.is_in(rows["op"], _CHANGES)).combine_chunks()
 
     def net_rows(self) -> NetRows:
         """What the changes do to a table without key. Raises LakeTableError, ValueRangeError."""
-        return net_rows(self._changes(), self.relation, self.pipeline)
+        return net_rows(self.changes(), self.relation, self.pipeline)
 
     def replaced_rows(self) -> Replaced:
         """What the changes do to a table with a key. Raises LakeTableError, ValueRangeError."""
-        return replaced_rows(self._changes(), self.relation, self.pipeline)
+        return replaced_rows(self.changes(), self.relation, self.pipeline)
 
     def lay_over(self, version: pa.Table) -> pa.Table:
         """The version with the changes. Raises LakeTableError when it is not what they were made to."""

@@ -26,12 +26,13 @@ from airflow_provider_pgrepl.replication.lake.as_of import (
     read_as_of,
 )
 from airflow_provider_pgrepl.replication.lake.history import is_history
+from airflow_provider_pgrepl.replication.lake.history_read import HistoryAt
 from airflow_provider_pgrepl.replication.lake.moment import parse_lsn
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lake.table_plan import unreadable
 from airflow_provider_pgrepl.replication.lake.views import create_views
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 
 if TYPE_CHECKING:
@@ -90,12 +91,19 @@ class _View:
         """The tables that the point names, in order."""
         return tuple(sorted(key for key in self.point.tables if not is_history(key)))
 
-    def _pinned(self, table: str) -> tuple[str, int]:
-        """Where a table is and its version. Raises LakeError when the point does not name it."""
+    def _history(self, table: str) -> HistoryAt:
+        name, epoch, lsn = self._parsed(table), Epoch(self.point.epoch), LSN(self.point.lsn)
+        return HistoryAt.find(self.lake_root, name, epoch, lsn)
+
+    def _parsed(self, table: str) -> TableName:
         try:
-            name = TableName.parse(table)
+            return TableName.parse(table)
         except ValueError as error:
             raise LakeError(str(error)) from None
+
+    def _pinned(self, table: str) -> tuple[str, int]:
+        """Where a table is and its version. Raises LakeError when the point does not name it."""
+        name = self._parsed(table)
         version = self.point.tables.get(str(name))
         if version is None:
             raise LakeError(
@@ -122,6 +130,11 @@ class ConsistentView(_View):
             # Spark raises one of many classes; all that can be wrong here is the table or its version.
             raise unreadable(name, version) from error
 
+    def history(self, name: str) -> DataFrame:
+        """Every version that a row had up to the point, with its lifetime; the end of those valid then is
+        null. Raises LakeError also when the table keeps no history."""
+        return self._history(name).frame(self.spark, self.table(name))
+
 
 @dataclass(frozen=True)
 class ArrowView(_View):
@@ -133,6 +146,11 @@ class ArrowView(_View):
         schema = pa.schema(opened.schema().to_arrow())
         found = self._run("select * from it", {"it": opened})
         return found.select(schema.names).cast(schema)
+
+    def history(self, name: str) -> pa.Table:
+        """Every version that a row had up to the point, with its lifetime; the end of those valid then is
+        null. Raises LakeError also when the table keeps no history."""
+        return self._history(name).arrow(self.table(name))
 
     def query(self, sql: str) -> pa.Table:
         """DataFusion SQL; a table is named as in `select count(*) from "public.orders"`, in double quotes.

@@ -9,6 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError, PgReplError
+from airflow_provider_pgrepl.replication.lake.history import LIFETIME
+from airflow_provider_pgrepl.replication.lake.history_read import ended_since
 from airflow_provider_pgrepl.replication.lake.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.multiset import NetRows
 from airflow_provider_pgrepl.replication.lake.overlay import OverlayJob
@@ -26,6 +28,7 @@ from airflow_provider_pgrepl.replication.lake.overlay_rows import (
     value,
 )
 from airflow_provider_pgrepl.replication.lake.table_plan import TablePlan
+from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 if TYPE_CHECKING:
@@ -51,6 +54,22 @@ def lay_over(version: DataFrame, plan: TablePlan) -> DataFrame:
     if not plan.overlay.key_names:
         return _NetRows(version, plan.overlay).result()
     return _Replaced(version, plan.overlay, plan).result()
+
+
+def ended_frame(history: DataFrame, plan: TablePlan, epoch: Epoch) -> DataFrame | None:
+    """The versions of rows that the plan's changes end, as `history` has them; None when there are none."""
+    job = plan.overlay
+    if job is None:
+        return None
+    known = {*job.schema.names, *LIFETIME.names}
+    schema = _only(history.schema, known)
+    return _one_task(history, schema, lambda: ended_since(job, plan.uri, plan.version, epoch))
+
+
+def _only(schema: StructType, names: set[str]) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType([field for field in schema.fields if field.name in names])
 
 
 class _Replaced:
@@ -247,7 +266,9 @@ def _one_task(version: DataFrame, schema: StructType, work: Callable[[], pa.Tabl
     def run(batches: Iterable[pa.RecordBatch]) -> Batches:
         for batch in batches:
             if batch.num_rows:
-                yield from _told(work).select(names).combine_chunks().to_batches()
+                rows = _told(work)
+                if rows.num_rows:
+                    yield from rows.select(names).combine_chunks().to_batches()
 
     return version.sparkSession.range(0, 1, 1, 1).mapInArrow(run, schema)
 

@@ -37,7 +37,8 @@ _START = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class TablePlan:
-    """Version `version` of the lake table at `uri`, and what is to be laid over it; None: it is all.
+    """Version `version` of the lake table at `uri`, which holds all up to `lsn`, and what is to be laid over
+    it; None: it is all.
 
     `changes`: how many rows of the changelog that is; `truncated`: whether a TRUNCATE is among them.
     """
@@ -45,6 +46,7 @@ class TablePlan:
     table: TableName
     uri: str
     version: int
+    lsn: LSN
     overlay: OverlayJob | None = None
     changes: int = 0
     truncated: bool = False
@@ -77,6 +79,10 @@ class Planner:
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
 
     @property
+    def lake_root(self) -> str:
+        return self._pipeline.lake_root
+
+    @property
     def point(self) -> ConsistentPoint | None:
         """The newest kept point at or before the moment."""
         return self._points.at_or_before(self._moment.lsn, self._moment.epoch)
@@ -95,7 +101,7 @@ class Planner:
         self._check_time(name, base)
         version = int(base.opened.version())
         if base.lsn == self._moment.lsn and base.sure:
-            return TablePlan(name, uri, version)
+            return TablePlan(name, uri, version, base.lsn)
         if base.lsn < self._moment.floor_lsn:
             raise LakeError(
                 f"{name}: changes up to {self._moment.floor_lsn} are not kept any more, and the lake table"
@@ -110,7 +116,7 @@ class Planner:
         if not base.sure and not self._is_member_later(relation):
             raise self._not_held(name)
         changes = ops.total() - ops["R"]
-        return TablePlan(name, uri, version, job if changes else None, changes, "T" in ops)
+        return TablePlan(name, uri, version, base.lsn, job if changes else None, changes, "T" in ops)
 
     def relation(self, name: TableName) -> Relation:
         """The table's definition by which its lake table was copied. Raises LakeError."""
