@@ -13,7 +13,6 @@ from airflow_provider_pgrepl.errors import (
     Retry,
     SnapshotError,
     SourceConnectionError,
-    TableError,
 )
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.catalog import find_relation
@@ -197,10 +196,13 @@ def test_a_row_filter_and_a_column_list_hold_for_the_copy(pg, dsn, run, exported
     assert {len(row) for row in rows} == {1}
 
 
-def test_a_table_without_columns_cannot_be_copied(pg, run):
-    run("create table nothing ()")
-    with pytest.raises(TableError, match=r"public\.nothing: has no published columns"):
-        plan_ranges(pg, find_relation(pg, TableName("public", "nothing")), 1 << 20)
+def test_of_a_table_without_columns_the_copy_has_an_empty_line_for_each_row(pg, run):
+    run("create table nothing ()", "insert into nothing select from generate_series(1, 3)")
+    (part,) = plan_ranges(pg, find_relation(pg, TableName("public", "nothing")), 1 << 20)
+    assert part.sql == 'COPY (SELECT FROM ONLY "public"."nothing") TO STDOUT (FORMAT csv)'
+    lines = io.StringIO()
+    pg.cursor().copy_expert(part.sql, lines)
+    assert lines.getvalue() == "\n\n\n"
 
 
 def endless(dsn):

@@ -261,3 +261,9 @@ def test_a_partition_that_sends_other_keys_than_its_table_is_refused(pg, run):
     problems = problems_of(pg, pipeline("public.root")).splitlines()
     refused = [line.partition("its partition ")[2].split()[0] for line in problems]
     assert refused == ["public.three", "public.two"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("id", "ID"), ("größe", "GRÖSSE"), ("ς", "Σ")])
+def test_columns_that_differ_only_in_case_are_refused_at_set_up(pg, run, one, other):
+    run(f'create table t (k int primary key, "{one}" int, "{other}" int)')
+    assert f'columns "{one}" and "{other}" differ only in case' in problems_of(pg, pipeline("public.t"))

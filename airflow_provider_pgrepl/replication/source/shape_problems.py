@@ -91,7 +91,7 @@ def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:
 def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
     names: dict[str, str] = {}
     for column in (*relation.columns, *relation.unpublished):
-        lower = column.name.lower()
+        lower = column.name.casefold()
         if lower in names:
             first, second = quote_identifier(names[lower]), quote_identifier(column.name)
             yield (
