@@ -29,7 +29,7 @@ create table doc (id int primary key, title text, body text);
 alter table doc alter body set storage external;
 create table heap (a int, b text, c float8);
 alter table heap replica identity full;
-create table stock (place text, item int, n numeric(12,2), primary key (place, item));
+create table stock (place text, "item.no" int, n numeric(12,2), primary key (place, "item.no"));
 """
 
 
@@ -80,6 +80,7 @@ class Source:
     def statement(self) -> str:
         chance, number = self.random.random(), self.random.randint(1, 12)
         other, place = self.random.randint(1, 12), self.random.choice(["'a'", "'b'", "'é\"x'"])
+        key = '"item.no"'
         long = "repeat(md5(random()::text), 100)"
         choices = {
             "doc": [
@@ -100,9 +101,9 @@ class Source:
             ],
             "stock": [
                 f"insert into stock values ({place}, {number}, {other}.5) on conflict do nothing",
-                f"update stock set n = n * 2 where item <= {number}",
-                f"update stock set place = 'z', item = item + 100 where item = {number}",
-                f"delete from stock where item = {number}",
+                f"update stock set n = n * 2 where {key} <= {number}",
+                f"update stock set place = 'z', {key} = {key} + 100 where {key} = {number}",
+                f"delete from stock where {key} = {number}",
             ],
         }
         table = self.random.choice([name.removeprefix("public.") for name in self.tables])

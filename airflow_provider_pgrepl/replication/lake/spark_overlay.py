@@ -104,7 +104,7 @@ class _Replaced:
     def _remaining(self) -> DataFrame:
         """Rows of the version that no entry replaces."""
         keys = self._rows().select(*(self.sql.col(replaced(n)) for n in range(len(self.keys))))
-        same = self._all((self.version[key], keys[replaced(n)]) for n, key in enumerate(self.keys))
+        same = self._all((self.version[quoted(key)], keys[replaced(n)]) for n, key in enumerate(self.keys))
         return self.version.join(self._hinted(keys), same, "left_anti")
 
     def _marked(self, remaining: DataFrame) -> DataFrame:
@@ -152,7 +152,7 @@ class _Replaced:
         sql, numbers = self.sql, range(len(self.keys))
         keys = self._rows().select(*(sql.col(name(n)).alias(f"w{n}") for n in numbers))
         version = self.version.limit(0) if self.emptied else self.version
-        same = self._all((version[key], keys[f"w{n}"]) for n, key in enumerate(self.keys))
+        same = self._all((version[quoted(key)], keys[f"w{n}"]) for n, key in enumerate(self.keys))
         touched = version.join(self._hinted(keys), same, "left_semi").select(
             *(sql.col(quoted(column)).alias(f"{prefix}{n}") for n, column in enumerate(version.columns)),
             sql.lit(True).alias(f"{prefix}_there"),

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.as_of import SparkAsOf, as_of
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -48,6 +48,11 @@ def create_views(
         if point is not None:
             lsn, epoch = point.lsn, point.epoch
     lake = as_of(spark, pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch)
+    if not lake.tables:
+        raise LakeError(
+            f"no consistent point at or before {lake.lsn} is kept, so which tables there were is not known",
+            "the replication app writes the first one when the tables have caught up",
+        )
     views = view_names(lake.tables, prefix, names or {})
     wanted = None if isinstance(variant, bool) else {ColumnName.parse(column) for column in variant}
     frames = {}
