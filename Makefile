@@ -12,6 +12,9 @@ PG_PORT ?= 15432
 AIRFLOW_PORT ?= 8180
 # Options of `make test`, as in: make test PYTEST_ARGS="-k handover"
 PYTEST_ARGS ?=
+# Options of `make soak`
+SEEDS ?= 100
+FIRST_SEED ?= 1
 
 .PHONY: help
 help: ## Show this list
@@ -45,6 +48,10 @@ check: setup ## Lint, formatting, types and the direction of imports
 test: setup java jars check ## Everything: the checks, then all tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile tests/unit tests/property tests/integration tests/airflow $(PYTEST_ARGS)
 	$(PYTHON) -m pytest tests/spark tests/fault tests/end_to_end $(PYTEST_ARGS)
+
+.PHONY: soak
+soak: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)
+	PGREPL_SEEDS=$(SEEDS) PGREPL_FIRST_SEED=$(FIRST_SEED) $(PYTHON) -m pytest tests/spark/test_random_pipeline.py $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: setup java jars ## Measure speed against peers in the same run; writes docs/benchmarks.md

@@ -30,6 +30,7 @@ from tests.support.replicated import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
 APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
 
@@ -53,6 +54,7 @@ class Running:
 
     receiver: Receiver
     applier: Applier
+    query: StreamingQuery
 
     def wait_for(self, lsn: LSN) -> None:
         """Wait until all that the changelog holds up to an LSN is in the lake; raises what went wrong."""
@@ -110,7 +112,7 @@ class InProcess(Received):
             applier = Applier(self.spark, self.pipeline, store, read_epoch(self.changelog))
             query = applier.start()
             try:
-                yield Running(receiver, applier)
+                yield Running(receiver, applier, query)
             finally:
                 applier.stop(query)
 

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg2
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from psycopg2.extras import register_default_json, register_default_jsonb
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
@@ -91,9 +92,11 @@ class Replicated:
             [name for name in OWN_COLUMNS if name in self.lake_rows(table).column_names]
         )
         found: Counter[tuple[Any, ...]] = Counter(
-            zip(*(column.to_pylist() for column in lake.columns), strict=True)
+            zip(*(map(plain, column.to_pylist()) for column in lake.columns), strict=True)
         )
         connection = connect(self.dsn, "compare")
+        for register in (register_default_json, register_default_jsonb):
+            register(connection, loads=str)
         try:
             with connection.cursor() as cursor:
                 cursor.execute(
@@ -115,7 +118,9 @@ def quoted(name: str) -> str:
 
 
 def plain(value: Any) -> Any:
-    """psycopg2's value as Arrow gives it."""
+    """A value as psycopg2 or Arrow gives it, so that equal ones are equal and can be counted."""
+    if isinstance(value, list):
+        return tuple(map(plain, value))
     return bytes(value) if isinstance(value, memoryview) else value
 
 

@@ -1,0 +1,193 @@
+"""Random tables of random types under random transactions, with PostgreSQL as the oracle.
+
+Whatever stops or breaks meanwhile, the lake comes to equal the source, and what the source showed at any LSN
+can be read back.
+
+PGREPL_SEEDS sets how many seeds are tried, PGREPL_FIRST_SEED the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import PgReplError, Retry
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.changelog.messages import read_messages
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.lake.as_of import arrow_view_as_of
+from airflow_provider_pgrepl.replication.lake.points import Points
+from tests.support.in_process import InProcess, Running
+from tests.support.random_oracle import difference, lake_rows
+from tests.support.random_tables import random_tables, statements
+from tests.support.random_workload import Workload
+from tests.support.replicated import execute, wait_until
+
+FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
+
+
+class BreakageError(Exception):
+    """What a test breaks on purpose."""
+
+
+@contextmanager
+def broken(chance: random.Random, owner: Any, name: str, *, after: bool) -> Iterator[None]:
+    """The method fails once in a while, before or after it has done its work."""
+    real = getattr(owner, name)
+
+    def failing(*arguments: Any, **named: Any) -> Any:
+        if after:
+            real(*arguments, **named)
+        if chance.random() < 0.4:
+            raise BreakageError
+        return None if after else real(*arguments, **named)
+
+    setattr(owner, name, failing)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+class Ordeal:
+    """One pipeline under one seed."""
+
+    def __init__(self, seed: int, spark: Any, dsn: str, folder: Path) -> None:
+        self.chance = chance = random.Random(seed)
+        self.tables = random_tables(chance, chance.randint(3, 5))
+        execute(dsn, *statements(self.tables))
+        self.names = tuple(table.sql for table in self.tables)
+        self.replicated = InProcess(
+            spark,
+            dsn,
+            folder,
+            self.names,
+            insert_only=tuple(table.sql for table in self.tables if table.kind == "insert only"),
+            flush_interval_s=chance.choice((0.05, 0.1, 0.3)),
+            part_bytes=chance.choice((1 << 10, 1 << 14, 1 << 20)),
+            batch_bytes=chance.choice((1 << 14, 1 << 24)),
+            slice_bytes=chance.choice((1, 1 << 12, 1 << 24)),
+            snapshot_range_bytes=chance.choice((8192, 1 << 20)),
+        )
+        self.workload = Workload(dsn, self.tables, seed)
+
+    def run(self) -> None:
+        workload, chance = self.workload, self.chance
+        workload.run(chance.randint(0, 200))
+        with workload.running():
+            workload.allow(300)
+            self.replicated.snapshot()
+            self.messages_before = len(workload.messages)
+            for _ in range(chance.randint(1, 3)):
+                self._phase()
+            workload.wait_for_more(50)
+        workload.end()
+        wait_until(self._has_caught_up)
+
+    def _has_caught_up(self) -> bool:
+        """What a batch cut short left running may be in the way at first."""
+        code = self.replicated.run("replicate", "--until", "caught-up")
+        assert code in (0, 75), self.replicated.log_tail()
+        return code == 0
+
+    def _phase(self) -> None:
+        ends: list[Callable[[], None]] = [self._stop, self._lose_the_source, self._stop_amid_a_batch]
+        for owner, name in ((ChangelogWriter, "append"), (Points, "append")):
+            for after in (False, True):
+                ends.append(lambda owner=owner, name=name, after=after: self._break(owner, name, after=after))
+        self.chance.choice(ends)()
+        if self.chance.random() < 0.2:
+            shutil.rmtree(Path(system_folder(self.replicated.pipeline.lake_root)) / "checkpoint", True)
+        if self.chance.random() < 0.2:
+            self._take_anew()
+
+    def _take_anew(self) -> None:
+        self.workload.allow(100)
+        self.replicated.take_anew(self.chance.choice(self.names))
+
+    def _stop(self) -> None:
+        with self._replicating() as running:
+            self.workload.wait_for_more(self.chance.randint(10, 150))
+            if self.chance.random() < 0.3:
+                self._take_anew()
+            running.wait_for(self.replicated.source_lsn())
+
+    def _lose_the_source(self) -> None:
+        with self._replicating() as running:
+            self.workload.wait_for_more(self.chance.randint(10, 150))
+            execute(
+                self.replicated.dsn,
+                "select pg_terminate_backend(active_pid) from pg_replication_slots"
+                f" where slot_name = '{self.replicated.pipeline.slot}' and active",
+            )
+            running.receiver.failed.wait(30)
+
+    def _stop_amid_a_batch(self) -> None:
+        with self._replicating() as running:
+            self.workload.wait_for_more(self.chance.randint(10, 150))
+            running.query.stop()
+
+    def _break(self, owner: Any, name: str, *, after: bool) -> None:
+        with broken(self.chance, owner, name, after=after), self._replicating() as running:
+            for _ in range(50):
+                self.workload.wait_for_more(10)
+                if running.receiver.error or running.applier.error:
+                    break
+
+    @contextmanager
+    def _replicating(self) -> Iterator[Running]:
+        """What breaks may break, when trying again may help."""
+        try:
+            with self.replicated.replicating() as running:
+                yield running
+        except BreakageError:
+            pass
+        except PgReplError as error:
+            if error.retry is not Retry.TIMED:
+                raise
+
+    def assert_equal(self) -> None:
+        with self.replicated.source() as source:
+            last = self.workload.moments[-1]
+            for table in self.tables:
+                lake = lake_rows(source, table, self.replicated.lake_rows(table.sql))
+                assert difference(last.rows[table.name], lake) == {}, f"{table}"
+
+    def assert_past_can_be_read(self, most: int = 8) -> None:
+        """What the source showed at some of the moments, from the first point on that names a table."""
+        first: dict[str, int] = {}
+        for point in Points(self.replicated.pipeline.lake_root).all():
+            first = dict.fromkeys(point.tables, point.lsn) | first
+        # What an LSN includes committed at or before it; a commit record may begin right at a moment's.
+        moments = [moment for moment in self.workload.moments if moment.lsn > min(first.values())]
+        with self.replicated.source() as source:
+            for moment in self.chance.sample(moments, min(most, len(moments))):
+                view = arrow_view_as_of(self.replicated.pipeline, lsn=moment.lsn - 1)
+                for table in self.tables:
+                    if first[table.sql] < moment.lsn:
+                        lake = lake_rows(source, table, view.table(table.sql))
+                        assert difference(moment.rows[table.name], lake) == {}, f"{moment.lsn}: {table}"
+
+    def assert_messages_kept(self) -> None:
+        kept = read_messages(self.replicated.pipeline, prefix="random")["content"].to_pylist()
+        sent = self.workload.messages
+        # Those from before the slot was made are not received.
+        assert kept == sent[len(sent) - len(kept) :]
+        assert len(kept) >= len(sent) - self.messages_before
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_lake_comes_to_equal_the_source(seed, spark, dsn, tmp_path):
+    ordeal = Ordeal(seed, spark, dsn, tmp_path)
+    ordeal.run()
+    ordeal.assert_equal()
+    ordeal.assert_past_can_be_read()
+    ordeal.assert_messages_kept()
