@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg2
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from tests.conftest import closing_connection
@@ -240,3 +241,28 @@ def test_two_pipelines_with_the_same_table_are_independent(replicated, spark, ds
     assert 2 in replicated.lake_rows(TEXT)["id"].to_pylist()
     replicated.catch_up()
     replicated.assert_equal(*TABLES)
+
+
+def test_a_copy_of_many_ranges_is_seen_whole_or_not_at_all(spark, dsn, tmp_path):
+    """Of a table most of whose pages are empty by now, one that never held a row, and one of a single row."""
+    execute(
+        dsn,
+        "create table bloated(id int primary key, v text) with (autovacuum_enabled = false)",
+        "insert into bloated select g, repeat('x', 500) from generate_series(1, 4000) g",
+        "delete from bloated where id % 400 <> 0",
+        "create table empty(id int primary key)",
+        "create table single(id int primary key)",
+        "insert into single values (1)",
+    )
+    tables = {"public.bloated": 10, "public.empty": 0, "public.single": 1}
+    replicated = InProcess(spark, dsn, tmp_path, tuple(tables), snapshot_range_bytes=64 << 10)
+    replicated.snapshot()
+    for table, count in tables.items():
+        path = replicated.lake_path(table)
+        for version in range(DeltaTable(path).version() + 1):
+            seen = QueryBuilder().register("t", DeltaTable(path, version=version)).execute("select * from t")
+            assert pa.table(seen.read_all()).num_rows in (0, count)
+    replicated.assert_equal(*tables)
+    execute(dsn, "insert into empty values (7)", "update bloated set id = -id", "delete from single")
+    replicated.catch_up()
+    replicated.assert_equal(*tables)
