@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from functools import partial
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history import history_uri
 from airflow_provider_pgrepl.replication.lake.history_apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, refused_truncate
+from airflow_provider_pgrepl.replication.lake.relations_in_force import find_first_drift
 from airflow_provider_pgrepl.replication.lake.table import (
     RESNAPSHOT_HINT,
     compact_small_files,
@@ -28,7 +29,6 @@ from airflow_provider_pgrepl.replication.lake.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.drift import find_drift
 
 _handles: dict[str, DeltaTable] = {}
 """Open tables of this worker process: opening one anew reads its whole log."""
@@ -176,30 +176,12 @@ def _open(uri: str) -> DeltaTable:
 def _find_first_stop(work: TableWork, rows: pa.Table) -> tuple[int, PgReplError] | None:
     """The commit LSN from which on nothing may be applied to the table, and why."""
     truncate = refused_truncate(rows, work.relation, work.pipeline)
-    drift = _find_first_drift(work, rows)
+    _remember_announced(work, rows)
+    drift = find_first_drift(work.relation, rows, partial(_find_record, work))
     if drift is None or (truncate is not None and truncate[0] < drift[0]):
         return truncate
     hint = f"snapshot the table anew: run the snapshot app with --tables '{work.relation.table}'"
     return drift[0], DriftError(drift[1], hint)
-
-
-def _find_first_drift(work: TableWork, rows: pa.Table) -> tuple[int, str] | None:
-    """The commit LSN from which on the table is no longer what was recorded, and what changed."""
-    announced: dict[int, RelationRecord] = {}
-    found = list(_announced_drift(work.relation, rows, announced))
-    versions = rows.filter(pc.is_in(rows["op"], pa.array(["I", "U", "D"])))
-    ids, first = np.unique(versions["relation_version"].to_numpy(), return_index=True)
-    lsns = versions["commit_lsn"].to_numpy()
-    for version, index in zip(ids.tolist(), first.tolist(), strict=True):
-        if version == work.relation.version or version in announced:
-            continue
-        record = _find_record(work, version)
-        reason = (
-            find_drift(work.relation, record) if record else "its definition is no longer in the changelog"
-        )
-        if reason:
-            found.append((int(lsns[index]), reason))
-    return min(found, default=None)
 
 
 def _find_record(work: TableWork, version: int) -> RelationRecord | None:
@@ -214,14 +196,8 @@ def _find_record(work: TableWork, version: int) -> RelationRecord | None:
     return _records[key]
 
 
-def _announced_drift(
-    relation: Relation, rows: pa.Table, announced: dict[int, RelationRecord]
-) -> Iterator[tuple[int, str]]:
-    announcements = rows.filter(pc.equal(rows["op"], "R"))
-    for lsn, new in zip(
-        announcements["commit_lsn"].to_pylist(), announcements["new"].to_pylist(), strict=True
-    ):
+def _remember_announced(work: TableWork, rows: pa.Table) -> None:
+    """Relations that came with these very rows need no looking up."""
+    for new in rows.filter(pc.equal(rows["op"], "R"))["new"].to_pylist():
         record = RelationRecord.from_json(new[0])
-        announced[record.version] = record
-        if reason := find_drift(relation, record):
-            yield lsn, reason
+        _records[work.changelog, work.relation.oid, record.version] = record
