@@ -271,6 +271,17 @@ def test_a_receiver_that_comes_back_after_its_successor_writes_nothing(dsn, tmp_
     assert len(received.changelog_rows("I")) == 10
 
 
+def test_a_table_that_somebody_has_locked_holds_nothing_up(received, dsn):
+    """As by a TRUNCATE or an ALTER TABLE in a transaction that stays open: neither start nor first change."""
+    execute(dsn, "insert into t values (1, 'a')")
+    with transaction(dsn) as locker:
+        locker.execute("lock table t, u in access exclusive mode")
+        # Were the start to wait for the lock, this would end it.
+        locker.execute("set local idle_in_transaction_session_timeout = '20s'")
+        received.receive()
+        assert values(received) == ["a"]
+
+
 def test_a_second_receiver_is_refused_while_the_first_reads(received):
     with received.receiving(), pytest.raises(SlotBusyError, match="is active"):
         Receiver(received.dsn, received.pipeline).start()

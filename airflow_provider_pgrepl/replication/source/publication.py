@@ -35,6 +35,14 @@ class Publication:
     via_root: bool
 
 
+def read_publication_oid(connection: Connection, name: str) -> int | None:
+    """Which publication has this name; None when there is none. Waits for no lock on its tables, as reading
+    what it publishes does."""
+    with source_errors(f"reading publication {name}"):
+        found = rows(connection, _PUBLICATION, (name,))
+    return int(found[0][0]) if found else None
+
+
 def read_publication(connection: Connection, name: str) -> Publication | None:
     """The publication of this name; None when there is none."""
     with source_errors(f"reading publication {name}"):
