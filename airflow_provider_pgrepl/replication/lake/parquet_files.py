@@ -11,7 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_pgrepl.replication.lake.statistics import delta_statistics
+from airflow_provider_pgrepl.replication.lake.statistics import (
+    columns_with_statistics,
+    delta_statistics,
+)
 from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 
 FILE_BYTES = 128 << 20
@@ -97,7 +100,11 @@ class ParquetFiles:
         self._names.append(f"part-{uuid.uuid4()}.zstd.parquet")
         self._sink = self._filesystem.open_output_stream(f"{self._folder}/{self._names[-1]}")
         self._writer = pq.ParquetWriter(
-            self._sink, self._schema, metadata_collector=self._metadata, **_WRITE_OPTIONS
+            self._sink,
+            self._schema,
+            metadata_collector=self._metadata,
+            write_statistics=columns_with_statistics(self._schema),
+            **_WRITE_OPTIONS,
         )
         return self._writer
 

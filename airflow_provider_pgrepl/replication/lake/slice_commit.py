@@ -12,6 +12,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
 
+from airflow_provider_pgrepl.replication.lake.statistics import writer_properties
 from airflow_provider_pgrepl.replication.lake.table import (
     Result,
     commit_nothing,
@@ -22,7 +23,6 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
 _DIVISION = "Divide by zero"
-_WRITER = WriterProperties(compression="SNAPPY")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class SliceCommit:
     def _properties(self) -> CommitProperties:
         return commit_properties(self.app, self.position, "changes", self.commit_ts)
 
+    @property
+    def _writer(self) -> WriterProperties:
+        return writer_properties(pa.schema(self.table.schema().to_arrow()), compression="SNAPPY")
+
     def read(self, reading: Callable[[], Result]) -> Result:
         """Read the table as it is before the commit."""
         before = LSN(self.table.transaction_version(self.app))
@@ -53,7 +57,7 @@ class SliceCommit:
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         ordered = rows.select([field.name for field in self.table.schema().fields])
         write = partial(
-            write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=_WRITER
+            write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=self._writer
         )
         fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
 
@@ -65,7 +69,7 @@ class SliceCommit:
             source_alias="s",
             target_alias="t",
             commit_properties=self._properties,
-            writer_properties=_WRITER,
+            writer_properties=self._writer,
         )
 
     def run(self, merger: TableMerger) -> dict[str, Any]:

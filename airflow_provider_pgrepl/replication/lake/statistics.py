@@ -1,4 +1,4 @@
-"""A Parquet file's statistics as the JSON that a Delta `add` action carries.
+"""Statistics of data files: which columns have any, and the JSON of them that a Delta `add` action carries.
 
 A bound may be wider than the values, never narrower: readers leave a file out by it. So types whose bounds
 need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without zone)
@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import ColumnProperties, WriterProperties
 
 _EPOCH_DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -23,8 +24,33 @@ Bound = int | str
 Show = Callable[[int, bool], Bound | None]
 
 
+def writer_properties(schema: pa.Schema, **options: Any) -> WriterProperties:
+    """How deltalake is to write files of these columns: with statistics where its own have safe bounds.
+
+    Elsewhere it would leave NaN out, round decimals and cut their digits, and put whole texts into the log.
+    """
+    with_bounds = ColumnProperties(statistics_enabled="CHUNK")
+    return WriterProperties(
+        default_column_properties=ColumnProperties(statistics_enabled="NONE"),
+        column_properties={field.name: with_bounds for field in schema if _shower(field.type)},
+        **options,
+    )
+
+
+def columns_with_statistics(schema: pa.Schema) -> list[str]:
+    """The columns of which Parquet files written by pyarrow have statistics.
+
+    Those of floats would leave NaN out, which is the greatest of all for the readers that skip by them.
+    """
+    return [
+        field.name
+        for field in schema
+        if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
+    ]
+
+
 def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """`numRecords`, `nullCount` of plain columns, and `minValues`, `maxValues` of those that have safe ones."""
+    """`numRecords`; `nullCount` where there are statistics; `minValues`, `maxValues` where these are safe."""
     least: dict[str, Bound] = {}
     most: dict[str, Bound] = {}
     nulls: dict[str, int] = {}

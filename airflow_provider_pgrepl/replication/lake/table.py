@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction, WriterProperties
+from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.config import MIB
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.statistics import writer_properties
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
@@ -297,7 +298,8 @@ def compact_small_files(
     sizes = pa.table(table.get_add_actions()).column("size_bytes").to_numpy()
     if position is None or int((sizes < small_bytes).sum()) < at_least:
         return 0
-    writer = WriterProperties(compression="ZSTD", compression_level=1)
+    schema = pa.schema(table.schema().to_arrow())
+    writer = writer_properties(schema, compression="ZSTD", compression_level=1)
     metrics = fenced(
         table,
         app,
