@@ -200,6 +200,16 @@ def test_a_failure_of_delta_is_told_without_its_words(root: Root) -> None:
     assert refused.value.__context__ is None
 
 
+def test_a_fault_of_the_table_is_not_taken_for_one_of_the_storage(root: Root) -> None:
+    root.snapshot(10, 1)
+    table = open_table(root.uri)
+    twice = pa.table({"id": pa.array([1, 1], pa.int64())})
+    merger = table.merge(twice, "t.id = s.id", source_alias="s", target_alias="t")
+    merger.when_matched_update({"id": "s.id"})
+    with pytest.raises(LakeTableError, match="nothing was committed"):
+        fenced(table, FIRST, LSN(20), merger.execute)
+
+
 def test_a_table_that_lost_a_file_is_said_to_be_damaged(root: Root) -> None:
     root.snapshot(10, 1, 2)
     table = open_table(root.uri)

@@ -9,6 +9,7 @@ also closes the ids of the epochs before it, at CLOSED, so that their writers ar
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -46,7 +47,9 @@ EXPORTED_APP = "pgrepl-exported-us"
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
 
-_STORAGE_MARKS = ("os error", "No space left", "Generic ", "error sending request", "timed out")
+_STORAGE_MARKS = re.compile(
+    r"os error|No space left|error sending request|timed out|Generic (?!DeltaTable|error|delta kernel)\w+ error"
+)
 """By these Delta's errors tell that the storage refused, not that the table is at fault."""
 
 RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
@@ -127,7 +130,7 @@ def fenced(
         refused = type(error).__name__
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
-        unavailable = isinstance(error, OSError) or any(mark in str(error) for mark in _STORAGE_MARKS)
+        unavailable = isinstance(error, OSError) or bool(_STORAGE_MARKS.search(str(error)))
         moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
     # Raised out here, so that Delta's exception does not hang on ours as its context.
     if moved:
