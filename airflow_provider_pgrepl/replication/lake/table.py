@@ -48,7 +48,8 @@ COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
 
 _STORAGE_MARKS = re.compile(
-    r"os error|No space left|error sending request|timed out|Generic (?!DeltaTable|error|delta kernel)\w+ error"
+    r"os error|No space left|error sending request|timed out"
+    r"|Generic (?!DeltaTable|error|delta kernel)\w+ error"
 )
 """By these Delta's errors tell that the storage refused, not that the table is at fault."""
 
