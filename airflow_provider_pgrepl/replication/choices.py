@@ -16,7 +16,7 @@ Truncate = Literal["apply", "ignore", "error"]
 Deletes = Literal["hard", "soft"]
 
 _LAKE_TYPE = re.compile(
-    r"string|decimal\((?P<precision>\d{1,2}),(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
+    r"string|decimal\((?P<precision>\d{1,2}), ?(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
 )
 _MAX_PRECISION = 38
 
@@ -35,7 +35,7 @@ class LakeType:
         """Raises ValueError."""
         match = _LAKE_TYPE.fullmatch(text)
         if match is None:
-            raise ValueError(f"{text!r} is not string, decimal(p,s) or array(n)")
+            raise ValueError(f"{text!r} is not string, decimal(p,s), or array(n) with n from 1 to 6")
         precision, scale, dimensions = (
             int(match[name] or 0) for name in ("precision", "scale", "dimensions")
         )
@@ -44,6 +44,13 @@ class LakeType:
                 f"{text!r}: the precision is from 1 to {_MAX_PRECISION}, the scale at most as much"
             )
         return cls(text.partition("(")[0], precision, scale, dimensions)
+
+    def __str__(self) -> str:
+        """As a pipeline file has it."""
+        return {
+            "decimal": f"decimal({self.precision},{self.scale})",
+            "array": f"array({self.dimensions})",
+        }.get(self.name, self.name)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -32,6 +32,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
 _NAME_BYTES = 63
 _REFERENCE = "see docs/reference/pipeline.md"
+_TYPES_REFERENCE = "see Choices in docs/reference/types.md"
 
 MIB = 1 << 20
 
@@ -132,10 +133,14 @@ class Pipeline:
             raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
 
     def _check_choices(self) -> None:
-        for given in self.types.values():
-            _lake_type("types", given)
-        if _lake_type("unconstrained_numeric", self.unconstrained_numeric).name == "array":
-            raise ConfigError("unconstrained_numeric: must be string or decimal(38,s)")
+        for column, given in self.types.items():
+            _lake_type(f"types: {column}", given)
+        if not _is_of_numeric(self.unconstrained_numeric):
+            raise ConfigError(
+                f"unconstrained_numeric: {self.unconstrained_numeric!r} must be"
+                " string or decimal(p,s), with p to 38",
+                _TYPES_REFERENCE,
+            )
         texts, excluded = (
             _columns("text_columns", self.text_columns),
             _columns("exclude_columns", self.exclude_columns),
@@ -157,6 +162,12 @@ class Pipeline:
         for table, given in self.per_table.items():
             _check_table("per_table", table, pattern_allowed=False)
             overrides("per_table", table, given, POLICIES)
+        for field_name, parse in (
+            ("types", ColumnName.parse),
+            ("per_column", ColumnName.parse),
+            ("per_table", TableName.parse),
+        ):
+            _refuse_doubles(field_name, parse, getattr(self, field_name))
 
         keeps_history = self.history or any(given.get("history") for given in self.per_table.values())
         if keeps_history and not (self.commit_lsn_column and self.commit_ts_column):
@@ -205,7 +216,7 @@ class Pipeline:
     def from_json(cls, text: str) -> Pipeline:
         """Raises ConfigError naming the key or value that cannot be used."""
         try:
-            fields = json.loads(text)
+            fields = json.loads(text, object_pairs_hook=_object)
         except json.JSONDecodeError as error:
             raise ConfigError(f"the pipeline file is not JSON: {error}") from None
         if not isinstance(fields, dict):
@@ -257,18 +268,44 @@ def _columns(field: str, names: Iterable[str]) -> set[ColumnName]:
         raise ConfigError(f"{field}: {error}") from None
 
 
+def _refuse_doubles(field: str, parse: Callable[[str], Hashable], names: Iterable[str]) -> None:
+    """One name in two spellings would say two things of one table or column."""
+    first: dict[Hashable, str] = {}
+    for name in names:
+        if (other := first.setdefault(parse(name), name)) != name:
+            raise ConfigError(f"{field}: {other} and {name} are the same", "take one out")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, of whose doubled keys Python would take the last in silence."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        doubled = sorted({key for key, _ in pairs if sum(key == other for other, _ in pairs) > 1})
+        raise ConfigError(f"the pipeline file has key {', '.join(map(repr, doubled))} twice in one object")
+    return found
+
+
 def _lake_type(field: str, text: object) -> LakeType:
     try:
-        return LakeType.parse(str(text))
+        return LakeType.parse(text if isinstance(text, str) else json.dumps(text))
     except ValueError as error:
-        raise ConfigError(f"{field}: {error}", _REFERENCE) from None
+        raise ConfigError(f"{field}: {error}", _TYPES_REFERENCE) from None
+
+
+def _is_of_numeric(text: str) -> bool:
+    """Whether a lake type is one for numeric without precision."""
+    try:
+        return LakeType.parse(text).name in ("string", "decimal")
+    except ValueError:
+        return False
 
 
 def _check_types(pipeline: Pipeline) -> None:
     for name, hint in get_type_hints(Pipeline).items():
         value = getattr(pipeline, name)
         if not _is_of(value, hint):
-            raise ConfigError(f"{name}: {value!r} must be {_describe(hint)}")
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ConfigError(f"{name}: {shown!r} must be {_describe(hint)}")
 
 
 def _is_of(value: object, hint: Any) -> bool:

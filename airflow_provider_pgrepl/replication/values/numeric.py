@@ -60,7 +60,7 @@ class Decimal:
                 raise Unholdable(
                     "NaN or infinity",
                     "set numeric_nan to null (not for columns of a key), or give the column lake type string"
-                    " in types; then take the table anew",
+                    " in types; then run the snapshot app with --tables",
                 )
             texts = pc.if_else(odd, pa.scalar(None, texts.type), texts)
         long = pc.fill_null(self._long(texts), False)
@@ -80,11 +80,14 @@ class Decimal:
 
     def _does_not_fit(self, texts: pa.Array) -> Unholdable:
         if self.is_declared or pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py() is False:
-            return not_output_of_type("the column's precision or scale may have changed: take the table anew")
+            return not_output_of_type(
+                "the column's precision or scale may have changed: run the snapshot app with --tables"
+            )
         return Unholdable(
             f"a number with more than {self.precision - self.scale} digits before the point"
             f" or {self.scale} after it",
-            "choose a wider decimal or string for the column in types, then take the table anew",
+            "choose a decimal that holds it, or string, for the column in types; then run the snapshot app"
+            " with --tables",
         )
 
 

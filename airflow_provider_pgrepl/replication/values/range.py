@@ -46,7 +46,9 @@ class Range:
             return self.bound.parse(texts)
         except Unholdable as unholdable:
             reason = f"{unholdable.reason}, as the bound of a range"
-        raise Unholdable(reason, "give the column the lake type string in types; then take the table anew")
+        raise Unholdable(
+            reason, "give the column the lake type string in types; then run the snapshot app with --tables"
+        )
 
 
 @dataclass(frozen=True)

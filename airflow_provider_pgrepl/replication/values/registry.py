@@ -68,7 +68,10 @@ _OF_KINDS: dict[str, NestedFamily] = {
 
 
 def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
-    """The parser of a type; a type without a line is kept as its exact text. Raises ConfigError."""
+    """The parser of a type; a type without a line is kept as its exact text.
+
+    Raises ConfigError, whose message begins with a verb: what it is about, the caller knows.
+    """
     chosen = choice.lake_type
     if chosen is not None and chosen.name == "string":
         return text(pg_type, choice)
@@ -76,17 +79,19 @@ def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
         return parser_of(pg_type.only_part, choice)
     if chosen is not None and chosen.name == "array" and pg_type.kind != "a":
         raise ConfigError(
-            f"types: a column of type {pg_type.name} cannot be array({chosen.dimensions}), only arrays can",
+            f"cannot be {chosen}, only arrays can",
             "leave the column out of types",
         )
     parser = _parser_of(pg_type, choice)
-    if chosen is not None and chosen.name == "decimal":
-        wanted = pa.decimal128(chosen.precision, chosen.scale)
-        if parser.lake_type != wanted:
-            raise ConfigError(
-                f"types: a column of type {pg_type.name} cannot be {wanted}, only numeric and money can",
-                "use string, which is the exact text, or leave the column out of types",
-            )
+    if (
+        chosen is not None
+        and chosen.name == "decimal"
+        and parser.lake_type != pa.decimal128(chosen.precision, chosen.scale)
+    ):
+        raise ConfigError(
+            f"cannot be {chosen}, only numeric and money can",
+            "use string, which is the exact text, or leave the column out of types",
+        )
     return parser
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import ColumnName, Relation
+from airflow_provider_pgrepl.replication.relation import Column, ColumnName, Relation, TableName
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 COMMIT_LSN = "_pgrepl_commit_lsn"
@@ -78,13 +78,22 @@ def _column_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
                 yield f"{field} names column {name.name}, which belongs to its key and cannot be left out"
             elif column.is_key and field == "per_column":
                 yield f"{field} names column {name.name}, which is of its key and must stay exact"
-    try:
-        typed = typed_columns(relation, pipeline)
-    except ConfigError as error:
-        yield error.message
-    else:
-        if not typed and relation.columns:
-            yield "has no column left"
+    kept = [
+        column
+        for column in known.values()
+        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
+    ]
+    if known and not kept:
+        yield "exclude_columns leaves it no column; take one out of there, or the table out of tables"
+    yield from _type_problems(relation.table, kept, pipeline)
+
+
+def _type_problems(table: TableName, columns: Iterable[Column], pipeline: Pipeline) -> Iterator[str]:
+    for column in columns:
+        try:
+            typed_column(column, table, pipeline)
+        except ConfigError as error:
+            yield f"{error.message}; {error.hint}"
 
 
 def _history_problems(relation: Relation) -> Iterator[str]:

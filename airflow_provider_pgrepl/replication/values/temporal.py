@@ -28,11 +28,11 @@ _ERA = r"(?P<era> BC)?$"
 _MAX_MICROSECONDS = 2**63 - 1
 _OUT_OF_RANGE = (
     "replace the value at the source by one within range, or give the column lake type string in types;"
-    " then take the table anew"
+    " then run the snapshot app with --tables"
 )
 _INFINITE = (
     "set infinity to null or sentinel (not for columns of a key), or give the column lake type string in"
-    " types; then take the table anew"
+    " types; then run the snapshot app with --tables"
 )
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, ColumnName, TableName
+from airflow_provider_pgrepl.replication.relation import Column, ColumnName, TableName, show_identifier
 from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
@@ -70,7 +70,8 @@ def typed_column(
     try:
         parser = parser_of(column.pg_type, choice)
     except ConfigError as error:
-        raise ConfigError(f"{error.message} (column {column.name})", error.hint) from None
+        what = f"types: column {show_identifier(column.name)} of type {column.type_name}"
+        raise ConfigError(f"{what} {error.message}", error.hint) from None
     return TypedColumn(column, table, index, parser)
 
 
