@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -218,6 +219,24 @@ def test_a_column_of_another_type_is_refused_before_anything_changes(lake: Lake)
         lake.take(200, {"id": 1, "v": 2}, of=other)
     assert "move" in refused.value.hint
     assert lake.ended() == []
+
+
+def test_a_choice_that_changed_meanwhile_ends_no_version(lake: Lake) -> None:
+    lake.pipeline = replace(lake.pipeline, exclude_columns=("public.t.v",))
+    with pytest.raises(LakeTableError, match='not as the pipeline has them: "v"'):
+        lake.apply(update(110, "1", "b"))
+    assert lake.ended() == []
+
+
+def test_a_history_that_never_began_takes_the_types_that_the_pipeline_has_now(tmp_path: Path) -> None:
+    other = relation(OF.columns[0], column("v", "timestamp without time zone"))
+    lake = Lake.__new__(Lake)
+    lake.pipeline = Pipeline(name="p", lake=str(tmp_path), tables=("public.t",), history=True)
+    lake.uri = f"{tmp_path}/{OF.table.path}"
+    prepare_history(other, lake.pipeline, LSN(50), Epoch(1), EXPORTED)  # and the copy fails
+    lake.take(100, {"id": 1, "v": "a"})
+    lake.apply(update(110, "1", "b"))
+    assert lake.ended() == [(1, "a", 100, 110, "U")]
 
 
 def test_history_needs_the_bookkeeping_columns() -> None:

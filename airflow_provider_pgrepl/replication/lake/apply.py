@@ -229,7 +229,8 @@ class Applier:
         if result.stops_pipeline:
             kind: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
             raise kind(str(result.error), result.hint)
-        log.error("table %s stops: %s", record.table, result.error)
+        hint = f"\n  hint: {result.hint}" if result.hint else ""
+        log.error("table %s stops: %s%s", record.table, result.error, hint)
         self._store.set_state(
             self._pipeline.name,
             record.table,

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
     app_id,
     commit_files,
     commit_properties,
+    commit_snapshot,
     create_table,
     open_table,
 )
@@ -81,13 +82,18 @@ def prepare_history(
 ) -> None:
     """Make the history of a table that a snapshot is about to take, or give it the columns that it lacks.
 
-    A new one begins with this snapshot, which therefore ends nothing. Raises ConfigError, LakeError,
-    FencedError; LakeTableError when a column's type is not what it was.
+    A new one begins with this snapshot, which therefore ends nothing. So does one of a table whose first
+    snapshot failed: what the pipeline now chooses for its columns may be another type. Raises ConfigError,
+    LakeError, FencedError; LakeTableError when a column's type is not what it was.
     """
     uri = history_uri(pipeline.lake_root, relation.table)
     schema = history_schema(relation, pipeline)
     if DeltaTable.is_deltatable(uri):
-        add_columns(open_table(uri), schema, relation.table)
+        history = open_table(uri)
+        if history.file_uris() or DeltaTable.is_deltatable(f"{pipeline.lake_root}/{relation.table.path}"):
+            add_columns(history, schema, relation.table)
+        else:
+            commit_snapshot(uri, schema, [], position, pipeline.name, epoch, exported_at)
         return
     app = app_id(pipeline.name, epoch)
     marks = snapshot_marks(pipeline.name, epoch, position)
@@ -113,7 +119,8 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
     if unlike:
         raise LakeTableError(
             f"the history of {table} holds versions with another type or spelling of {', '.join(unlike)}",
-            f"it is never rewritten: move {history.table_uri} away to keep it, and take the table anew",
+            f"it is never rewritten: move {history.table_uri} away to keep it, and run the snapshot app"
+            " with --tables",
         )
     if lacking:
         allow_timestamp_without_tz(history, schema)
