@@ -10,6 +10,8 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
 
+_TEMPLATE_MARKS = ("{{", "{%", "{#")
+
 PipelineArgument = Pipeline | dict[str, Any] | str | os.PathLike[str]
 
 
@@ -24,6 +26,25 @@ def read_pipeline(value: PipelineArgument) -> Pipeline:
     if isinstance(value, str | os.PathLike):
         return Pipeline.read(os.fspath(value))
     raise ConfigError(f"pipeline: cannot be a {type(value).__name__}", "a Pipeline, a dict, or a path")
+
+
+def check_at_parse_time(value: object) -> None:
+    """Refuse fields that no template can mend, so that the DAG is not imported. Raises ConfigError.
+
+    What holds a template or comes from another task is looked at when the task runs, and so is a file.
+    """
+    if isinstance(value, dict) and _is_literal(value):
+        Pipeline.from_dict(value)
+
+
+def _is_literal(value: object) -> bool:
+    if isinstance(value, dict):
+        return all(_is_literal(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_is_literal, value))
+    if isinstance(value, str):
+        return not any(mark in value for mark in _TEMPLATE_MARKS)
+    return value is None or isinstance(value, bool | int | float)
 
 
 def read_tables(value: Sequence[str] | str | None) -> list[str]:

@@ -27,7 +27,11 @@ from airflow_provider_pgrepl.operators.driver_settings import (
 )
 from airflow_provider_pgrepl.operators.failures import failure_of, translated
 from airflow_provider_pgrepl.operators.local_app import LocalApp, LogTail, Status
-from airflow_provider_pgrepl.operators.pipeline_argument import PipelineArgument, read_pipeline
+from airflow_provider_pgrepl.operators.pipeline_argument import (
+    PipelineArgument,
+    check_at_parse_time,
+    read_pipeline,
+)
 from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
 
 _PIPELINE_FILE = "pipeline.json"
@@ -69,6 +73,7 @@ class SparkAppOperator(SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(application=application, conn_id=spark_conn_id or LOCAL_CONN_ID, name=name, **kwargs)
+        check_at_parse_time(pipeline)
         self.pipeline = pipeline
         self.spark_conn_id = spark_conn_id
         self.master = master

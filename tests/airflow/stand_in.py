@@ -23,7 +23,8 @@ options = parser.parse_args()
 
 def journal(event: str) -> None:
     with options.journal.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"event": event, "pid": os.getpid(), "argv": sys.argv[1:]}) + "\n")
+        entry = {"event": event, "pid": os.getpid(), "argv": sys.argv[1:], "pipeline": pipeline}
+        file.write(json.dumps(entry) + "\n")
 
 
 def stop(*_: object) -> None:

@@ -52,6 +52,44 @@ def test_the_spark_applications_are_found(name: str) -> None:
     assert Path(application(name)).read_text(encoding="utf-8").startswith('"""')
 
 
+FIELDS = {"name": "shop", "lake": "/lake", "tables": ("a.b",)}
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"tabels": []}, "unknown key 'tabels'"),
+        ({"types": {"a.b.c": "decimal(50,2)"}}, r"types: a\.b\.c: 'decimal\(50,2\)'"),
+        (
+            {"per_table": {"a.b": {"history": "yes"}}},
+            r"per_table: history of a\.b: 'yes' must be true or false",
+        ),
+        ({"per_column": {"a.b.c": {"infinty": "null"}}}, "unknown key 'infinty'"),
+        ({"exclude_columns": ("a.b.c",), "text_columns": ("a.b.c",)}, "both list"),
+    ],
+)
+def test_fields_that_cannot_be_are_refused_when_the_dag_is_parsed(choices: dict[str, Any], says: str) -> None:
+    from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+
+    with pytest.raises(ValueError, match=says):
+        PgSnapshotOperator(task_id="t", pipeline={**FIELDS, **choices})
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        {**FIELDS, "types": {"a.b.c": "{{ params.type }}"}},
+        {**FIELDS, "tables": ("{% if params.all %}a.*{% else %}a.b{% endif %}",)},
+        '{"name": "{{ params.name }}"}',
+        "/nowhere/pipeline.json",
+    ],
+)
+def test_what_only_the_run_knows_is_looked_at_then(pipeline: Any) -> None:
+    from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+
+    assert PgSnapshotOperator(task_id="t", pipeline=pipeline).pipeline == pipeline
+
+
 def test_a_wrong_pipeline_fails_without_retries_and_names_the_key(tmp_path: Path, airflow_db: None) -> None:
     from airflow.sdk.exceptions import AirflowFailException
 

@@ -56,6 +56,33 @@ def test_the_snapshot_gets_its_tables_and_flags(behave: Any, journal: Journal) -
     assert "--tables public.a,public.b --new-epoch" in " ".join(event["argv"])
 
 
+def test_templates_are_filled_in_at_any_depth_of_a_pipeline(behave: Any, journal: Journal) -> None:
+    behave("--exit", "0")
+    assert run_dag("stand_in_choices").state == "success"
+    [event] = journal.events()
+    given: Any = event["pipeline"]
+    assert given["tables"] == ["public.orders", "public.audit"]
+    assert given["lake"] == "/tmp/pgrepl-no-lake/audit"
+    assert given["types"] == {"public.orders.total": "decimal(20,4)"}
+    assert (given["text_columns"], given["exclude_columns"]) == (
+        ["public.orders.grid"],
+        ["public.orders.secret"],
+    )
+    assert given["per_column"] == {"public.orders.due": {"infinity": "null"}}
+    assert given["per_table"] == {"public.orders": {"history": True, "deletes": "soft"}}
+
+
+def test_a_choice_that_a_template_fills_in_wrongly_fails_without_retries(
+    behave: Any, journal: Journal, capfd: pytest.CaptureFixture[str]
+) -> None:
+    behave("--exit", "0")
+    run = run_dag("stand_in_choices", {"infinity": "nil"})
+    assert run.state == "failed"
+    assert task_of(run).try_number == 1
+    assert journal.events() == []
+    assert "per_column: infinity of public.orders.due: 'nil' must be one of" in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize(("code", "tries"), [(75, 2), (1, 2), (78, 1)])
 def test_only_a_failure_that_a_retry_may_mend_is_retried(
     behave: Any, journal: Journal, code: int, tries: int

@@ -1,4 +1,4 @@
-"""choices.py, and what config.py says of choices: each slip of the pen is named, with the column it is about."""
+"""choices.py, and what config.py says of choices: each slip of the pen is named, with its column."""
 
 from __future__ import annotations
 

@@ -31,5 +31,20 @@ with DAG(
 ) as stand_in:
     PgReplicationOperator(task_id="replicate", mode="{{ params.mode }}", **COMMON)
 
+CHOICES = {
+    "name": "shop",
+    "tables": ("public.orders", "public.{{ params.more }}"),
+    "lake": "/tmp/pgrepl-no-lake/{{ params.more }}",
+    "types": {"public.orders.total": "decimal(20,{{ params.scale }})"},
+    "text_columns": ("public.orders.grid",),
+    "exclude_columns": ["public.orders.secret"],
+    "per_column": {"public.orders.due": {"infinity": "{{ params.infinity }}"}},
+    "per_table": {"public.orders": {"history": True, "deletes": "soft"}},
+}
+with DAG(
+    "stand_in_choices", schedule=None, params={"more": "audit", "scale": 4, "infinity": "null"}
+) as stand_in_choices:
+    PgSnapshotOperator(task_id="snapshot", **{**COMMON, "pipeline": CHOICES})
+
 with DAG("stand_in_snapshot", schedule=None) as stand_in_snapshot:
     PgSnapshotOperator(task_id="snapshot", tables="public.a, public.b", new_epoch="True", **COMMON)
