@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
-from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change, Row
 
@@ -464,3 +464,22 @@ def test_a_lake_table_with_other_columns_is_refused(lake: Lake) -> None:
     of = relation(column("id", "integer", key=True), column("v"), column("w"))
     with pytest.raises(LakeTableError, match='"id", "w"'):
         apply_changes(open_table(lake.uri), table_of([insert(9, "1", "a", "b")]), of, lake.pipeline, APP)
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"types": {"public.t.id": "decimal(38,10)"}}, {"unconstrained_numeric": "decimal(38,10)"}]
+)
+@pytest.mark.parametrize("policy", [{"deletes": "soft"}, {"truncate": "ignore"}])
+def test_a_key_whose_texts_are_one_value_in_the_lake_is_refused_where_rows_that_went_stay(
+    chosen: dict[str, object], policy: dict[str, str]
+) -> None:
+    of = relation(column("id", "numeric", key=True), column("v"))
+    settings = {"name": "p", "lake": "/lake", "tables": ("public.t",)}
+    (problem,) = choice_problems(of, Pipeline(**settings, **chosen, **policy))
+    assert "column id of its key" in problem
+    assert not list(choice_problems(of, Pipeline(**settings, **policy)))
+    assert not list(choice_problems(of, Pipeline(**settings, **chosen)))
+    exact = relation(column("id", "numeric(12,2)", key=True), column("v", "numeric"))
+    assert not list(
+        choice_problems(exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)"))
+    )

@@ -9,12 +9,14 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, ColumnName, Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Column, ColumnName, PgType, Relation, TableName
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 COMMIT_LSN = "_pgrepl_commit_lsn"
 COMMIT_TS = "_pgrepl_commit_ts"
 DELETED = "_pgrepl_deleted"
+
+_NUMERIC = 1700
 
 
 def typed_columns(relation: Relation, pipeline: Pipeline) -> tuple[TypedColumn, ...]:
@@ -61,6 +63,7 @@ def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
 def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
     """What the pipeline chooses for this table, or for columns of it, that cannot be."""
     yield from _column_problems(relation, pipeline)
+    yield from _key_problems(relation, pipeline)
     if pipeline.policy(relation.table).history:
         yield from _history_problems(relation)
 
@@ -94,6 +97,29 @@ def _type_problems(table: TableName, columns: Iterable[Column], pipeline: Pipeli
             typed_column(column, table, pipeline)
         except ConfigError as error:
             yield f"{error.message}; {error.hint}"
+
+
+def _key_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+    """Where rows that went may stay, keys are told apart by their texts: in the lake they must differ too."""
+    policy = pipeline.policy(relation.table)
+    if policy.deletes == "hard" and policy.truncate != "ignore":
+        return
+    for column in relation.key_columns:
+        choice = pipeline.choice(ColumnName(relation.table, column.name), is_key=True)
+        chosen = choice.lake_type
+        if chosen is None or chosen.name == "array":
+            chosen = choice.unconstrained_numeric
+        if chosen.name == "decimal" and _has_free_numeric(column.pg_type):
+            yield (
+                f"column {column.name} of its key is numeric without precision, whose 1.0 and 1.00 would be"
+                f" one {chosen}: with soft deletes, or where TRUNCATE is ignored, give it lake type string"
+                " in types"
+            )
+
+
+def _has_free_numeric(pg_type: PgType) -> bool:
+    free = pg_type.oid == _NUMERIC and pg_type.typmod < 0
+    return free or any(_has_free_numeric(part) for _, part in pg_type.parts)
 
 
 def _history_problems(relation: Relation) -> Iterator[str]:
