@@ -158,3 +158,21 @@ def test_a_table_taken_anew_ends_what_it_held_once_though_a_snapshot_died(watche
     assert [row["_pgrepl_to_epoch"] - row["_pgrepl_from_epoch"] for row in snapshots].count(0) == 6
     assert len(snapshots) == 12
     assert [row["w"] for row in watched.ended() if row["_pgrepl_to_op"] == "D"] == [7]
+
+
+def test_a_history_that_was_moved_away_begins_anew_under_replication_that_goes_on(
+    watched: Watched, tmp_path: Path
+) -> None:
+    with watched.replicated.replicating() as running:
+
+        def update(*values: str) -> None:
+            for value in values:
+                watched.execute(f"update t set v = '{value}'")
+                running.wait_for(watched.moments[-1][0])
+
+        update("a", "b", "c")
+        Path(history_uri(watched.replicated.pipeline.lake_root, T)).rename(tmp_path / "kept")
+        watched.replicated.take_anew(str(T))
+        update("d", "e", "f")
+        assert watched.replicated.states()[str(T)].state.value == "streaming"
+    assert {row["v"] for row in watched.ended()} == {"c", "d", "e"}

@@ -30,8 +30,11 @@ from airflow_provider_pgrepl.replication.lake.table import (
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 
-_handles: dict[str, DeltaTable] = {}
-"""Open tables of this worker process: opening one anew reads its whole log."""
+_handles: dict[str, tuple[DeltaTable, tuple[int | None, int | None]]] = {}
+"""Open tables of this worker process, and what tells them apart from later ones in their place.
+
+Opening one anew reads its whole log.
+"""
 
 _records: dict[tuple[str, int, int], RelationRecord] = {}
 """Relation versions by changelog, relation and version: what one says never changes."""
@@ -165,12 +168,22 @@ def _apply_changes(
 
 
 def _open(uri: str) -> DeltaTable:
-    table = _handles.get(uri)
-    if table is None:
-        table = _handles[uri] = open_table(uri)
+    """The table's newest version. One that was moved away, and made again, is not taken for the same."""
+    beginning = _beginning(uri)
+    table, began = _handles.get(uri, (None, None))
+    if table is None or began != beginning:
+        table = open_table(uri)
+        _handles[uri] = table, beginning
     else:
         table.update_incremental()
     return table
+
+
+def _beginning(uri: str) -> tuple[int | None, int | None]:
+    """When the table's first commit was written, and its size; Nones once upkeep has taken it away."""
+    filesystem, root = pafs.FileSystem.from_uri(uri)
+    first = filesystem.get_file_info(f"{root}/_delta_log/{0:020}.json")
+    return first.mtime_ns, first.size
 
 
 def _find_first_stop(work: TableWork, rows: pa.Table) -> tuple[int, PgReplError] | None:
