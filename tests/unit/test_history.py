@@ -145,16 +145,20 @@ def test_a_snapshot_of_a_new_epoch_ends_versions_of_the_old_one(lake: Lake) -> N
         lake.apply(update(110, "1", "of a process that slept"))
 
 
+@pytest.mark.parametrize("position", [105, 0xAB, 0x16_0000_00AB])
 def test_a_snapshot_does_not_end_what_changes_ended_that_never_reached_the_table(
-    lake: Lake, monkeypatch: pytest.MonkeyPatch
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, position: int
 ) -> None:
-    lake.apply(insert(105, "2", "stays"))
+    lake.apply(insert(position, "2", "stays"))
 
     monkeypatch.setattr(history_apply, "apply_changes", die)
     with pytest.raises(DyingError):
-        lake.apply(update(110, "1", "b"))
-    lake.take(200, {"id": 1, "v": "b"})
-    assert lake.ended() == [(1, "a", 100, 110, "U"), (2, "stays", 105, 200, "S")]
+        lake.apply(update(position + 5, "1", "b"))
+    lake.take(position + 100, {"id": 1, "v": "b"})
+    assert lake.ended() == [
+        (1, "a", 100, position + 5, "U"),
+        (2, "stays", position, position + 100, "S"),
+    ]
 
 
 def test_what_a_dead_writer_appended_is_not_appended_again(

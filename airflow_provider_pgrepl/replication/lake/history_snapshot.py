@@ -109,6 +109,6 @@ def _ended_above(
     if reached is None or reached <= position:
         return None
     lifetime = {COMMIT_LSN: layout.FROM_LSN, COMMIT_TS: layout.FROM_TS}
-    condition = f"({layout.TO_EPOCH} = {epoch}) and ({layout.TO_LSN} > {position})"
+    condition = f"({layout.TO_EPOCH} = {int(epoch)}) and ({layout.TO_LSN} > {int(position)})"
     found = list(current_rows(history, [lifetime.get(name, name) for name in names], condition))
     return pa.concat_tables(found).rename_columns(list(names)) if found else None
