@@ -8,7 +8,7 @@ from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotE
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import read_server, written_lsn
-from airflow_provider_pgrepl.replication.source.publication import read_publication_oid
+from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 
 NEW_EPOCH = "run the snapshot app with --new-epoch (operator: new_epoch=True) to take everything anew"
@@ -58,11 +58,19 @@ def _check_server(source: connection, record: EpochRecord, durable_lsn: LSN) -> 
 
 
 def _check_publication(source: connection, record: EpochRecord) -> None:
-    oid = read_publication_oid(source, record.publication)
-    if oid is None:
+    found = read_identity(source, record.publication)
+    if found is None:
         raise PublicationError(f"the publication {record.publication} no longer exists", NEW_EPOCH)
+    oid, is_complete = found
     if oid != record.publication_oid:
         raise PublicationError(
             f"the publication {record.publication} was dropped and made anew; changes between are lost",
             NEW_EPOCH,
+        )
+    if not is_complete:
+        raise PublicationError(
+            f"the publication {record.publication} was altered: it no longer publishes insert, update, delete"
+            " and truncate, so changes since are lost",
+            f"ALTER PUBLICATION {record.publication} SET (publish = 'insert, update, delete, truncate'); then"
+            f" {NEW_EPOCH}",
         )

@@ -335,6 +335,7 @@ def test_keepalives_are_recorded_seldom(received, dsn, server):
             "made anew",
         ),
         ("drop publication {slot}", PublicationError, "(no longer|does not) exist"),
+        ("alter publication {slot} set (publish = 'insert')", PublicationError, "no longer publishes"),
     ],
 )
 def test_a_broken_history_is_said_when_it_starts(received, dsn, breakage, error, says):

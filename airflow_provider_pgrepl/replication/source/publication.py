@@ -35,12 +35,15 @@ class Publication:
     via_root: bool
 
 
-def read_publication_oid(connection: Connection, name: str) -> int | None:
-    """Which publication has this name; None when there is none. Waits for no lock on its tables, as reading
-    what it publishes does."""
+def read_identity(connection: Connection, name: str) -> tuple[int, bool] | None:
+    """The oid of the publication that has this name, and whether it publishes changes of every kind; None
+    when there is none. Waits for no lock on its tables, as reading what it publishes does."""
     with source_errors(f"reading publication {name}"):
         found = rows(connection, _PUBLICATION, (name,))
-    return int(found[0][0]) if found else None
+    if not found:
+        return None
+    oid, _, _, insert, update, delete, truncate, _ = found[0]
+    return oid, insert and update and delete and truncate
 
 
 def read_publication(connection: Connection, name: str) -> Publication | None:
