@@ -11,13 +11,16 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.read import (
     arrow_as_of,
     arrow_view_as_of,
     as_of,
+    consistent_arrow,
     consistent_read,
     create_views,
 )
+from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of
 from tests.support.in_process import InProcess
 from tests.support.landed import Landed
@@ -120,3 +123,20 @@ def test_what_the_apps_wrote_is_read_as_soon_as_it_is_received(
     assert found["v"].to_pylist() == ["a", "c", "d"]
     before = arrow_as_of(replicated.pipeline, "public.t", timestamp=copied).sort_by("id")
     assert before["v"].to_pylist() == ["a", "b"]
+
+
+def test_a_moment_between_the_copy_and_the_first_batch_can_be_read_for_as_long_as_points_are_kept(
+    spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
+) -> None:
+    pg.cursor().execute("create table t (id int primary key, v text)")
+    pg.cursor().execute("insert into t values (1, 'a')")
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",), history=True)
+    assert replicated.run("snapshot") == 0, replicated.log_tail()
+    (beginning,) = Points(replicated.pipeline.lake_root).all()
+    assert consistent_arrow(replicated.pipeline, beginning.lsn).table("public.t")["v"].to_pylist() == ["a"]
+    pg.cursor().execute("update t set v = 'b'")
+    between = wal_lsn(pg)
+    pg.cursor().execute("update t set v = 'c'")
+    assert replicated.run("replicate", "--until", "caught-up") == 0, replicated.log_tail()
+    seen = {lsn: arrow_as_of(replicated.pipeline, "public.t", lsn=lsn) for lsn in (beginning.lsn, between)}
+    assert [table["v"].to_pylist() for table in seen.values()] == [["a"], ["b"]]

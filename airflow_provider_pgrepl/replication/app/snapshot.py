@@ -179,7 +179,7 @@ class Snapshot:
                     )
                     self._open_epoch(record, last)
                     last = record
-                    return self._copy(keeper, exported, record)
+                    return self._copy(keeper, exported, record, begins_epoch=True)
             except SnapshotError as error:
                 if attempt == _SNAPSHOT_ATTEMPTS:
                     slot.drop_slot(self.source, pipeline.slot)
@@ -223,13 +223,22 @@ class Snapshot:
             self.dsn, exported.snapshot, relations, self.pipeline.publication, self.pipeline.lock_timeout_s
         )
 
-    def _copy(self, keeper: snapshot.Keeper, exported: slot.ExportedSnapshot, record: EpochRecord) -> int:
+    def _copy(
+        self,
+        keeper: snapshot.Keeper,
+        exported: slot.ExportedSnapshot,
+        record: EpochRecord,
+        *,
+        begins_epoch: bool = False,
+    ) -> int:
         for warning in table_warnings(keeper.relations, self.pipeline):
             log.warning("%s", warning)
         spark = build_session(f"pgrepl snapshot {self.pipeline.name}", delta=False)
         try:
             copy = SnapshotCopy(spark, self.dsn, self.pipeline, self.store, record, keeper, exported)
             failed = copy.run()
+            if begins_epoch:
+                copy.write_point()
         finally:
             spark.stop()
         writer.mark(changelog_uri(self.pipeline.lake_root))

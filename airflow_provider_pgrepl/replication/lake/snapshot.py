@@ -17,9 +17,11 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, write_range
+from airflow_provider_pgrepl.replication.lake.history import history_key, history_uri
 from airflow_provider_pgrepl.replication.lake.history_snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history_table import prepare_history
-from airflow_provider_pgrepl.replication.lake.table import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.table import commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
@@ -101,6 +103,7 @@ class SnapshotCopy:
         self._position = LSN(exported.consistent_point - 1)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
         self._index_lock = threading.Lock()
+        self._versions: dict[str, int] = {}
 
     def run(self) -> list[str]:
         """Copy and commit; returns the tables that went into error. Raises what stops more than one table."""
@@ -124,6 +127,15 @@ class SnapshotCopy:
                     self._store.record_snapshot(self._pipeline.name, relation, self._position, rows)
                     self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
         return failed
+
+    def write_point(self) -> None:
+        """Record the copies as a consistent point: the first moment of an epoch that can be read.
+
+        Only for the snapshot that begins it: from then on points are the replication app's.
+        """
+        if self._versions:
+            point = ConsistentPoint(self._record.epoch, self._position, None, self._versions)
+            Points(self._pipeline.lake_root).append(point)
 
     def _announce(self, relations: list[Relation]) -> None:
         records = self._store.read_tables(self._pipeline.name)
@@ -169,7 +181,7 @@ class SnapshotCopy:
             self._index.add(self._record.epoch, record)
         if keeps_history:
             end_all_versions(relation, self._pipeline, *self._moment)
-        commit_snapshot(
+        self._versions[str(relation.table)] = commit_snapshot(
             f"{self._pipeline.lake_root}/{relation.table.path}",
             lake_schema(relation, self._pipeline),
             files,
@@ -179,6 +191,9 @@ class SnapshotCopy:
             self._exported.exported_at,
             record.version,
         )
+        if keeps_history:
+            history = open_table(history_uri(self._pipeline.lake_root, relation.table))
+            self._versions[history_key(relation.table)] = history.version()
         rows = sum(file.rows for file in files)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
         return int(rows)
