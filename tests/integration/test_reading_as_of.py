@@ -1,4 +1,4 @@
-"""lake/as_of.py without a JVM, on a real server: what the source showed is what is read back."""
+"""lake/reading/as_of.py without a JVM, on a real server: what the source showed is what is read back."""
 
 from __future__ import annotations
 

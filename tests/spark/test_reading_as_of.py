@@ -1,4 +1,4 @@
-"""lake/as_of.py and lake/views.py through Spark."""
+"""lake/reading/as_of.py and lake/reading/views.py through Spark."""
 
 from __future__ import annotations
 

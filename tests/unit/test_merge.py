@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.errors import (
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, slices
+from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
 from airflow_provider_pgrepl.replication.lake.table import (
     app_id,
     commit_properties,

@@ -7,7 +7,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.multiset import NetRows, net_rows
+from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
 from tests.support.changes import column, relation, table_of
 from tests.support.model import Change, Row
 

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, ToolError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
-from airflow_provider_pgrepl.replication.lake.views import view_names
+from airflow_provider_pgrepl.replication.lake.reading.views import view_names
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.replication.app.status import SlotStatus, Status, TableStatus
-from airflow_provider_pgrepl.replication.lake.history import is_history
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 _WIDTH = 100

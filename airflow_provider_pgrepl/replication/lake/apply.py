@@ -20,7 +20,7 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog import reader, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri, system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history import history_key
+from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.shares import (
     RESULT,

@@ -17,7 +17,9 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.as_of import (
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.reading.as_of import (
     ArrowAsOf,
     SparkAsOf,
     arrow_as_of,
@@ -25,13 +27,11 @@ from airflow_provider_pgrepl.replication.lake.as_of import (
     as_of,
     read_as_of,
 )
-from airflow_provider_pgrepl.replication.lake.history import is_history
-from airflow_provider_pgrepl.replication.lake.history_read import HistoryAt
-from airflow_provider_pgrepl.replication.lake.moment import parse_lsn
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.reading.history import HistoryAt
+from airflow_provider_pgrepl.replication.lake.reading.moment import parse_lsn
+from airflow_provider_pgrepl.replication.lake.reading.table_plan import unreadable
+from airflow_provider_pgrepl.replication.lake.reading.views import create_views
 from airflow_provider_pgrepl.replication.lake.session import check_delta
-from airflow_provider_pgrepl.replication.lake.table_plan import unreadable
-from airflow_provider_pgrepl.replication.lake.views import create_views
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
-from airflow_provider_pgrepl.replication.lake.collapse import collapse
+from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.work_item import MARK, WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN

@@ -17,9 +17,9 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, write_range
-from airflow_provider_pgrepl.replication.lake.history import history_key, history_uri
-from airflow_provider_pgrepl.replication.lake.history_snapshot import end_all_versions
-from airflow_provider_pgrepl.replication.lake.history_table import prepare_history
+from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_uri
+from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
+from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.table import commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch

@@ -17,9 +17,9 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history import history_uri
-from airflow_provider_pgrepl.replication.lake.history_apply import apply_with_history
-from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, refused_truncate
+from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
+from airflow_provider_pgrepl.replication.lake.history.place import history_uri
+from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, refused_truncate
 from airflow_provider_pgrepl.replication.lake.relations_in_force import find_first_drift
 from airflow_provider_pgrepl.replication.lake.table import (
     RESNAPSHOT_HINT,

@@ -17,10 +17,10 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history import is_history
-from airflow_provider_pgrepl.replication.lake.moment import Moment
-from airflow_provider_pgrepl.replication.lake.overlay import OverlayJob
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
+from airflow_provider_pgrepl.replication.lake.reading.overlay import OverlayJob
 from airflow_provider_pgrepl.replication.lake.relations_in_force import find_first_drift
 from airflow_provider_pgrepl.replication.lake.table import (
     EXPORTED_APP,

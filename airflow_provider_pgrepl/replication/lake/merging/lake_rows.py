@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
-from airflow_provider_pgrepl.replication.lake.tuples import Ints
+from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
 from airflow_provider_pgrepl.replication.relation import quote_identifier
 
 

@@ -11,8 +11,8 @@ import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.multiset import NetRows, net_rows
-from airflow_provider_pgrepl.replication.lake.overlay_rows import Replaced, replaced_rows
+from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
+from airflow_provider_pgrepl.replication.lake.reading.overlay_rows import Replaced, replaced_rows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema

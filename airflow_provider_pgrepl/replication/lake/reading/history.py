@@ -11,7 +11,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.history import (
+from airflow_provider_pgrepl.replication.lake.history.place import (
     FROM_EPOCH,
     FROM_LSN,
     FROM_TS,
@@ -19,8 +19,8 @@ from airflow_provider_pgrepl.replication.lake.history import (
     TO_LSN,
     history_uri,
 )
-from airflow_provider_pgrepl.replication.lake.history_rows import ended_rows
-from airflow_provider_pgrepl.replication.lake.overlay import OverlayJob
+from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
+from airflow_provider_pgrepl.replication.lake.reading.overlay import OverlayJob
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_provider_pgrepl.replication.lake.kernels import (
+from airflow_provider_pgrepl.replication.lake.merging.kernels import (
     DELETE,
     INSERT,
     KEY_HELD_TWICE,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.as_of import SparkAsOf, as_of
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.reading.as_of import SparkAsOf, as_of
 from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history import history_path, history_schema, history_uri
+from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema, history_uri
 from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.table import (
     CLOSED,

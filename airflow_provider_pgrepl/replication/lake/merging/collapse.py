@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake import kernels
-from airflow_provider_pgrepl.replication.lake.changed_rows import (
+from airflow_provider_pgrepl.replication.lake.merging import kernels
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
     ChangedRows,
     contradiction,
     read_changes,
 )
-from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints, Tuples, take
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, Tuples, take
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 

@@ -9,12 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError, PgReplError
-from airflow_provider_pgrepl.replication.lake.history import LIFETIME
-from airflow_provider_pgrepl.replication.lake.history_read import ended_since
-from airflow_provider_pgrepl.replication.lake.lake_rows import match_rows
-from airflow_provider_pgrepl.replication.lake.multiset import NetRows
-from airflow_provider_pgrepl.replication.lake.overlay import OverlayJob
-from airflow_provider_pgrepl.replication.lake.overlay_rows import (
+from airflow_provider_pgrepl.replication.lake.history.place import LIFETIME
+from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
+from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows
+from airflow_provider_pgrepl.replication.lake.reading.history import ended_since
+from airflow_provider_pgrepl.replication.lake.reading.overlay import OverlayJob
+from airflow_provider_pgrepl.replication.lake.reading.overlay_rows import (
     ALIVE,
     KIND,
     MARK,
@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.overlay_rows import (
     replaced,
     value,
 )
-from airflow_provider_pgrepl.replication.lake.table_plan import TablePlan
+from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePlan
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 

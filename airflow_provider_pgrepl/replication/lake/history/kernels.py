@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_provider_pgrepl.replication.lake.kernels import (
+from airflow_provider_pgrepl.replication.lake.merging.kernels import (
     DELETE,
     INSERT,
     KEY_HELD_TWICE,

@@ -9,10 +9,10 @@ from deltalake import DeltaTable, Schema
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.history_rows import ended_rows
-from airflow_provider_pgrepl.replication.lake.history_table import append_versions, snapshot_app
-from airflow_provider_pgrepl.replication.lake.merge import Applied, apply_changes, slices
+from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
+from airflow_provider_pgrepl.replication.lake.history.table import append_versions, snapshot_app
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
+from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier

@@ -14,10 +14,14 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import Truncate
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake import kernels
-from airflow_provider_pgrepl.replication.lake.changed_rows import ChangedRows, contradiction, read_changes
-from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
-from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints, take
+from airflow_provider_pgrepl.replication.lake.merging import kernels
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
+    ChangedRows,
+    contradiction,
+    read_changes,
+)
+from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, take
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (

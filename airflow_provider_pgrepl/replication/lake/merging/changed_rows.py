@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.tuples import Ints, Tuples, unsent_pairs
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, Tuples, unsent_pairs
 from airflow_provider_pgrepl.replication.relation import Relation
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]

@@ -12,13 +12,13 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import TablePolicy
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.collapse import collapse
-from airflow_provider_pgrepl.replication.lake.held_keys import held_keys
-from airflow_provider_pgrepl.replication.lake.merge_keys import KeysCommit
-from airflow_provider_pgrepl.replication.lake.merge_rows import RowsCommit
-from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
+from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
+from airflow_provider_pgrepl.replication.lake.merging.merge_keys import KeysCommit
+from airflow_provider_pgrepl.replication.lake.merging.merge_rows import RowsCommit
+from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
-from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,

@@ -16,11 +16,11 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history_read import HistoryAt, ended_since
-from airflow_provider_pgrepl.replication.lake.moment import Moment, find_moment
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.reading.history import HistoryAt, ended_since
+from airflow_provider_pgrepl.replication.lake.reading.moment import Moment, find_moment
+from airflow_provider_pgrepl.replication.lake.reading.table_plan import Planner, TablePlan, unreadable
 from airflow_provider_pgrepl.replication.lake.session import check_delta
-from airflow_provider_pgrepl.replication.lake.table_plan import Planner, TablePlan, unreadable
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 
@@ -168,7 +168,7 @@ class SparkAsOf(_AsOf):
     def history(self, name: str) -> DataFrame:
         """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
         null. Raises LakeError also when the table keeps no history."""
-        from airflow_provider_pgrepl.replication.lake.spark_overlay import ended_frame
+        from airflow_provider_pgrepl.replication.lake.reading.spark_overlay import ended_frame
 
         plan = self._plan(name)
         history = self._history(plan)
@@ -176,7 +176,7 @@ class SparkAsOf(_AsOf):
         return history.frame(self.spark, self._laid_over(plan), ended)
 
     def _laid_over(self, plan: TablePlan) -> DataFrame:
-        from airflow_provider_pgrepl.replication.lake.spark_overlay import lay_over
+        from airflow_provider_pgrepl.replication.lake.reading.spark_overlay import lay_over
 
         try:
             version = self.spark.read.format("delta").option("versionAsOf", plan.version).load(plan.uri)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import DriftError
-from airflow_provider_pgrepl.replication.lake.kernels import hash_texts
+from airflow_provider_pgrepl.replication.lake.merging.kernels import hash_texts
 from airflow_provider_pgrepl.replication.relation import TableName
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]

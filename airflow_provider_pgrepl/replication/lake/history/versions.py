@@ -7,11 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.lake import kernels
-from airflow_provider_pgrepl.replication.lake.changed_rows import array_of, contradiction, read_changes
-from airflow_provider_pgrepl.replication.lake.collapse import REASON, images, key_codes
-from airflow_provider_pgrepl.replication.lake.history_kernels import follow_versions
-from airflow_provider_pgrepl.replication.lake.tuples import Bools, Ints, Tuples, take
+from airflow_provider_pgrepl.replication.lake.history.kernels import follow_versions
+from airflow_provider_pgrepl.replication.lake.merging import kernels
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
+    array_of,
+    contradiction,
+    read_changes,
+)
+from airflow_provider_pgrepl.replication.lake.merging.collapse import REASON, images, key_codes
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, Tuples, take
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 

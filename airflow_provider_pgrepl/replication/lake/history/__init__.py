@@ -1,0 +1,1 @@
+"""Past versions of rows, in a table beside the lake table."""
