@@ -5,17 +5,22 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
 from airflow_provider_pgrepl.replication.lake.history.table import append_versions, snapshot_app
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
+from airflow_provider_pgrepl.replication.lake.merging.merge import (
+    Applied,
+    apply_changes,
+    check_columns,
+    slices,
+)
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 
@@ -34,7 +39,8 @@ def apply_with_history(
     versions and did not replace the table.
     """
     position = _check(table, history, relation, app)
-    _check_columns(table, relation, pipeline)
+    # No version may be appended in other types than the table has.
+    check_columns(table, lake_schema(relation, pipeline), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     changes = changes.slice(int(np.searchsorted(commit_lsn, int(position), side="right")))
     welcome = _before_refusal(changes, relation, pipeline)
@@ -65,20 +71,6 @@ def _check(table: DeltaTable, history: DeltaTable, relation: Relation, app: str)
             RESNAPSHOT_HINT,
         )
     return position
-
-
-def _check_columns(table: DeltaTable, relation: Relation, pipeline: Pipeline) -> None:
-    """Versions are typed as the pipeline has it now. None may be appended where the table is otherwise."""
-    wanted = {
-        (field.name, str(field.type)) for field in Schema.from_arrow(lake_schema(relation, pipeline)).fields
-    }
-    unlike = wanted ^ {(field.name, str(field.type)) for field in table.schema().fields}
-    if unlike:
-        names = ", ".join(sorted({quote_identifier(name) for name, _ in unlike}))
-        raise LakeTableError(
-            f"{relation.table}: these columns of the lake table are not as the pipeline has them: {names}",
-            RESNAPSHOT_HINT,
-        )
 
 
 def _before_refusal(changes: pa.Table, relation: Relation, pipeline: Pipeline) -> int:

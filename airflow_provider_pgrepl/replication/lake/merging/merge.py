@@ -56,7 +56,7 @@ def apply_changes(
     position = read_position(table, app)
     if position is None:
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT)
-    _check_schema(table, lake_schema(relation, pipeline), relation)
+    check_columns(table, lake_schema(relation, pipeline), relation)
     changes = changes.combine_chunks()
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     if bool((np.diff(commit_lsn) < 0).any()):
@@ -96,7 +96,8 @@ def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def _check_schema(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
+def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
+    """Raises LakeTableError when the lake table has other columns than the pipeline gives it."""
     found = {field.name: field.type for field in table.schema().fields}
     expected = {field.name: field.type for field in Schema.from_arrow(wanted).fields}
     unlike = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]

@@ -49,7 +49,8 @@ class HistoryAt:
         except (DeltaError, TableNotFoundError, OSError):
             raise LakeError(
                 f"{table} keeps no history in the lake",
-                "set history: true, for the pipeline or under per_table, and take the table anew",
+                "set history: true, for the pipeline or under per_table, and take the table anew: run the"
+                " snapshot app with --tables",
             ) from None
 
     @property
