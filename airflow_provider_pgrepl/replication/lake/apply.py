@@ -325,7 +325,10 @@ class Applier:
             for table, level in named.items()
             if level.history_version is not None
         }
-        point = ConsistentPoint(self._record.epoch, lsn, self.progress.commit_ts, tables)
+        commit_ts = self.progress.commit_ts
+        if commit_ts is None and latest is not None and latest.epoch == self._record.epoch:
+            commit_ts = latest.commit_ts
+        point = ConsistentPoint(self._record.epoch, lsn, commit_ts, tables)
         self._points.append(point)
         self.progress.applied_lsn = lsn
 

@@ -47,7 +47,8 @@ _THIN_ATTEMPTS = 3
 class ConsistentPoint:
     """All that was committed at or before `lsn` of `epoch` is in each of `tables`, at the given version.
 
-    The keys are `str(TableName)`; `commit_ts` is the source's time of the last commit, None when it had none.
+    The keys are `str(TableName)`; `commit_ts` is the source's time of the last commit, or of the snapshot's
+    export when there was none since.
     """
 
     epoch: int

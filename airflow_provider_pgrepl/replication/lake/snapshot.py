@@ -134,7 +134,8 @@ class SnapshotCopy:
         Only for the snapshot that begins it: from then on points are the replication app's.
         """
         if self._versions:
-            point = ConsistentPoint(self._record.epoch, self._position, None, self._versions)
+            position, epoch, exported_at = self._moment
+            point = ConsistentPoint(epoch, position, exported_at, self._versions)
             Points(self._pipeline.lake_root).append(point)
 
     def _announce(self, relations: list[Relation]) -> None:
