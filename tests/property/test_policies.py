@@ -76,6 +76,14 @@ def expected(changes: list[Change], of: Relation, deletes: str, truncate: str) -
     return Counter(model.rows())
 
 
+def told_apart(rows: Counter[tuple[object, ...]], of: Relation) -> Counter[tuple[object, ...]]:
+    """Rows as far as the stream tells them apart: with FULL and a key that two rows hold for a moment, rows
+    that are otherwise equal may trade it, and a change may be of either. So without its LSN."""
+    if of.replica_identity != "f":
+        return rows
+    return Counter(row[:-1] for row in rows.elements())
+
+
 def counted(found: pa.Table) -> Counter[tuple[object, ...]]:
     """Rows as the model has them; a floating value as its text, so that NaN equals itself."""
     texts = {float: lambda value: f"{value:g}" if value == value else "NaN"}
@@ -139,7 +147,7 @@ def test_rows_after_changes_equal_the_model_whatever_the_policy_and_the_cuts(
     for batch in batches(changes, cuts):
         lake = put(lake, batch, of, policy)
     found = ((*row, gone, lsn) if policy[0] == "soft" else (*row, lsn) for row, gone, lsn in lake.values())
-    assert Counter(found) == expected(changes, of, *policy)
+    assert told_apart(Counter(found), of) == told_apart(expected(changes, of, *policy), of)
 
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
@@ -160,7 +168,8 @@ def test_lake_table_equals_the_model_whatever_the_policy_and_the_slices(
     policy: tuple[str, str], example: tuple, slice_bytes: int
 ) -> None:
     changes, cuts, of = example
-    assert counted(merged(changes, cuts, of, slice_bytes, policy)) == expected(changes, of, *policy)
+    found = counted(merged(changes, cuts, of, slice_bytes, policy))
+    assert told_apart(found, of) == told_apart(expected(changes, of, *policy), of)
 
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
@@ -171,4 +180,5 @@ def test_lake_table_without_key_equals_the_model_whatever_the_slices(
 ) -> None:
     changes, cuts, of = example
     policy = ("hard", truncate)
-    assert counted(merged(changes, cuts, of, slice_bytes, policy)) == expected(changes, of, *policy)
+    found = counted(merged(changes, cuts, of, slice_bytes, policy))
+    assert told_apart(found, of) == told_apart(expected(changes, of, *policy), of)
