@@ -59,9 +59,9 @@ def test_a_table_of_columns_that_are_never_sent_has_nulls(dsn, pg, run, tmp_path
 @pytest.mark.parametrize(
     "change",
     [
-        "update root set b = -b where id = 15",
-        "delete from root where id = 15",
-        "update root set id = 16 where id = 15",
+        "update root set b = -b where id = 918273",
+        "delete from root where id = 918273",
+        "update root set id = 918274 where id = 918273",
     ],
 )
 def test_a_partition_that_came_later_with_another_identity_stops_the_table(dsn, run, tmp_path, change):
@@ -77,8 +77,8 @@ def test_a_partition_that_came_later_with_another_identity_stops_the_table(dsn, 
     handed = Handed(dsn, tmp_path, ("public.root",))
     relation = handed.copy("public.root")
     run(
-        "create table two partition of root for values from (10) to (20)",
-        "insert into root values (15, 15)",
+        "create table two partition of root for values from (10) to (1000000)",
+        "insert into root values (918273, 918273)",
         "update root set b = 5 where id = 1",
     )
     assert handed.stream(relation).error is None
@@ -86,7 +86,7 @@ def test_a_partition_that_came_later_with_another_identity_stops_the_table(dsn, 
     run(change)
     done = handed.stream(relation)
     assert done.error is not None
-    assert "15" not in done.error.replace(str(relation.table), "")
+    assert "918273" not in done.error
 
 
 def test_an_infinite_date_as_key_stops_the_table(dsn, run, tmp_path):
