@@ -17,6 +17,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ WireError                   bytes that are not pgoutput
     ├─ ValueRangeError             a value that its lake type cannot hold     (table)
     ├─ DriftError                  the table changed its shape                (table)
+    ├─ IdentityError               changes do not tell which row was changed  (table)
     ├─ TruncatedError              TRUNCATE, where `truncate` is `error`      (table)
     ├─ ChangelogError              the changelog is missing, newer, or has a gap
     ├─ FencedError                 another process took this one's place      (retry)
@@ -24,6 +25,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ LakeError                   the lake cannot be reached or is somebody else's
     │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
     │  └─ LakeTableError           one lake table                             (table)
+    │     └─ LakeChangedError      somebody else has written it               (table)
     └─ ToolError                   Spark, Java or the Delta jars are missing
 
 Messages carry names, LSNs and counts, never a row's values and never a password.
@@ -132,6 +134,12 @@ class DriftError(PgReplError):
     scope = Scope.TABLE
 
 
+class IdentityError(PgReplError):
+    """Changes of the table do not tell which row was changed."""
+
+    scope = Scope.TABLE
+
+
 class TruncatedError(PgReplError):
     """The table was truncated, and its policy is to stop then."""
 
@@ -166,6 +174,10 @@ class LakeTableError(LakeError):
     """One lake table is not as this pipeline left it."""
 
     scope = Scope.TABLE
+
+
+class LakeChangedError(LakeTableError):
+    """Somebody else has written a lake table: its version or its columns are not this pipeline's."""
 
 
 class ToolError(PgReplError):

@@ -14,6 +14,8 @@ Infinity = Literal["error", "null", "sentinel"]
 NumericNan = Literal["error", "null"]
 Truncate = Literal["apply", "ignore", "error"]
 Deletes = Literal["hard", "soft"]
+OnDrift = Literal["evolve", "ignore", "error"]
+NewTables = Literal["add", "ignore", "error"]
 
 _LAKE_TYPE = re.compile(
     r"string|decimal\((?P<precision>\d{1,2}), ?(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
@@ -76,12 +78,14 @@ class TablePolicy:
 
     `truncate`: whether TRUNCATE empties the lake table, is passed over, or stops the table. `deletes`:
     whether deleted rows go, or stay and are marked. `history`: whether past versions of rows are kept in a
-    table of their own.
+    table of their own. `on_drift`: whether the lake table follows a safe change of shape, follows but leaves
+    added columns out, or stops.
     """
 
     truncate: Truncate = "apply"
     deletes: Deletes = "hard"
     history: bool = False
+    on_drift: OnDrift = "evolve"
 
 
 def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any]) -> dict[str, Any]:

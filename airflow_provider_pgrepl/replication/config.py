@@ -19,7 +19,9 @@ from airflow_provider_pgrepl.replication.choices import (
     Deletes,
     Infinity,
     LakeType,
+    NewTables,
     NumericNan,
+    OnDrift,
     TablePolicy,
     Truncate,
     overrides,
@@ -63,6 +65,8 @@ class Pipeline:
     truncate: Truncate = "apply"
     deletes: Deletes = "hard"
     history: bool = False
+    on_drift: OnDrift = "evolve"
+    new_tables: NewTables = "add"
     per_table: dict[str, Any] = field(default_factory=dict)
     per_column: dict[str, Any] = field(default_factory=dict)
     commit_lsn_column: bool = True

@@ -103,7 +103,8 @@ class PgType:
     `kind`: pg_type.typtype (`b` base, `e` enum, `d` domain, `c` composite, `r` range, `m` multirange), or `a`
     for an array. `parts`, named: `element` of an array, `base` of a domain, `subtype` of a range, `range` of
     a multirange, the fields of a composite in order. `delimiter` stands between an array's elements when this
-    type is the element. `extension`: the name of the extension that owns it, empty for none.
+    type is the element. `extension`: the name of the extension that owns it, empty for none. `labels` of an
+    enum: pg_enum's oid and label of each, in order; a label that was renamed keeps its oid.
     """
 
     oid: int
@@ -113,6 +114,7 @@ class PgType:
     delimiter: str = ","
     extension: str = ""
     parts: tuple[tuple[str, PgType], ...] = ()
+    labels: tuple[tuple[int, str], ...] = ()
 
     @property
     def only_part(self) -> PgType:
@@ -123,7 +125,8 @@ class PgType:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> PgType:
         parts = tuple((name, cls.from_dict(part)) for name, part in fields["parts"])
-        return cls(**{**fields, "parts": parts})
+        labels = tuple((oid, label) for oid, label in fields.get("labels", ()))
+        return cls(**{**fields, "parts": parts, "labels": labels})
 
 
 @dataclass(frozen=True)
@@ -132,7 +135,8 @@ class Column:
 
     `type_name` is `format_type(type_oid, typmod)`, as `numeric(12,2)`; `type_kind` is pg_type.typtype
     (`b` base, `e` enum, `d` domain, …); `xmin` is that of its pg_attribute row, which moves with each ALTER.
-    `type` says more of a type that is no built-in scalar, and is None for one that is.
+    `type` says more of a type that is no built-in scalar, and is None for one that is. `missing` is what rows
+    from before the column have in it, as text (pg_attribute.attmissingval); None is NULL.
     """
 
     name: str
@@ -145,6 +149,7 @@ class Column:
     not_null: bool = False
     xmin: int = 0
     type: PgType | None = None
+    missing: str | None = None
 
     @property
     def pg_type(self) -> PgType:
@@ -158,13 +163,36 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Partition:
+    """A table at the bottom of a partitioned one.
+
+    `had_rows`: it may have held rows when it became a partition, which no stream tells of.
+    """
+
+    oid: int
+    table: TableName
+    relfilenode: int
+    had_rows: bool = False
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Partition:
+        return cls(**{**fields, "table": TableName(**fields["table"])})
+
+
+@dataclass(frozen=True)
 class Relation:
     """A table's definition at one moment: published columns in the order in which pgoutput sends them.
 
     `replica_identity` is pg_class.relreplident (`d`, `n`, `f`, `i`); `is_key` of a column says that it
     belongs to the key by which rows are matched in the lake: the identity index, or the primary key.
     `unpublished` are generated columns whose values the stream does not carry.
-    `publication_oid`, `membership_oid` and `membership_xmin` pin the publication and the table's place in it.
+    `publication_oid`, `membership_oid` and `membership_xmin` pin the publication and the table's place in it,
+    `publication_xmin` what it publishes. `natts` is pg_class.relnatts: the highest attnum ever given.
+
+    Of a lake table, and never of the catalog: `dropped` are columns that it keeps, null from their drop on;
+    `ignored` the attnums of published columns that it leaves out.
+
+    What a version written before this was recorded does not say is 0 or empty, and compared with nothing.
     """
 
     oid: int
@@ -177,6 +205,11 @@ class Relation:
     membership_oid: int = 0
     membership_xmin: int = 0
     unpublished: tuple[Column, ...] = ()
+    publication_xmin: int = 0
+    natts: int = 0
+    partitions: tuple[Partition, ...] = ()
+    dropped: tuple[Column, ...] = ()
+    ignored: tuple[int, ...] = ()
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
@@ -191,8 +224,10 @@ class Relation:
         """Raises ValueError or TypeError on anything but `to_json`'s text."""
         fields: dict[str, Any] = json.loads(text)
         fields["table"] = TableName(**fields["table"])
-        for name in ("columns", "unpublished"):
+        for name in ("columns", "unpublished", "dropped"):
             fields[name] = tuple(Column.from_dict(column) for column in fields.get(name, ()))
+        fields["partitions"] = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))
+        fields["ignored"] = tuple(fields.get("ignored", ()))
         return cls(**fields)
 
     @cached_property

@@ -64,7 +64,7 @@ def test_many_may_migrate_at_once(pg, dsn):
     assert errors == []
     with pg.cursor() as cursor:
         cursor.execute("select version from _pgrepl.migrations")
-        assert cursor.fetchall() == [(1,)]
+        assert cursor.fetchall() == [(1,), (2,)]
 
 
 def test_a_newer_schema_is_left_alone(pg, dsn, store):

@@ -17,7 +17,7 @@ pending: snapshotting
 snapshotting: catching_up
 catching_up: streaming snapshotting
 streaming: snapshotting
-errored: snapshotting
+errored: snapshotting catching_up
 paused: catching_up
 removed: pending
 """

@@ -7,10 +7,48 @@ the catalog had already moved on, but never late.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, show_identifier
+
+
+class Kind(StrEnum):
+    """Whether a lake table goes on as it is, after a change of its own, or not at all."""
+
+    UNCHANGED = "unchanged"
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a relation, in sentences, and what is to be done.
+
+    `relation`: what the lake table is for from here on, with what it keeps of dropped columns and leaves out
+    of added ones; None when the verdict is unsafe. `hint`: how to go on then.
+    """
+
+    kind: Kind
+    changes: tuple[str, ...] = ()
+    hint: str = ""
+    relation: Relation | None = None
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(self.changes)
+
+
+def judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline) -> Verdict:  # noqa: ARG001
+    """Whether the lake table built for `recorded` can go on with what was announced, and how."""
+    drift = find_drift(recorded, announced)
+    if drift is None:
+        return Verdict(Kind.UNCHANGED, relation=announced.catalog)
+    hint = f"take it anew: run the snapshot app with --tables '{recorded.table}'"
+    return Verdict(Kind.UNSAFE, (drift,), hint)
 
 
 def find_drift(recorded: Relation, announced: RelationRecord) -> str | None:

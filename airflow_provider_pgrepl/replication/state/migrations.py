@@ -53,6 +53,14 @@ _VERSIONS: tuple[str, ...] = (
         updated_at timestamptz NOT NULL DEFAULT now()
     );
     """,
+    """
+    ALTER TABLE _pgrepl.tables
+        ADD error text NOT NULL DEFAULT '',
+        ADD membership text NOT NULL DEFAULT 'configured'
+            CONSTRAINT tables_membership CHECK (membership IN ('configured', 'added', 'removed')),
+        ADD config text;
+    ALTER TABLE _pgrepl.progress ADD idle_at timestamptz;
+    """,
 )
 
 _MIGRATIONS_TABLE = """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
@@ -18,8 +18,8 @@ from airflow_provider_pgrepl.replication.state.table_state import (
 )
 
 _SET_STATE = """
-UPDATE _pgrepl.tables SET state = %(state)s, reason = %(reason)s, hint = %(hint)s, lsn = %(lsn)s::pg_lsn,
-    since = CASE WHEN state = %(state)s THEN since ELSE now() END
+UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
+    lsn = %(lsn)s::pg_lsn, since = CASE WHEN state = %(state)s THEN since ELSE now() END
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = ANY (%(before)s)
 RETURNING 1
@@ -32,28 +32,53 @@ ON CONFLICT DO NOTHING RETURNING 1
 """
 
 _TABLES = """
-SELECT schema_name, table_name, state, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied
+SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
+    snapshot_at, rows_copied, membership, config
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
 
 _RECORD_SNAPSHOT = """
 UPDATE _pgrepl.tables SET relation = %(relation)s, position_lsn = %(position)s::pg_lsn, snapshot_at = now(),
-    rows_copied = %(rows)s
+    rows_copied = %(rows)s, config = %(config)s
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
 """
+
+_RECORD_RELATION = """
+UPDATE _pgrepl.tables SET relation = %(relation)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND position_lsn = %(position)s::pg_lsn RETURNING 1
+"""
+
+_MARK_ERRORED = """
+UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
+    lsn = %(lsn)s::pg_lsn, since = now()
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
+"""
+
+_SET_MEMBERSHIP = """
+UPDATE _pgrepl.tables SET membership = %(membership)s
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
+"""
+
+
+Membership = Literal["configured", "added", "removed"]
 
 
 @dataclass(frozen=True)
 class TableRecord:
     """What is recorded of a table.
 
-    `lsn` is where an error happened; `relation`, `position_lsn`, `snapshot_at` and `rows_copied` are of the
-    last snapshot.
+    `error` is the class of the error, `lsn` where it happened. `position_lsn`, `snapshot_at` and
+    `rows_copied` are of the last snapshot, `config` is the pipeline file by which it was made; `relation` is
+    what the lake table was built for then, and has become since.
+    `membership`: whether the pipeline file alone says that the table is replicated, or an operator has added
+    or removed it.
     """
 
     table: TableName
     state: TableState
+    error: str
     reason: str
     hint: str
     lsn: LSN | None
@@ -62,6 +87,8 @@ class TableRecord:
     position_lsn: LSN | None
     snapshot_at: datetime | None
     rows_copied: int | None
+    membership: Membership = "configured"
+    config: str | None = None
 
 
 class TableRecords(StateConnection):
@@ -79,6 +106,7 @@ class TableRecords(StateConnection):
         table: TableName,
         state: TableState,
         *,
+        error: str = "",
         reason: str = "",
         hint: str = "",
         lsn: LSN | None = None,
@@ -87,6 +115,7 @@ class TableRecords(StateConnection):
         fields = {
             **_table_key(pipeline, table),
             "state": state.value,
+            "error": error,
             "reason": reason,
             "hint": hint,
             "lsn": text_of(lsn),
@@ -101,13 +130,49 @@ class TableRecords(StateConnection):
             check_transition(record.state if record else None, state, str(table))
             raise StateError(f"{table}: its state was changed by another process at the same time")
 
-    def record_snapshot(self, pipeline: str, relation: Relation, position: LSN, copied: int) -> None:
-        """Record what a table was when it was copied, and the position of the copy."""
+    def mark_errored(
+        self, pipeline: str, seen: TableRecord, error: PgReplError, lsn: LSN | None = None
+    ) -> bool:
+        """Put a table into `errored`, if it still is as it was seen; whether it was."""
+        fields = {
+            **_table_key(pipeline, seen.table),
+            "error": type(error).__name__,
+            "reason": error.message,
+            "hint": error.hint,
+            "lsn": text_of(lsn),
+            "state": seen.state.value,
+            "relation": seen.relation and seen.relation.to_json(),
+        }
+        with state_errors(f"putting {seen.table} in error"):
+            return bool(rows(self._connection, _MARK_ERRORED, fields))
+
+    def set_membership(self, pipeline: str, table: TableName, membership: Membership) -> None:
+        """Say who wants the table replicated, or not. Raises StateError for one that is not recorded."""
+        fields = {**_table_key(pipeline, table), "membership": membership}
+        with state_errors(f"recording who wants {table}"):
+            if not rows(self._connection, _SET_MEMBERSHIP, fields):
+                raise StateError(f"{table}: not recorded as a table of pipeline {pipeline}")
+
+    def record_relation(self, pipeline: str, relation: Relation, position: LSN) -> None:
+        """Record what a lake table has become since the snapshot that was taken at `position`."""
+        fields = {
+            **_table_key(pipeline, relation.table),
+            "relation": relation.to_json(),
+            "position": str(position),
+        }
+        with state_errors(f"recording the shape of {relation.table}"):
+            rows(self._connection, _RECORD_RELATION, fields)
+
+    def record_snapshot(
+        self, pipeline: str, relation: Relation, position: LSN, copied: int, config: str | None = None
+    ) -> None:
+        """Record what a table was when it was copied, the position of the copy, and the pipeline file."""
         fields = {
             **_table_key(pipeline, relation.table),
             "relation": relation.to_json(),
             "position": str(position),
             "rows": copied,
+            "config": config,
         }
         with state_errors(f"recording the snapshot of {relation.table}"):
             if not rows(self._connection, _RECORD_SNAPSHOT, fields):
@@ -129,10 +194,14 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
-    schema, name, state, reason, hint, lsn, since, relation, position, snapshot_at, copied = fields
+    schema, name, state, error, reason, hint, lsn, since, relation, position, snapshot_at, copied, *more = (
+        fields
+    )
+    membership, config = more
     return TableRecord(
         table=TableName(schema, name),
         state=TableState(state),
+        error=error,
         reason=reason,
         hint=hint,
         lsn=LSN.parse(lsn) if lsn else None,
@@ -141,4 +210,6 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         position_lsn=LSN.parse(position) if position else None,
         snapshot_at=snapshot_at,
         rows_copied=copied,
+        membership=membership,
+        config=config,
     )

@@ -20,21 +20,20 @@ _NUMERIC = 1700
 
 
 def typed_columns(relation: Relation, pipeline: Pipeline) -> tuple[TypedColumn, ...]:
-    """The relation's columns as the lake table has them, in the table's order; excluded ones are left out.
+    """The relation's columns as the lake table has them, in the table's order; excluded and ignored ones are
+    left out.
 
     Raises ConfigError for a lake type that does not fit its column.
     """
-    published = [
+    published = [(column, index) for index, column in enumerate(relation.columns)]
+    others = [(column, None) for column in (*relation.unpublished, *relation.dropped)]
+    typed = (
         typed_column(column, relation.table, pipeline, index)
-        for index, column in enumerate(relation.columns)
-        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
-    ]
-    unpublished = [
-        typed_column(column, relation.table, pipeline)
-        for column in relation.unpublished
-        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
-    ]
-    return tuple(sorted([*published, *unpublished], key=lambda typed: typed.column.attnum))
+        for column, index in (*published, *others)
+        if column.attnum not in relation.ignored
+        and not pipeline.choice(ColumnName(relation.table, column.name)).excluded
+    )
+    return tuple(sorted(typed, key=lambda typed: typed.column.attnum))
 
 
 def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:

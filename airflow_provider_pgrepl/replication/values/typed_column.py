@@ -17,8 +17,8 @@ from airflow_provider_pgrepl.replication.values.registry import parser_of
 class TypedColumn:
     """One column of a lake table.
 
-    `index`: its place among the relation's published columns; None for a generated column that the stream
-    does not carry, and whose lake values are all null.
+    `index`: its place among the relation's published columns; None for one that the stream does not carry (a
+    generated column, or one dropped since), whose new values are null.
     """
 
     column: Column

@@ -1,0 +1,42 @@
+"""Access: a pipeline together with the connection strings that lead to its source and its state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.state.store import Store
+
+
+@dataclass(frozen=True)
+class Access:
+    """What an operation on a pipeline needs. Connection strings are never shown."""
+
+    pipeline: Pipeline
+    dsn: str = field(repr=False)
+    state_dsn: str = field(repr=False)
+
+    @classmethod
+    def from_environment(cls, pipeline: Pipeline) -> Access:
+        """By PGREPL_DSN and PGREPL_STATE_DSN. Raises ConfigError."""
+        return cls(pipeline, process.source_dsn(), process.state_dsn())
+
+    @contextmanager
+    def source(self, role: str) -> Iterator[Connection]:
+        """A connection to the source in autocommit mode. Raises SourceConnectionError."""
+        connection = connect(self.dsn, f"{role} {self.pipeline.name}")
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    @contextmanager
+    def store(self, role: str) -> Iterator[Store]:
+        """The state, its schema brought to this version. Raises SourceConnectionError, StateError."""
+        with Store(self.state_dsn, f"{role} {self.pipeline.name}") as store:
+            store.migrate()
+            yield store
