@@ -67,6 +67,7 @@ class Pipeline:
     history: bool = False
     on_drift: OnDrift = "evolve"
     new_tables: NewTables = "add"
+    event_trigger: bool = False
     per_table: dict[str, Any] = field(default_factory=dict)
     per_column: dict[str, Any] = field(default_factory=dict)
     commit_lsn_column: bool = True

@@ -51,6 +51,14 @@ def judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline) -> 
     return Verdict(Kind.UNSAFE, (drift,), hint)
 
 
+def judge_catalog(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> Verdict:
+    """The same for the catalog as it is now, whatever the stream has announced; None: the table is gone."""
+    if current is None:
+        hint = f"take it anew: run the snapshot app with --tables '{recorded.table}'"
+        return Verdict(Kind.UNSAFE, ("the table was dropped",), hint)
+    return judge(recorded, RelationRecord.of_catalog(current), pipeline)
+
+
 def find_drift(recorded: Relation, announced: RelationRecord) -> str | None:
     """What changed, in a sentence; None when the recorded shape still holds."""
     current = announced.catalog
