@@ -23,6 +23,7 @@ FIGURES = (
     "both",
     "snapshot",
     "latency",
+    "retake",
     "memory",
 )
 RESULTS = Path(__file__).resolve().parents[1] / ".bench"

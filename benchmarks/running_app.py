@@ -22,14 +22,20 @@ _POLL_S = 0.2
 class App:
     """One of the apps; its output goes to a file."""
 
-    def __init__(self, name: str, dsn: str, pipeline: Pipeline) -> None:
+    def __init__(self, name: str, dsn: str, pipeline: Pipeline, *arguments: str) -> None:
         folder = Path(pipeline.lake_root).parent
         file = folder / f"{pipeline.name}.json"
         file.write_text(pipeline.to_json())
         self.name, self.log = name, folder / f"{pipeline.name}_{name}.log"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, str(_ROOT / "spark_apps" / f"{name}.py"), "--pipeline", str(file)],
+                [
+                    sys.executable,
+                    str(_ROOT / "spark_apps" / f"{name}.py"),
+                    "--pipeline",
+                    str(file),
+                    *arguments,
+                ],
                 env={**os.environ, "PGREPL_DSN": dsn, "PYTHONPATH": str(_ROOT)},
                 stdout=log,
                 stderr=log,
