@@ -17,7 +17,7 @@ NEW_EPOCH = "run the snapshot app with --new-epoch (operator: new_epoch=True) to
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
     _check_server(source, record, durable_lsn)
-    _check_publication(source, record)
+    check_publication(source, record.publication, record.publication_oid)
     slot = read_slot(source, record.slot)
     if slot is None:
         raise SlotError(f"the replication slot {record.slot} no longer exists", NEW_EPOCH)
@@ -57,20 +57,19 @@ def _check_server(source: connection, record: EpochRecord, durable_lsn: LSN) -> 
         )
 
 
-def _check_publication(source: connection, record: EpochRecord) -> None:
-    found = read_identity(source, record.publication)
+def check_publication(source: connection, name: str, recorded_oid: int) -> None:
+    """Raises PublicationError when it is not the one of this oid any more, or publishes less."""
+    found = read_identity(source, name)
     if found is None:
-        raise PublicationError(f"the publication {record.publication} no longer exists", NEW_EPOCH)
+        raise PublicationError(f"the publication {name} no longer exists", NEW_EPOCH)
     oid, is_complete = found
-    if oid != record.publication_oid:
+    if oid != recorded_oid:
         raise PublicationError(
-            f"the publication {record.publication} was dropped and made anew; changes between are lost",
-            NEW_EPOCH,
+            f"the publication {name} was dropped and made anew; changes between are lost", NEW_EPOCH
         )
     if not is_complete:
         raise PublicationError(
-            f"the publication {record.publication} was altered: it no longer publishes insert, update, delete"
-            " and truncate, so changes since are lost",
-            f"ALTER PUBLICATION {record.publication} SET (publish = 'insert, update, delete, truncate'); then"
-            f" {NEW_EPOCH}",
+            f"the publication {name} was altered: it no longer publishes insert, update, delete and truncate,"
+            " so changes since are lost",
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); then {NEW_EPOCH}",
         )

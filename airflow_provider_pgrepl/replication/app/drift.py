@@ -1,0 +1,172 @@
+"""check_drift: whether the tables at the source are still what their lake tables were built for.
+
+The stream tells of DDL only before the next change of that table. This looks at the catalog, at any time and
+whether the pipeline runs or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, StateError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, TableDrift
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relations, written_lsn
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.table_problems import right_problems
+from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+_IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+_DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
+_CAUSE_GONE = "the cause is gone: retry the table"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A relation that is not as it was recorded: what happened, and the error if it cannot go on."""
+
+    reason: str
+    error: PgReplError | None
+
+
+def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
+    """Compare every table in the lake with the catalog as it is now.
+
+    Tables that cannot go on are put in error, unless told otherwise; what their lake tables will follow by
+    themselves is only reported. Raises PublicationError when the publication is gone, was made anew or
+    publishes less; StateError for a pipeline that is not set up; SourceConnectionError, PrivilegeError.
+    """
+    pipeline = access.pipeline
+    with access.source("drift") as source, access.store("drift") as store:
+        if store.read_pipeline(pipeline.name) is None:
+            raise StateError(f"pipeline {pipeline.name} is not recorded here", "run the snapshot app first")
+        # What was seen comes before what is compared with it: `mark_errored` leaves alone what changed since.
+        records = store.read_tables(pipeline.name)
+        watched = {record.table: record for record in records.values() if _is_watched(record)}
+        _check_publications(source, pipeline, watched.values())
+        relations = [record.relation for record in watched.values() if record.relation is not None]
+        findings = find_drift(source, pipeline, relations)
+        lsn = written_lsn(source)
+        report = _Report(store, pipeline, lsn, put_in_error)
+        tables = tuple(report.drifts(watched, findings))
+    return DriftReport(
+        pipeline.name, checked=len(watched), tables=tables, new_tables_policy=pipeline.new_tables
+    )
+
+
+def find_drift(
+    source: Connection, pipeline: Pipeline, recorded: Iterable[Relation]
+) -> dict[TableName, Finding]:
+    """What became of these relations at the source, by the names that they were recorded with."""
+    recorded = list(recorded)
+    current = current_relations(source, recorded, pipeline.publication)
+    present = [relation for relation in current.values() if relation is not None]
+    rights = _lost_rights(source, present)
+    findings = {}
+    for relation in recorded:
+        now = current[relation.table]
+        verdict = judge_catalog(relation, now, pipeline)
+        if verdict.kind is Kind.UNSAFE:
+            error: PgReplError | None = DriftError(verdict.reason, verdict.hint)
+        else:
+            error = rights.get(now.oid) if now is not None else None
+        if error is not None or verdict.kind is Kind.SAFE:
+            reason = error.message if error is not None else verdict.reason
+            findings[relation.table] = Finding(reason, error)
+    return findings
+
+
+def current_relations(
+    source: Connection, recorded: Iterable[Relation], publication: str | None
+) -> dict[TableName, Relation | None]:
+    """Each relation as it is now: the table itself, else the one that has taken its name, else None."""
+    recorded = list(recorded)
+    found = read_relations(source, [relation.oid for relation in recorded], publication)
+    return {
+        relation.table: found.get(relation.oid) or find_relation(source, relation.table, publication)
+        for relation in recorded
+    }
+
+
+def _is_watched(record: TableRecord) -> bool:
+    if record.relation is None:
+        return False
+    return record.state in _IN_LAKE or _is_drift_error(record)
+
+
+def _is_drift_error(record: TableRecord) -> bool:
+    """Whether it stopped for what this looks for: a check must not depend on who was the first to see it."""
+    return record.state is TableState.ERRORED and record.error in _DRIFT_ERRORS
+
+
+def _check_publications(source: Connection, pipeline: Pipeline, watched: Iterable[TableRecord]) -> None:
+    oids = {
+        record.relation.publication_oid
+        for record in watched
+        if record.relation is not None and record.state in _IN_LAKE
+    }
+    for oid in sorted(oids - {0}):
+        check_publication(source, pipeline.publication, oid)
+
+
+def _lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgReplError]:
+    """Per table the right to read it that the role lacks, by oid."""
+    if not any(right_problems(source, relations)):
+        return {}
+    found: dict[int, PgReplError] = {}
+    for relation in relations:
+        problems = list(right_problems(source, [relation]))
+        if problems:
+            hint = "; ".join(problem.hint for problem in problems)
+            found[relation.oid] = PrivilegeError(
+                "; ".join(problem.message for problem in problems), f"{hint}; then retry the table"
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Turns findings into lines of the report, and tables that cannot go on into ones in error."""
+
+    store: Store
+    pipeline: Pipeline
+    lsn: LSN
+    put_in_error: bool
+
+    def drifts(
+        self, watched: dict[TableName, TableRecord], findings: dict[TableName, Finding]
+    ) -> Iterator[TableDrift]:
+        for table, record in watched.items():
+            finding = findings.get(table)
+            if record.state is TableState.ERRORED:
+                yield self._in_error(record, finding)
+            elif finding is not None:
+                yield from self._found(record, finding)
+
+    def _found(self, record: TableRecord, finding: Finding) -> Iterator[TableDrift]:
+        table, state = str(record.table), record.state.value
+        if finding.error is None:
+            yield TableDrift(table, Kind.SAFE.value, finding.reason, state=state)
+            return
+        marked = self.put_in_error and self.store.mark_errored(
+            self.pipeline.name, record, finding.error, lsn=self.lsn
+        )
+        if self.put_in_error and not marked:
+            # Somebody was quicker: taken anew, it has not drifted; found by another, it is in error.
+            now = self.store.read_tables(self.pipeline.name).get(record.table)
+            if now is not None and _is_drift_error(now):
+                yield self._in_error(now, finding)
+            return
+        yield TableDrift(table, Kind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
+
+    def _in_error(self, record: TableRecord, finding: Finding | None) -> TableDrift:
+        gone = finding is None or finding.error is None
+        hint = _CAUSE_GONE if gone else record.hint
+        return TableDrift(str(record.table), Kind.UNSAFE.value, record.reason, hint, record.state.value)

@@ -1,0 +1,194 @@
+"""check_drift: DDL that no row has followed, found in the catalog."""
+
+import json
+import uuid
+from dataclasses import replace
+
+import psycopg2.extensions
+import pytest
+
+from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError, StateError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift import check_drift
+from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.recorded import Recorded
+
+
+@pytest.fixture
+def shop(dsn, run):
+    run(
+        "create table a (id int primary key, x int, note varchar(10))",
+        "create table b (id int primary key, x int)",
+        "create table c (id int primary key, x int)",
+    )
+    return Recorded(dsn)
+
+
+def kinds(report):
+    return {table.table: (table.kind, table.put_in_error) for table in report.tables}
+
+
+def test_what_has_not_drifted_is_not_in_the_report(shop):
+    report = check_drift(shop.access)
+    assert (report.checked, report.tables, report.found_anything) == (3, (), False)
+    assert shop.record("public.a").state is TableState.STREAMING
+
+
+@pytest.mark.parametrize(
+    ("ddl", "says"),
+    [
+        ("alter table a rename column x to y", "x"),
+        ("alter table a alter x type text", "x"),
+        ("alter table a rename to z", "z"),
+        ("drop table a", "dropped"),
+        ("drop table a; create table a (id int primary key, x int, note varchar(10))", "another"),
+        ("alter table a replica identity full", "replica identity"),
+        ("alter publication pgrepl_shop drop table a", "publication"),
+    ],
+)
+def test_a_table_that_cannot_go_on_is_put_in_error_and_the_others_go_on(shop, run, ddl, says):
+    run(ddl)
+    report = check_drift(shop.access)
+    assert kinds(report) == {"public.a": ("unsafe", True)}
+    record = shop.record("public.a")
+    assert (record.state, record.error) == (TableState.ERRORED, "DriftError")
+    assert says in record.reason
+    assert record.hint
+    assert record.lsn is not None
+    assert shop.record("public.b").state is TableState.STREAMING
+
+
+def test_told_to_look_only_it_changes_nothing(shop, run):
+    run("drop table a")
+    report = check_drift(shop.access, put_in_error=False)
+    assert kinds(report) == {"public.a": ("unsafe", False)}
+    assert shop.record("public.a").state is TableState.STREAMING
+
+
+def test_paused_tables_are_looked_at_and_those_not_in_the_lake_are_not(shop, run):
+    shop.set_state("public.a", TableState.PAUSED)
+    shop.set_state("public.b", TableState.REMOVED)
+    run("drop table a", "drop table b")
+    assert kinds(check_drift(shop.access)) == {"public.a": ("unsafe", True)}
+
+
+def test_a_table_in_error_for_drift_is_said_again_whoever_found_it_first(shop, run):
+    run("alter table a rename column x to y")
+    first, second = check_drift(shop.access), check_drift(shop.access)
+    assert first.is_unsafe
+    assert second.is_unsafe
+    assert kinds(second) == {"public.a": ("unsafe", False)}
+    assert "in error already" in second.to_text()
+    run("alter table a rename column y to x")
+    (third,) = check_drift(shop.access).tables
+    assert "retry" in third.hint
+
+
+def test_a_table_in_error_for_another_reason_is_not_drift(shop):
+    shop.set_state("public.a", TableState.ERRORED, error="ValueRangeError", reason="too large")
+    assert not check_drift(shop.access).found_anything
+
+
+def test_a_table_taken_anew_while_the_check_ran_is_left_alone(shop, run, monkeypatch):
+    from airflow_provider_pgrepl.replication.app import drift
+
+    found = drift.find_drift
+
+    def and_meanwhile_retaken(*arguments):
+        findings = found(*arguments)
+        shop.set_state("public.a", TableState.SNAPSHOTTING)
+        return findings
+
+    monkeypatch.setattr(drift, "find_drift", and_meanwhile_retaken)
+    run("drop table a")
+    assert not check_drift(shop.access).found_anything
+    assert shop.record("public.a").state is TableState.SNAPSHOTTING
+
+
+@pytest.fixture
+def role(pg, run, dsn, shop):
+    """The shop as a role sees it that owns nothing; and the role's name."""
+    name = f"r_{uuid.uuid4().hex[:10]}"
+    database = psycopg2.extensions.parse_dsn(dsn)["dbname"]
+    run(
+        f"create role {name} login replication",
+        f"grant create on database {database} to {name}",
+        f"grant select on a, b, c to {name}",
+        f"grant all on schema _pgrepl to {name}",
+        f"grant all on all tables in schema _pgrepl to {name}",
+    )
+    yield name
+    run(f"drop owned by {name}", f"drop role {name}")
+
+
+def access_of(shop, role):
+    dsn = psycopg2.extensions.make_dsn(shop.access.dsn, user=role)
+    return Access(shop.pipeline, dsn, shop.access.state_dsn)
+
+
+@pytest.mark.parametrize(
+    ("take", "give", "says", "wanted"),
+    [
+        ("revoke select on a from {}", "grant select on a to {}", "lacks SELECT on public.a", "GRANT SELECT"),
+        ("alter table a enable row level security", "alter table a disable row level security", "row-", ""),
+            "alter table a enable row level security",
+            "alter table a disable row level security",
+            "row-level",
+            "",
+        ),
+    ],
+)
+def test_a_right_that_was_lost_stops_its_table_alone_until_it_is_back(
+    shop, role, run, take, give, says, wanted
+):
+    access = access_of(shop, role)
+    assert not check_drift(access).found_anything
+    run(take.format(role))
+    assert kinds(check_drift(access)) == {"public.a": ("unsafe", True)}
+    record = shop.record("public.a")
+    assert (record.state, record.error) == (TableState.ERRORED, "PrivilegeError")
+    assert says in record.reason
+    assert wanted in record.hint
+    assert "retry" in record.hint
+    run(give.format(role))
+    (after,) = check_drift(access).tables
+    assert "cause is gone" in after.hint
+
+
+def test_a_schema_that_is_closed_stops_its_tables(shop, role, run):
+    run("revoke usage on schema public from public")
+    report = check_drift(access_of(shop, role))
+    assert len(report.unsafe) == 3
+    assert "USAGE on schema public" in report.to_text()
+
+
+@pytest.mark.parametrize("remake", ["", "create publication pgrepl_shop for table a, b, c"])
+def test_a_publication_gone_or_made_anew_is_the_pipelines_error(shop, run, remake):
+    run("drop publication pgrepl_shop", *filter(None, [remake]))
+    with pytest.raises(PublicationError, match="pgrepl_shop"):
+        check_drift(shop.access)
+    assert shop.record("public.a").state is TableState.STREAMING
+
+
+def test_a_pipeline_that_is_not_set_up_is_said(dsn):
+    nobody = Pipeline(name="nobody", lake="/nowhere", tables=("public.*",))
+    with pytest.raises(StateError, match="nobody"):
+        check_drift(Access(nobody, dsn, dsn))
+
+
+def test_a_source_that_does_not_answer_may_be_asked_again(shop):
+    dead = psycopg2.extensions.make_dsn(shop.access.dsn, port=1)
+    with pytest.raises(SourceConnectionError):
+        check_drift(replace(shop.access, dsn=dead))
+
+
+def test_a_report_survives_json_and_reads_well(shop, run):
+    run("alter table b rename column x to y")
+    report = check_drift(shop.access)
+    assert DriftReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+    text = report.to_text()
+    assert "pipeline shop: 3 tables checked, 1 drifted, 1 of them unsafely" in text
+    assert "public.b: unsafe, now in error: " in text
+    assert "hint: " in text

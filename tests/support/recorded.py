@@ -1,0 +1,44 @@
+"""A pipeline as its snapshot app leaves the source and the state, without a lake: recorded, all streaming."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog import read_relations, read_server, resolve_tables
+from airflow_provider_pgrepl.replication.source.publication import create_publication
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+
+class Recorded:
+    """Tables that exist are published and recorded as `streaming`."""
+
+    def __init__(self, dsn: str, *tables: str, **options: Any) -> None:
+        options = {"name": "shop", "lake": "/nowhere", **options}
+        self.pipeline = Pipeline(tables=tables or ("public.*",), **options)
+        self.access = Access(self.pipeline, dsn, dsn)
+        with self.access.source("test") as source, self.access.store("test") as store:
+            relations = resolve_tables(source, self.pipeline)
+            create_publication(source, self.pipeline.publication, relations)
+            store.register(self.pipeline, read_server(source).system_identifier, True, True)
+            self._record(store, read_relations(source, [r.oid for r in relations], self.pipeline.publication))
+
+    def _record(self, store: Store, relations: dict[int, Any]) -> None:
+        for relation in relations.values():
+            for state in (TableState.PENDING, TableState.SNAPSHOTTING):
+                store.set_state(self.pipeline.name, relation.table, state)
+            store.record_snapshot(self.pipeline.name, relation, LSN(1), 0, self.pipeline.to_json())
+            for state in (TableState.CATCHING_UP, TableState.STREAMING):
+                store.set_state(self.pipeline.name, relation.table, state)
+
+    def record(self, table: str) -> TableRecord:
+        with self.access.store("test") as store:
+            return store.read_tables(self.pipeline.name)[TableName.parse(table)]
+
+    def set_state(self, table: str, state: TableState, **more: Any) -> None:
+        with self.access.store("test") as store:
+            store.set_state(self.pipeline.name, TableName.parse(table), state, **more)
