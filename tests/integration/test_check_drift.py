@@ -133,11 +133,6 @@ def access_of(shop, role):
     [
         ("revoke select on a from {}", "grant select on a to {}", "lacks SELECT on public.a", "GRANT SELECT"),
         ("alter table a enable row level security", "alter table a disable row level security", "row-", ""),
-            "alter table a enable row level security",
-            "alter table a disable row level security",
-            "row-level",
-            "",
-        ),
     ],
 )
 def test_a_right_that_was_lost_stops_its_table_alone_until_it_is_back(
