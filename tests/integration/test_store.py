@@ -1,3 +1,4 @@
+import json
 import threading
 from datetime import UTC, datetime
 
@@ -15,6 +16,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -65,6 +67,84 @@ def test_many_may_migrate_at_once(pg, dsn):
     with pg.cursor() as cursor:
         cursor.execute("select version from _pgrepl.migrations")
         assert cursor.fetchall() == [(1,), (2,)]
+
+
+def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
+    with Store(dsn, "test") as store:
+        monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:1])
+        store.migrate()
+        monkeypatch.undo()
+        store.register(pipeline(), "123", True, True)
+        old = json.loads(RELATION.to_json())
+        for added in ("publication_xmin", "natts", "partitions", "dropped", "ignored"):
+            del old[added]
+        with pg.cursor() as cursor:
+            cursor.execute(
+                "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, reason, relation)"
+                " values ('shop', 'public', %s, 'errored', 'too wide', %s)",
+                (T.name, json.dumps(old)),
+            )
+            cursor.execute("insert into _pgrepl.progress (pipeline, told_lsn) values ('shop', '0/7')")
+        with pytest.raises(StateError, match="older version"):
+            store.read_tables("shop")
+        store.migrate()
+        found = store.read_tables("shop")[T]
+        assert (found.state, found.reason, found.relation) == (TableState.ERRORED, "too wide", RELATION)
+        assert (found.error, found.membership, found.config) == ("", "configured", None)
+        progress = store.read_progress("shop")
+        assert (progress.told_lsn, progress.idle_at) == (LSN(7), None)
+
+
+def test_a_table_is_moved_only_as_it_was_seen(store):
+    store.set_state("shop", T, TableState.PENDING)
+    store.set_state("shop", T, TableState.ERRORED, error="DriftError", reason="r", hint="h", lsn=LSN(9))
+    seen = store.read_tables("shop")[T]
+    assert seen.error == "DriftError"
+    assert store.move("shop", seen, TableState.CATCHING_UP, config="{}")
+    found = store.read_tables("shop")[T]
+    assert (found.state, found.error, found.reason, found.hint) == (TableState.CATCHING_UP, "", "", "")
+    assert (found.lsn, found.config, found.membership) == (None, "{}", "configured")
+    assert found.since > seen.since
+    assert not store.move("shop", seen, TableState.CATCHING_UP)
+    assert store.move("shop", found, TableState.REMOVED, membership="removed")
+    removed = store.read_tables("shop")[T]
+    assert (removed.state, removed.membership, removed.config) == (TableState.REMOVED, "removed", "{}")
+    with pytest.raises(StateError, match="is removed, and cannot become streaming"):
+        store.move("shop", removed, TableState.STREAMING)
+
+
+def test_a_table_that_was_copied_meanwhile_is_not_moved(store):
+    store.set_state("shop", T, TableState.PENDING)
+    seen = store.read_tables("shop")[T]
+    store.record_snapshot("shop", RELATION, LSN(5), 1)
+    assert not store.move("shop", seen, TableState.PAUSED)
+
+
+def test_the_schema_goes_with_the_last_pipeline(pg, store):
+    store.register(pipeline("second"), "123", True, True)
+    store.set_state("shop", T, TableState.PENDING)
+    store.write_progress("shop", told_lsn=LSN(1))
+    store.forget_pipeline("shop")
+    store.forget_pipeline("shop")
+    assert store.read_pipeline("shop") is None
+    assert not store.remove_schema()
+    assert store.read_pipeline("second") is not None
+    store.forget_pipeline("second")
+    assert store.remove_schema()
+    assert store.remove_schema()
+    with pg.cursor() as cursor:
+        cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")
+        assert cursor.fetchall() == []
+    store.migrate()
+    assert store.read_tables("shop") == {}
+
+
+def test_a_schema_that_holds_something_else_stays(pg, store):
+    store.forget_pipeline("shop")
+    with pg.cursor() as cursor:
+        cursor.execute("create table _pgrepl.mine (a int)")
+    assert not store.remove_schema()
+    assert store.read_pipeline("shop") is None
 
 
 def test_a_newer_schema_is_left_alone(pg, dsn, store):
@@ -215,9 +295,10 @@ def test_progress_is_written_in_parts(store):
     when = datetime(2025, 5, 1, tzinfo=UTC)
     store.write_progress("shop", received_lsn=LSN(9), durable_lsn=LSN(8), told_lsn=LSN(7), holder="me")
     store.write_progress("shop", applied_lsn=LSN(6), applied_commit_ts=when, changes_per_s=2.5)
+    store.write_progress("shop", idle_at=when)
     store.write_progress("shop", received_lsn=LSN(10))
     found = store.read_progress("shop")
-    assert found == Progress(LSN(10), LSN(8), LSN(7), LSN(6), when, 2.5, "me", found.updated_at)
+    assert found == Progress(LSN(10), LSN(8), LSN(7), LSN(6), when, 2.5, "me", found.updated_at, when)
     assert isinstance(found.received_lsn, LSN)
 
 

@@ -46,6 +46,11 @@ def state_errors(doing: str) -> Iterator[None]:
             raise StateError(
                 f"state: {doing}: schema _pgrepl is not set up in this database", "run the snapshot app first"
             ) from None
+        except psycopg2.errors.UndefinedColumn:
+            raise StateError(
+                f"state: {doing}: schema _pgrepl is of an older version",
+                "any app of this version brings it up when it starts, as do pause, resume and retry",
+            ) from None
         except psycopg2.errors.ForeignKeyViolation:
             raise StateError(
                 f"state: {doing}: the pipeline is not recorded", "run the snapshot app first"

@@ -100,6 +100,42 @@ def migrate(connection: Connection) -> None:
             raise
 
 
+def remove_schema(connection: Connection) -> bool:
+    """Drop the schema when it records no pipeline; whether it is gone.
+
+    It stays when it holds something that is not ours, or belongs to another role.
+    """
+    if not _exists(connection):
+        return True
+    with source_errors("removing schema _pgrepl"):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+                is_empty = _drop_tables(connection)
+                cursor.execute("COMMIT")
+        except (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.DependentObjectsStillExist):
+            _roll_back(connection)
+            return False
+        except BaseException:
+            _roll_back(connection)
+            raise
+    return is_empty
+
+
+def _drop_tables(connection: Connection) -> bool:
+    with connection.cursor() as cursor:
+        if _version(connection):
+            cursor.execute("LOCK TABLE _pgrepl.pipelines IN ACCESS EXCLUSIVE MODE")
+            if rows(connection, "SELECT 1 FROM _pgrepl.pipelines LIMIT 1"):
+                return False
+            cursor.execute(
+                "DROP TABLE _pgrepl.progress, _pgrepl.tables, _pgrepl.pipelines, _pgrepl.migrations"
+            )
+        cursor.execute("DROP SCHEMA _pgrepl RESTRICT")
+    return True
+
+
 def _apply(connection: Connection) -> None:
     version = _version(connection)
     with connection.cursor() as cursor:

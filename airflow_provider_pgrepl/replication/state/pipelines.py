@@ -91,6 +91,11 @@ class PipelineRecords(StateConnection):
             found = rows(self._connection, _PIPELINE + " WHERE name = %s", (name,))
         return PipelineRecord(*found[0]) if found else None
 
+    def forget_pipeline(self, name: str) -> None:
+        """Delete all that is recorded of a pipeline; one that is not recorded is as good as forgotten."""
+        with state_errors("forgetting the pipeline"):
+            rows(self._connection, "DELETE FROM _pgrepl.pipelines WHERE name = %s RETURNING 1", (name,))
+
     def _refuse_strangers(self, pipeline: Pipeline, system_identifier: str, constraint: str) -> NoReturn:
         what, condition, values = {
             "pipelines_lake": (f"lake {pipeline.lake_root}", "lake = %s", (pipeline.lake_root,)),

@@ -15,7 +15,8 @@ class Progress:
     """The receiver's and the applier's last words, as people see them; the truth is in the lake.
 
     received: read from the slot. durable: committed to the changelog. told: confirmed to the slot. applied:
-    every streaming table has it, as of a consistent point.
+    every streaming table has it, as of a consistent point. `idle_at`, by the clock of the state database: no
+    batch was running then, so that every later one knows the states that were set before.
     """
 
     received_lsn: LSN = _START
@@ -26,6 +27,7 @@ class Progress:
     changes_per_s: float = 0.0
     holder: str = ""
     updated_at: datetime | None = None
+    idle_at: datetime | None = None
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from airflow_provider_pgrepl.replication.state.progress import Progress
 
 _WRITE_PROGRESS = """
 INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, told_lsn, applied_lsn,
-    applied_commit_ts, changes_per_s, holder)
+    applied_commit_ts, changes_per_s, holder, idle_at)
 VALUES (%(pipeline)s,
     coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
     coalesce(%(told)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
-    %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''))
+    %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
+    %(idle)s::timestamptz)
 ON CONFLICT (pipeline) DO UPDATE SET
     received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
     durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
@@ -24,12 +25,13 @@ ON CONFLICT (pipeline) DO UPDATE SET
     applied_commit_ts = coalesce(%(applied_ts)s::timestamptz, p.applied_commit_ts),
     changes_per_s = coalesce(%(rate)s::float8, p.changes_per_s),
     holder = coalesce(%(holder)s::text, p.holder),
+    idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
     updated_at = now()
 """
 
 _PROGRESS = """
 SELECT received_lsn::text, durable_lsn::text, told_lsn::text, applied_lsn::text, applied_commit_ts,
-    changes_per_s, holder, updated_at
+    changes_per_s, holder, updated_at, idle_at
 FROM _pgrepl.progress WHERE pipeline = %s
 """
 
@@ -48,6 +50,7 @@ class ProgressRecords(StateConnection):
         applied_commit_ts: datetime | None = None,
         changes_per_s: float | None = None,
         holder: str | None = None,
+        idle_at: datetime | None = None,
     ) -> None:
         """Record what is given and leave the rest: the receiver and the applier each know a part."""
         fields = {
@@ -59,6 +62,7 @@ class ProgressRecords(StateConnection):
             "applied_ts": applied_commit_ts,
             "rate": changes_per_s,
             "holder": holder,
+            "idle": idle_at,
         }
         with state_errors("writing progress"), self._connection.cursor() as cursor:
             cursor.execute(_WRITE_PROGRESS, fields)
@@ -69,6 +73,5 @@ class ProgressRecords(StateConnection):
             found = rows(self._connection, _PROGRESS, (pipeline,))
         if not found:
             return None
-        *positions, commit_ts, rate, holder, updated_at = found[0]
-        received, durable, told, applied = (LSN.parse(position) for position in positions)
-        return Progress(received, durable, told, applied, commit_ts, rate, holder, updated_at)
+        received, durable, told, applied = (LSN.parse(position) for position in found[0][:4])
+        return Progress(received, durable, told, applied, *found[0][4:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from datetime import datetime
 from typing import Literal
 
 from airflow_provider_pgrepl.errors import SlotBusyError
@@ -42,6 +43,16 @@ class Store(PipelineRecords, TableRecords, ProgressRecords):
     def migrate(self) -> None:
         """Set the schema up, or bring it to this version; see `migrations.migrate`."""
         migrations.migrate(self._connection)
+
+    def remove_schema(self) -> bool:
+        """Take the schema away when no pipeline is recorded in it any more; whether there is none now."""
+        return migrations.remove_schema(self._connection)
+
+    def now(self) -> datetime:
+        """The clock of the state database, by which everything in it is dated."""
+        with state_errors("asking for the time"):
+            found: datetime = row(self._connection, "SELECT pg_catalog.clock_timestamp()")[0]
+        return found
 
     def lock(self, pipeline: str, purpose: Purpose) -> None:
         """Take the pipeline's lock for this purpose until `unlock` or `close`.

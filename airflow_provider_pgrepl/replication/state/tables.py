@@ -56,6 +56,14 @@ WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(ta
     AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
 """
 
+_MOVE = """
+UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', lsn = NULL, since = now(),
+    membership = coalesce(%(membership)s, membership), config = coalesce(%(config)s, config)
+WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
+    AND state = %(seen)s AND since = %(since)s AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
+RETURNING 1
+"""
+
 _SET_MEMBERSHIP = """
 UPDATE _pgrepl.tables SET membership = %(membership)s
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s RETURNING 1
@@ -146,6 +154,33 @@ class TableRecords(StateConnection):
         with state_errors(f"putting {seen.table} in error"):
             return bool(rows(self._connection, _MARK_ERRORED, fields))
 
+    def move(
+        self,
+        pipeline: str,
+        seen: TableRecord,
+        state: TableState,
+        *,
+        membership: Membership | None = None,
+        config: str | None = None,
+    ) -> bool:
+        """Put a table into another state, if nobody has moved or copied it since it was seen; whether it was.
+
+        With it goes who wants the table, or the pipeline file that holds for it, where given.
+        Raises StateError when the state may not follow the one that was seen.
+        """
+        check_transition(seen.state, state, str(seen.table))
+        fields = {
+            **_table_key(pipeline, seen.table),
+            "state": state.value,
+            "membership": membership,
+            "config": config,
+            "seen": seen.state.value,
+            "since": seen.since,
+            "position": text_of(seen.position_lsn),
+        }
+        with state_errors(f"setting the state of {seen.table}"):
+            return bool(rows(self._connection, _MOVE, fields))
+
     def set_membership(self, pipeline: str, table: TableName, membership: Membership) -> None:
         """Say who wants the table replicated, or not. Raises StateError for one that is not recorded."""
         fields = {**_table_key(pipeline, table), "membership": membership}
@@ -194,22 +229,20 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
-    schema, name, state, error, reason, hint, lsn, since, relation, position, snapshot_at, copied, *more = (
-        fields
-    )
-    membership, config = more
+    schema, name, state, error, reason, hint, lsn, since, relation, position, *rest = fields
     return TableRecord(
-        table=TableName(schema, name),
-        state=TableState(state),
-        error=error,
-        reason=reason,
-        hint=hint,
-        lsn=LSN.parse(lsn) if lsn else None,
-        since=since,
-        relation=Relation.from_json(relation) if relation else None,
-        position_lsn=LSN.parse(position) if position else None,
-        snapshot_at=snapshot_at,
-        rows_copied=copied,
-        membership=membership,
-        config=config,
+        TableName(schema, name),
+        TableState(state),
+        error,
+        reason,
+        hint,
+        _lsn(lsn),
+        since,
+        None if relation is None else Relation.from_json(relation),
+        _lsn(position),
+        *rest,
     )
+
+
+def _lsn(text: str | None) -> LSN | None:
+    return None if text is None else LSN.parse(text)
