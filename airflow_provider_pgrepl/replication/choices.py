@@ -87,6 +87,12 @@ class TablePolicy:
     history: bool = False
     on_drift: OnDrift = "evolve"
 
+    @property
+    def follows_keys(self) -> bool:
+        """Whether rows may stay in the lake that the source has no more: what comes takes their keys then,
+        and the row that goes need not be the one whose values stay."""
+        return self.deletes == "soft" or self.truncate == "ignore"
+
 
 def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any]) -> dict[str, Any]:
     """Check what a pipeline says of one table or column. Raises ConfigError naming what cannot be used."""

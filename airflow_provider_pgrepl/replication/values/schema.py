@@ -100,8 +100,7 @@ def _type_problems(table: TableName, columns: Iterable[Column], pipeline: Pipeli
 
 def _key_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
     """Where rows that went may stay, keys are told apart by their texts: in the lake they must differ too."""
-    policy = pipeline.policy(relation.table)
-    if policy.deletes == "hard" and policy.truncate != "ignore":
+    if not pipeline.policy(relation.table).follows_keys:
         return
     for column in relation.key_columns:
         choice = pipeline.choice(ColumnName(relation.table, column.name), is_key=True)

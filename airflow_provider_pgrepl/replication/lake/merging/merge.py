@@ -113,7 +113,7 @@ def _commit(part: pa.Table, relation: Relation, pipeline: Pipeline, commit: Slic
     policy = pipeline.policy(relation.table)
     if not relation.key_columns and relation.replica_identity == "f":
         commit_net_rows(net_rows(part, relation, pipeline), commit)
-    elif relation.key_columns and (policy.deletes == "soft" or policy.truncate == "ignore"):
+    elif relation.key_columns and policy.follows_keys:
         KeysCommit(held_keys(part, relation, policy.truncate), part, relation, pipeline).make(commit)
     else:
         if policy.truncate == "ignore":
