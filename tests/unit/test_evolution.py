@@ -1,0 +1,93 @@
+"""lake/evolution.py: changes and lake rows from one relation of a table into the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.evolution import evolved, translated
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.support.changes import table_of
+from tests.support.model import Change
+
+PIPELINE = Pipeline(name="p", lake="/nowhere", tables=("public.t",))
+ID = Column("id", 1, 23, -1, "integer", is_key=True)
+GONE = Column("gone", 2, 25, -1, "text")
+R = Column("r", 3, 700, -1, "real")
+ADDED = Column("added", 5, 23, -1, "integer", missing="7")
+BEFORE = Relation(7, TableName("public", "t"), (ID, GONE, R))
+AFTER = replace(
+    BEFORE,
+    columns=(replace(ID, type_oid=20), replace(R, type_oid=701), ADDED),
+    dropped=(GONE,),
+)
+CHANGES = [
+    Change("I", ("1", "x", "1.1"), None, commit_lsn=1),
+    Change("U", ("1", None, None), None, (1, 2), 1),
+    Change("T", ("",), None, commit_lsn=1),
+    Change("U", ("2", "y", "0"), ("1", None, None), commit_lsn=2),
+    Change("U", ("2", None, "0"), None, (1,), 2),
+    Change("D", None, ("2", None, None), commit_lsn=2),
+]
+
+
+def texts_of(changes):
+    return [(row["op"], row["new"], row["old"], row["unchanged"]) for row in changes.to_pylist()]
+
+
+def test_changes_read_as_had_the_table_always_been_so():
+    assert texts_of(translated(table_of(CHANGES), BEFORE, AFTER)) == [
+        ("I", ["1", "1.100000023841858", "7"], None, None),
+        ("U", ["1", None, "7"], None, [1]),
+        ("T", [""], None, None),
+        ("U", ["2", "0", "7"], ["1", None, None], None),
+        ("U", ["2", "0", "7"], None, None),
+        ("D", None, ["2", None, None], None),
+    ]
+
+
+def test_whole_old_rows_have_the_added_column_too():
+    before, after = (replace(relation, replica_identity="f") for relation in (BEFORE, AFTER))
+    changes = table_of([Change("D", None, ("1", "x", "1.1"), commit_lsn=1)])
+    assert texts_of(translated(changes, before, after)) == [
+        ("D", None, ["1", "1.100000023841858", "7"], None)
+    ]
+
+
+def test_a_slice_of_changes_is_translated_like_the_whole():
+    whole = table_of(CHANGES)
+    assert texts_of(translated(whole.slice(3, 2), BEFORE, AFTER)) == texts_of(
+        translated(whole, BEFORE, AFTER).slice(3, 2)
+    )
+
+
+def test_lake_rows_get_the_default_and_wider_types_and_keep_what_was_dropped():
+    rows = pa.table(
+        {
+            "id": pa.array([1, 2], pa.int32()),
+            "gone": ["x", None],
+            "r": pa.array([1.1, None], pa.float32()),
+            "_pgrepl_commit_lsn": [5, 6],
+            "_pgrepl_commit_ts": pa.array([0, 1], pa.timestamp("us", "UTC")),
+        }
+    )
+    found = evolved(rows, BEFORE, AFTER, PIPELINE)
+    assert found.schema == lake_schema(AFTER, PIPELINE)
+    assert found.drop_columns(["_pgrepl_commit_ts"]).to_pylist() == [
+        {"id": 1, "gone": "x", "r": 1.100000023841858, "added": 7, "_pgrepl_commit_lsn": 5},
+        {"id": 2, "gone": None, "r": None, "added": 7, "_pgrepl_commit_lsn": 6},
+    ]
+
+
+def test_small_decimals_that_become_text_have_no_exponent():
+    amount = Column("n", 2, 1700, ((9 << 16) | 8) + 4, "numeric(9,8)")
+    before, after = (
+        Relation(7, TableName("public", "t"), (ID, column))
+        for column in (amount, replace(amount, typmod=-1, type_name="numeric"))
+    )
+    rows = pa.table({"n": pa.array(["0.00000001", None, "1.5"]).cast(pa.decimal128(9, 8))})
+    rows = rows.append_column("id", pa.array([1, 2, 3], pa.int32()))
+    assert evolved(rows, before, after, PIPELINE)["n"].to_pylist() == ["0.00000001", None, "1.50000000"]
