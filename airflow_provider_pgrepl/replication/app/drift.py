@@ -6,7 +6,7 @@ whether the pipeline runs or not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, StateError
@@ -52,7 +52,7 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
         watched = {record.table: record for record in records.values() if _is_watched(record)}
         _check_publications(source, pipeline, watched.values())
         relations = [record.relation for record in watched.values() if record.relation is not None]
-        findings = find_drift(source, pipeline, relations)
+        findings = find_drift(source, pipeline, relations, lost_rights(source, relations))
         lsn = written_lsn(source)
         report = _Report(store, pipeline, lsn, put_in_error)
         tables = tuple(report.drifts(watched, findings))
@@ -62,13 +62,13 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
 
 
 def find_drift(
-    source: Connection, pipeline: Pipeline, recorded: Iterable[Relation]
+    source: Connection, pipeline: Pipeline, recorded: list[Relation], rights: Mapping[int, PgReplError]
 ) -> dict[TableName, Finding]:
-    """What became of these relations at the source, by the names that they were recorded with."""
-    recorded = list(recorded)
+    """What became of these relations at the source, by the names that they were recorded with.
+
+    `rights` are the errors of tables that may not be read any more, by oid.
+    """
     current = current_relations(source, recorded, pipeline.publication)
-    present = [relation for relation in current.values() if relation is not None]
-    rights = _lost_rights(source, present)
     findings = {}
     for relation in recorded:
         now = current[relation.table]
@@ -76,7 +76,7 @@ def find_drift(
         if verdict.kind is Kind.UNSAFE:
             error: PgReplError | None = DriftError(verdict.reason, verdict.hint)
         else:
-            error = rights.get(now.oid) if now is not None else None
+            error = rights.get(relation.oid)
         if error is not None or verdict.kind is Kind.SAFE:
             reason = error.message if error is not None else verdict.reason
             findings[relation.table] = Finding(reason, error)
@@ -84,10 +84,9 @@ def find_drift(
 
 
 def current_relations(
-    source: Connection, recorded: Iterable[Relation], publication: str | None
+    source: Connection, recorded: list[Relation], publication: str | None
 ) -> dict[TableName, Relation | None]:
     """Each relation as it is now: the table itself, else the one that has taken its name, else None."""
-    recorded = list(recorded)
     found = read_relations(source, [relation.oid for relation in recorded], publication)
     return {
         relation.table: found.get(relation.oid) or find_relation(source, relation.table, publication)
@@ -116,8 +115,8 @@ def _check_publications(source: Connection, pipeline: Pipeline, watched: Iterabl
         check_publication(source, pipeline.publication, oid)
 
 
-def _lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgReplError]:
-    """Per table the right to read it that the role lacks, by oid."""
+def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgReplError]:
+    """Of each table that the role may not read, or not as a whole, what it lacks; by oid."""
     if not any(right_problems(source, relations)):
         return {}
     found: dict[int, PgReplError] = {}

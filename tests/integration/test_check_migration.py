@@ -1,0 +1,164 @@
+"""check_migration: a migration judged on a copy of the database, which it leaves as it was."""
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, SourceConnectionError, TableError
+from airflow_provider_pgrepl.replication.app.migration_check import check_migration
+from airflow_provider_pgrepl.replication.config import Pipeline
+from tests.support.recorded import Recorded
+
+SECRET = "canary-0Pen-sesame"
+PIPELINE = Pipeline(name="shop", lake="/nowhere", tables=("public.*",), lock_timeout_s=0.2)
+_EVERYTHING = """
+select array_agg(t order by t) from (
+    select c.oid::text || c.relname || c.relfilenode || c.xmin as t from pg_class c
+    union all select oid::text || proname || xmin from pg_proc where oid > 16383
+    union all select rolname || oid from pg_roles
+    union all select attrelid::text || attname || xmin from pg_attribute where attrelid > 16383
+    union all select 'row ' || a::text || xmin from public.a
+) x
+"""
+
+
+@pytest.fixture
+def copy(dsn, run):
+    run(
+        "create table a (id int primary key, x int, note varchar(10))",
+        "create table b (id int primary key, x int)",
+        "create table keyless (x int)",
+        "insert into a values (1, 5, 'n')",
+        "create procedure committing() language plpgsql as"
+        " $$begin insert into public.a values (99); commit; end$$",
+    )
+    return dsn
+
+
+@pytest.fixture
+def left_alone(copy, run):
+    """Whatever is tried, the database is as it was."""
+    before = run(_EVERYTHING)
+    yield
+    assert run(_EVERYTHING) == before
+
+
+def check(copy, sql, **options):
+    return check_migration(copy, PIPELINE, sql, **options)
+
+
+def kinds(report):
+    return {table.table: table.kind for table in report.tables}
+
+
+@pytest.mark.parametrize(
+    ("sql", "found"),
+    [
+        ("", {}),
+        ("create index on a (x); insert into a values (2); analyze a", {}),
+        ("alter table a rename column x to y", {"public.a": "unsafe"}),
+        (
+            "alter table a alter x type text;\nalter table b drop column x, add x int",
+            {"public.a", "public.b"},
+        ),
+        ("drop table a", {"public.a": "unsafe"}),
+        (
+            "drop table a; create table a (id int primary key, x int, note varchar(10))",
+            {"public.a": "unsafe"},
+        ),
+        ("alter table a rename to z", {"public.a": "unsafe"}),
+        ("update a set x = 7; alter table b drop constraint b_pkey", {"public.b": "unsafe"}),
+        ("-- made by a tool\nBEGIN;\n\ndrop table a;\n\nCOMMIT;\n\n", {"public.a": "unsafe"}),
+        ("create schema other; set search_path to other; create table a (z int)", {}),
+        ("create role pgrepl_nobody; set role pgrepl_nobody", {}),
+        ("create role pgrepl_nobody; set session authorization pgrepl_nobody", {}),
+    ],
+)
+def test_each_table_is_judged_and_nothing_is_left_behind(copy, left_alone, sql, found):
+    report = check(copy, sql)
+    assert report.checked == 2
+    assert kinds(report).keys() == set(found)
+    if isinstance(found, dict):
+        assert kinds(report) == found
+    assert not any(table.put_in_error for table in report.tables)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "drop table b; commit; drop table a",
+        "rollback; drop table b",
+        "begin; drop table b; commit; begin; drop table a; commit;",
+        "drop table b; commit and chain; drop table a; commit",
+        "begin; drop table a; rollback;",
+        "savepoint s; drop table a; release savepoint s",
+        "drop table b; prepare transaction 'x'",
+        "drop table b; end; drop table a",
+        "do $$begin drop table b; commit; end$$",
+        "do $$begin execute 'drop table b'; execute 'commit'; end$$",
+        "call committing()",
+        "select 1; call committing()",
+        "create function f() returns void language plpgsql as $$begin call public.committing(); end$$;"
+        " select f()",
+        "create function f() returns void language plpgsql as $$begin drop table public.b; commit; end$$;"
+        " select f()",
+        "create index concurrently i on a (x)",
+        "drop table b; vacuum a",
+        "alter system set work_mem = '1MB'",
+        "create database pgrepl_left",
+        "discard all",
+    ],
+)
+def test_what_would_end_the_transaction_or_cannot_be_undone_is_refused(copy, left_alone, sql):
+    with pytest.raises(ConfigError, match="the migration fails") as caught:
+        check(copy, sql)
+    assert caught.value.hint
+
+
+def test_errors_name_the_line_and_no_value(copy, left_alone):
+    with pytest.raises(ConfigError, match=r'at line 3, column 8: column "nope" does not exist'):
+        check(copy, "-- one\nbegin;\nselect nope from a;\ncommit;")
+    for sql in (
+        f"select 1;\nselect '{SECRET}' '{SECRET}'",
+        f"insert into b values (2, '{SECRET}')",
+        f"insert into a values (1, 2, '{SECRET}')",
+        f"copy a from stdin;\n{SECRET}\t1\n\\.",
+        f"do $$begin raise exception '{SECRET}'; end$$",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check(copy, sql)
+        assert SECRET not in repr(caught.value)
+        assert caught.value.__cause__ is None
+
+
+def test_commands_of_psql_are_called_so(copy, left_alone):
+    with pytest.raises(ConfigError, match="line 2, column 1") as caught:
+        check(copy, "drop table b;\n\\connect other")
+    assert "psql" in caught.value.hint
+
+
+def test_a_migration_that_takes_too_long_is_ended_even_if_it_lifts_the_limit(copy, left_alone):
+    with pytest.raises(ConfigError, match="statement timeout") as caught:
+        check(copy, "set statement_timeout = 0; select pg_sleep(60)", timeout_s=0.2)
+    assert "more time" in caught.value.hint
+
+
+def test_a_lock_that_others_hold_is_not_waited_for_long(copy, left_alone, dsn):
+    with psycopg2.connect(dsn) as other:
+        other.cursor().execute("lock table a in access share mode")
+        with pytest.raises(SourceConnectionError, match="lock timeout"):
+            check(copy, "drop table a")
+    other.close()
+
+
+def test_a_publication_that_is_there_is_looked_at_too(copy, run):
+    Recorded(copy)
+    assert kinds(check(copy, "alter publication pgrepl_shop drop table a")) == {"public.a": "unsafe"}
+    report = check(copy, "drop publication pgrepl_shop")
+    assert report.is_unsafe
+    assert "no longer exists" in report.to_text()
+
+
+def test_a_copy_that_lacks_tables_of_the_pipeline_is_refused(copy):
+    pipeline = Pipeline(name="shop", lake="/nowhere", tables=("public.missing",))
+    with pytest.raises(TableError, match=r"public\.missing"):
+        check_migration(copy, pipeline, "")
