@@ -221,6 +221,8 @@ class Replication:
             applied_commit_ts=applied.commit_ts,
             changes_per_s=rate,
             holder=f"{socket.gethostname()}:{os.getpid()}",
+            # Upkeep, too, writes into the folders of tables.
+            idle_at=None if self._tidying.locked() else applied.idle_at,
         )
         self._last_progress, self._last_changes = now, received.changes
 

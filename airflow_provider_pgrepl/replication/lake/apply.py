@@ -51,6 +51,7 @@ class ApplierProgress:
     """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise.
 
     `level`: whether the last batch left none of them behind; what is left comes with the next one.
+    `idle_at`: when the last batch began, by the clock of the state database: no earlier one was running then.
     """
 
     version: int = -1
@@ -59,6 +60,7 @@ class ApplierProgress:
     changes: int = 0
     batches: int = 0
     level: bool = False
+    idle_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ class Applier:
 
     def _apply(self, frame: DataFrame) -> None:
         started = time.monotonic()
+        self.progress.idle_at = self._store.now()
         records = self._active_records()
         works = {oid: self._work_of(record) for oid, record in records.items()}
         levels = {oid: level.through for oid, level in self._levels.items()}
@@ -175,7 +178,10 @@ class Applier:
         self._levels = {
             oid: level
             for oid, level in self._levels.items()
-            if oid in active and level.snapshot == _snapshot_of(active[oid])
+            if oid in active
+            # One that was stopped and let go on between two batches has to be looked at again.
+            and active[oid].state is TableState.STREAMING
+            and level.snapshot == _snapshot_of(active[oid])
         }
         return active
 
@@ -248,9 +254,8 @@ class Applier:
         except errors.PgReplError:
             # Whoever works on the table meets the same, and reports it as the table's own error.
             found = LSN(0)
-        point = self._points.latest()
-        named = point is not None and point.epoch == self._record.epoch and str(record.table) in point.tables
-        return max(found, _snapshot_of(record), LSN(point.lsn) if point and named else LSN(0))
+        point = self._points.last_of(record.table, self._record.epoch)
+        return max(found, _snapshot_of(record), LSN(point.lsn) if point else LSN(0))
 
     def _find_behind(self, records: dict[int, TableRecord], mark: WorkItem) -> list[int]:
         """Tables not level with the batch's end. One that was level and had no work is level again."""
@@ -296,8 +301,9 @@ class Applier:
             if self._levels.pop(oid, None) is not None:
                 self._looked_through[oid] = reach
         for oid in set(behind) & set(self._levels):
-            if records[oid].state is TableState.CATCHING_UP:
-                self._store.set_state(self._pipeline.name, records[oid].table, TableState.STREAMING)
+            if records[oid].state is TableState.CATCHING_UP and self._store.move(
+                self._pipeline.name, records[oid], TableState.STREAMING
+            ):
                 log.info("table %s is level with the stream", records[oid].table)
         return not unfinished
 

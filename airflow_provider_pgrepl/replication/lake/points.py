@@ -25,6 +25,7 @@ from deltalake.transaction import AddAction
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import TableName
 
 POINTS_APP = "pgrepl-points"
 """Delta app id of whoever writes points; its version counts commits."""
@@ -96,6 +97,16 @@ class Points:
         wanted = points[-1].epoch if epoch is None else epoch
         index = bisect_right(points, (wanted, lsn), key=lambda point: point.order)
         return points[index - 1] if index and points[index - 1].epoch == wanted else None
+
+    def last_of(self, table: TableName, epoch: int) -> ConsistentPoint | None:
+        """The newest kept point of an epoch that names the table. Raises LakeError."""
+        key = str(table)
+        for point in reversed(self._loaded()):
+            if point.epoch != epoch:
+                return None
+            if key in point.tables:
+                return point
+        return None
 
     def kept_versions(self) -> dict[str, set[int]]:
         """For each table, the versions that a kept point names. Raises LakeError."""
