@@ -7,16 +7,35 @@ pg_relation_filenode() do not. So the same queries tell what a table was under a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.membership import (
+    COLUMN_LISTS_SINCE,
+    GENERATED_COLUMNS_SINCE,
+    Membership,
+    memberships,
+)
+from airflow_provider_pgrepl.replication.source.missing import read_missing, with_missing
+from airflow_provider_pgrepl.replication.source.partitions import Leaf, leaves_of, read_leaves
 from airflow_provider_pgrepl.replication.source.types import Types
 
+__all__ = [
+    "COLUMN_LISTS_SINCE",
+    "GENERATED_COLUMNS_SINCE",
+    "Leaf",
+    "find_relation",
+    "read_leaves",
+    "read_relation",
+    "read_relations",
+]
+
 _TABLES = """
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint,
+    c.relnatts
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
 """
@@ -24,7 +43,7 @@ WHERE c.oid = ANY (%(oids)s::oid[])
 _COLUMNS = """
 SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod), t.typtype::text, a.attnotnull,
-       a.xmin::text::bigint, a.attgenerated::text
+       a.xmin::text::bigint, a.atthasmissing, a.attgenerated::text
 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
@@ -39,74 +58,6 @@ WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relrepliden
     WHEN 'i' THEN i.indisreplident
     ELSE false END
 """
-
-_PUBLICATION = """
-SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
-FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
-"""
-
-# A partition is also published through the tables that it is a part of, then without their column lists.
-_ABOVE = """
-WITH RECURSIVE above (oid, published, depth) AS (
-    SELECT c.oid, c.oid, 0 FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
-    UNION ALL
-    SELECT above.oid, i.inhparent, above.depth + 1
-    FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published AND c.relispartition
-        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published
-)
-"""
-
-_MEMBERS = """
-SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint,
-    CASE WHEN above.depth = 0 THEN {columns} END
-FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
-WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
-"""
-
-_SCHEMA_MEMBERS = """
-SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint
-FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
-    JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
-WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
-"""
-
-_LEAVES = """
-WITH RECURSIVE part (oid) AS (
-    SELECT %(oid)s::oid
-    UNION ALL
-    SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN part ON part.oid = i.inhparent
-)
-SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relfilenode::bigint
-FROM part JOIN pg_catalog.pg_class c ON c.oid = part.oid
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind <> 'p' ORDER BY n.nspname, c.relname
-"""
-
-COLUMN_LISTS_SINCE = 150000
-"""Server version from which publications have column lists, row filters and whole schemas."""
-
-GENERATED_COLUMNS_SINCE = 180000
-"""Server version from which publications can hold stored generated columns."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """A table that holds rows: the table itself, or a partition at the bottom."""
-
-    oid: int
-    table: TableName
-    relkind: str
-    persistence: str
-    relfilenode: int
-
-
-@dataclass(frozen=True)
-class _Membership:
-    publication_oid: int = 0
-    oid: int = 0
-    xmin: int = 0
-    columns: frozenset[int] | None = None  # attnums of a column list
-    stored_generated: bool = False
 
 
 def read_relation(connection: Connection, oid: int, publication: str | None) -> Relation | None:
@@ -141,33 +92,31 @@ def read_relations(
     """
     wanted = {"oids": list(oids)}
     with source_errors("reading the catalog"):
-        members = _memberships(connection, wanted["oids"], publication, planned=planned)
+        members = memberships(connection, wanted["oids"], publication, planned=planned)
         keys = {oid: frozenset(attnums) for oid, attnums in rows(connection, _KEYS, wanted)}
         columns: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
         for oid, *column in rows(connection, _COLUMNS, wanted):
             columns[oid].append(tuple(column))
-        tables = rows(connection, _TABLES, wanted)
+        tables = {oid: tuple(more) for oid, *more in rows(connection, _TABLES, wanted)}
         types = Types.read(connection, {column[2] for found in columns.values() for column in found})
-    return {
+        partitioned = [oid for oid, (_, _, relkind, *_) in tables.items() if relkind == "p"]
+        leaves = leaves_of(connection, partitioned) if partitioned else {}
+        holders = {leaf.oid for found in leaves.values() for leaf in found}
+        holders |= {oid for oid, found in columns.items() if any(column[-2] for column in found)}
+        missing = read_missing(connection, holders, types.all()) if holders else {}
+    relations = {
         oid: _Shape(columns[oid], keys.get(oid, frozenset()), members[oid], types).relation(oid, *fields)
-        for oid, *fields in tables
+        for oid, fields in tables.items()
+    }
+    return {
+        oid: with_missing(_with_partitions(relation, leaves.get(oid, [])), leaves.get(oid, []), missing)
+        for oid, relation in relations.items()
     }
 
 
-def read_leaves(connection: Connection, oid: int) -> list[Leaf]:
-    """The tables that hold the rows of this one, by name; itself unless it is partitioned.
-
-    Children by plain inheritance are tables of their own and not among them.
-    """
-    with source_errors("reading the partitions"):
-        found = rows(connection, "SELECT relkind::text FROM pg_catalog.pg_class WHERE oid = %s", (oid,))
-        leaves = rows(connection, _LEAVES, {"oid": oid})
-    partitioned = bool(found) and found[0][0] == "p"
-    return [
-        Leaf(leaf, TableName(schema, name), kind, persistence, filenode)
-        for leaf, schema, name, kind, persistence, filenode in leaves
-        if partitioned or leaf == oid
-    ]
+def _with_partitions(relation: Relation, leaves: Iterable[Leaf]) -> Relation:
+    partitions = (Partition(leaf.oid, leaf.table, leaf.relfilenode) for leaf in leaves)
+    return replace(relation, partitions=tuple(partitions))
 
 
 @dataclass(frozen=True)
@@ -176,11 +125,11 @@ class _Shape:
 
     columns: list[tuple[Any, ...]]
     key: frozenset[int]
-    member: _Membership
+    member: Membership
     types: Types
 
     def relation(
-        self, oid: int, schema: str, name: str, relkind: str, identity: str, filenode: int
+        self, oid: int, schema: str, name: str, relkind: str, identity: str, filenode: int, natts: int
     ) -> Relation:
         published = [column for column in self.columns if _is_published(column, self.member)]
         key = self.key
@@ -194,14 +143,16 @@ class _Shape:
             replica_identity=identity,
             relkind=relkind,
             relfilenode=filenode,
+            natts=natts,
             publication_oid=self.member.publication_oid,
+            publication_xmin=self.member.publication_xmin,
             membership_oid=self.member.oid,
             membership_xmin=self.member.xmin,
             unpublished=tuple(self._column(column, self.key) for column in unpublished),
         )
 
     def _column(self, column: tuple[Any, ...], key: frozenset[int]) -> Column:
-        attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, _ = column
+        attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, *_ = column
         return Column(
             name=name,
             attnum=attnum,
@@ -216,39 +167,13 @@ class _Shape:
         )
 
 
-def _is_published(column: tuple[Any, ...], member: _Membership) -> bool:
+def _is_published(column: tuple[Any, ...], member: Membership) -> bool:
     attnum, generated = column[0], column[-1]
     if member.columns is not None:
         return attnum in member.columns
     return generated == "" or (generated == "s" and member.stored_generated)
 
 
-def _is_left_out(column: tuple[Any, ...], member: _Membership) -> bool:
+def _is_left_out(column: tuple[Any, ...], member: Membership) -> bool:
     """A generated column that nobody left out on purpose, but whose values are not sent."""
     return bool(column[-1]) and member.columns is None and not _is_published(column, member)
-
-
-def _memberships(
-    connection: Connection, oids: Sequence[int], publication: str | None, *, planned: bool
-) -> dict[int, _Membership]:
-    found = rows(connection, _PUBLICATION, {"publication": publication}) if publication else []
-    if not found:
-        stored = planned and connection.server_version >= GENERATED_COLUMNS_SINCE
-        return dict.fromkeys(oids, _Membership(stored_generated=stored))
-    publication_oid, xmin, all_tables, generated = found[0]
-    stored = generated == "s"
-    if all_tables:
-        return dict.fromkeys(oids, _Membership(publication_oid, publication_oid, xmin, None, stored))
-    # A table that is not in it would have its generated columns published or not as the others have.
-    members = dict.fromkeys(oids, _Membership(stored_generated=stored))
-    by_version = connection.server_version >= COLUMN_LISTS_SINCE
-    wanted = {"publication_oid": publication_oid, "oids": oids}
-    query = _ABOVE + _MEMBERS.replace("{columns}", "m.prattrs::int2[]" if by_version else "NULL::int2[]")
-    for oid, member, member_xmin, listed in rows(connection, query, wanted):
-        columns = None if listed is None else frozenset(listed)
-        members[oid] = _Membership(publication_oid, member, member_xmin, columns, stored)
-    if by_version:
-        # A whole schema wins over a member of it: neither column list nor row filter is used then.
-        for oid, member, member_xmin in rows(connection, _ABOVE + _SCHEMA_MEMBERS, wanted):
-            members[oid] = _Membership(publication_oid, member, member_xmin, None, stored)
-    return members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +46,11 @@ FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
 WHERE t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY t.oid, a.attnum
 """
 
+_LABELS = """
+SELECT e.enumtypid::bigint, e.oid::bigint, e.enumlabel::text
+FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY (%(enums)s::oid[]) ORDER BY e.enumtypid, e.enumsortorder
+"""
+
 _FIRST_OWN_OID = 16384
 """Below it are the types that every database has."""
 
@@ -56,6 +61,7 @@ class Types:
 
     _types: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _fields: dict[int, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
+    _labels: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
 
     @classmethod
     def read(cls, connection: Connection, oids: Iterable[int]) -> Types:
@@ -64,7 +70,14 @@ class Types:
         types = cls({oid: tuple(more) for oid, *more in rows(connection, _PARTS + _TYPES, wanted)})
         for oid, *of_field in rows(connection, _PARTS + _FIELDS, wanted):
             types._fields[oid].append(tuple(of_field))
+        enums = [oid for oid, (_, kind, *_) in types._types.items() if kind == "e"]
+        for oid, *label in rows(connection, _LABELS, {"enums": enums}) if enums else ():
+            types._labels[oid].append(tuple(label))
         return types
+
+    def all(self) -> Iterator[PgType]:
+        """Every type that was read."""
+        return (self._build(oid, -1) for oid in self._types)
 
     def find(self, oid: int, typmod: int) -> PgType | None:
         """The type; None for a built-in scalar, of which oid and typmod say everything."""
@@ -84,4 +97,4 @@ class Types:
             parts = tuple((field, self._build(*of_field)) for field, *of_field in self._fields[oid])
         elif kind in ("r", "m"):
             parts = (("subtype" if kind == "r" else "range", self._build(subtype, -1)),)
-        return PgType(oid, typmod, name, kind, delimiter, extension, parts)
+        return PgType(oid, typmod, name, kind, delimiter, extension, parts, tuple(self._labels.get(oid, ())))
