@@ -6,6 +6,10 @@ One entry too many does no harm.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -20,8 +24,36 @@ SCHEMA = pa.schema(
         ("relation_id", pa.int64()),
         ("relation_version", pa.int64()),
         ("record", pa.string()),
+        ("commit_lsn", pa.int64()),
+        ("trigger", pa.string()),
+        ("number", pa.int64()),
     ]
 )
+
+_ANY_RELATION = 0
+"""Stands for all relations in an entry that ends what was known of them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """From where in its epoch a relation is in force, and which event trigger would have told of its end.
+
+    Only what came while an event trigger watched has a place.
+    """
+
+    commit_lsn: int
+    trigger: str
+
+
+@dataclass(frozen=True)
+class _Placed:
+    place: Place
+    number: int
+    version: int
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.place.commit_lsn, self.number
 
 
 def relations_uri(lake_root: str) -> str:
@@ -34,19 +66,54 @@ class RelationIndex:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._known: dict[tuple[int, int], str] | None = None
+        self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
 
-    def add(self, epoch: Epoch, record: RelationRecord) -> None:
+    def add(self, epoch: Epoch, record: RelationRecord, place: Place | None = None) -> None:
         """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
-        if (record.message.oid, record.version) in self._entries():
-            return
-        entry = pa.table([[epoch], [record.message.oid], [record.version], [record.to_json()]], schema=SCHEMA)
+        relation_id, version = record.message.oid, record.version
+        if place is None:
+            is_there = (relation_id, version) in self._entries()
+        else:
+            last = self._last_placed(epoch, relation_id, place.commit_lsn)
+            is_there = last is not None and (last.version, last.place.trigger) == (version, place.trigger)
+        if not is_there:
+            self._append(epoch, relation_id, version, record.to_json(), place)
+
+    def forget(self, epoch: Epoch, commit_lsn: int) -> None:
+        """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
+        self._append(epoch, _ANY_RELATION, 0, "", Place(commit_lsn, ""))
+
+    def in_force(
+        self, epoch: Epoch, relation_id: int, before_lsn: int
+    ) -> tuple[RelationRecord, Place] | None:
+        """The relation as it was before the transaction at this commit LSN; None when it is not known."""
+        last = self._last_placed(epoch, relation_id, before_lsn - 1)
+        end = self._last_placed(epoch, _ANY_RELATION, before_lsn - 1)
+        if last is None or (end is not None and end.order > last.order):
+            return None
+        record = self.find(relation_id, last.version)
+        return None if record is None else (record, last.place)
+
+    def _last_placed(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _Placed | None:
+        self._entries()
+        placed = self._placed[epoch, relation_id]
+        before = (entry for entry in placed if entry.place.commit_lsn <= upto_lsn)
+        return max(before, key=lambda entry: entry.order, default=None)
+
+    def _append(self, epoch: Epoch, relation_id: int, version: int, text: str, place: Place | None) -> None:
+        self._entries()
+        number = 1 + sum(map(len, self._placed.values()))
+        placed = (None, None, None) if place is None else (place.commit_lsn, place.trigger, number)
+        values = (epoch, relation_id, version, text, *placed)
+        entry = pa.table([[value] for value in values], schema=SCHEMA)
         try:
-            write_deltalake(self._uri, entry, mode="append")
+            # An index of an earlier version of this program has no places.
+            write_deltalake(self._uri, entry, mode="append", schema_mode="merge")
         except (DeltaError, OSError) as error:
             raise LakeUnavailableError(
                 f"the relation index cannot be written: {type(error).__name__}"
             ) from error
-        self._entries()[record.message.oid, record.version] = record.to_json()
+        self._remember(dict(zip(SCHEMA.names, values, strict=True)))
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """The relation as announced under this version; None when it never was."""
@@ -64,13 +131,24 @@ class RelationIndex:
 
     def _entries(self) -> dict[tuple[int, int], str]:
         if self._known is None:
-            self._known = self._read()
+            self._known = {}
+            for row in self._read():
+                self._remember(row)
         return self._known
 
-    def _read(self) -> dict[tuple[int, int], str]:
+    def _remember(self, row: dict[str, Any]) -> None:
+        relation_id, version = row["relation_id"], row["relation_version"]
+        if self._known is not None and relation_id != _ANY_RELATION:
+            self._known[relation_id, version] = row["record"]
+        if row.get("commit_lsn") is not None:
+            place = Place(row["commit_lsn"], row["trigger"])
+            self._placed[row["epoch"], relation_id].append(_Placed(place, row["number"], version))
+
+    def _read(self) -> list[dict[str, Any]]:
         try:
             table = DeltaTable(self._uri)
         except TableNotFoundError:
-            return {}
+            return []
         rows = pa.table(QueryBuilder().register("t", table).execute("select * from t").read_all())
-        return {(row["relation_id"], row["relation_version"]): row["record"] for row in rows.to_pylist()}
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found

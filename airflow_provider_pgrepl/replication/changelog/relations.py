@@ -13,14 +13,21 @@ from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, W
 
 @dataclass(frozen=True)
 class RelationRecord:
-    """A relation as the stream announced it. `catalog` is None when the table was gone at receipt."""
+    """A relation as the stream announced it. `catalog` is None when the table was gone at receipt.
+
+    `using`: it came with an ALTER TABLE that had, or may have had, a USING clause, which gives a column whose
+    type was changed values of any kind. Only an event trigger tells.
+    """
 
     message: RelationMessage
     catalog: Relation | None
+    using: bool = False
 
     def to_json(self) -> str:
         catalog = json.loads(self.catalog.to_json()) if self.catalog else None
         fields = {"message": asdict(self.message), "catalog": catalog}
+        if self.using:
+            fields["using"] = True
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -45,6 +52,7 @@ class RelationRecord:
         return cls(
             RelationMessage(**{**message, "columns": columns}),
             Relation.from_json(json.dumps(catalog)) if catalog else None,
+            fields.get("using", False),
         )
 
     @property
@@ -68,6 +76,6 @@ class RelationRecord:
     @cached_property
     def version(self) -> int:
         """63-bit hash: the catalog relation's own when both agree, so that it equals a snapshot's."""
-        if self.catalog is not None and self.agrees:
+        if self.catalog is not None and self.agrees and not self.using:
             return self.catalog.version
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()) >> 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -14,40 +15,76 @@ from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.wire import messages
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Control, Int64s, Split
 
-LookUp = Callable[[messages.RelationMessage], RelationRecord]
+LookUp = Callable[[messages.RelationMessage, int], RelationRecord]
+"""What a relation is that was announced in the transaction at a commit LSN."""
+
+
+@dataclass(frozen=True)
+class Ddl:
+    """What a message of the event trigger says.
+
+    `record`: the relation that a table became there, if the message is of one. `in_force`: those that hold
+    for rows from there on although the stream does not announce them again.
+    """
+
+    record: RelationRecord | None = None
+    in_force: tuple[RelationRecord, ...] = ()
+
+
+LookAtDdl = Callable[[messages.LogicalMessage, int], Ddl | None]
+"""What a logical message, likewise, says of DDL; None when it is not one of our event trigger's."""
+
+
+@dataclass(frozen=True)
+class _Events:
+    """What the chunk says of relations, by message index, in order.
+
+    `records` become rows; `in_force` says which version of a relation holds for the rows after it.
+    """
+
+    records: dict[int, RelationRecord]
+    in_force: list[tuple[int, RelationRecord]]
 
 
 class Stamper:
     """Turns splits into ROW_SCHEMA tables in stream order; remembers the version of each relation."""
 
-    def __init__(self, epoch: Epoch, look_up: LookUp) -> None:
+    def __init__(self, epoch: Epoch, look_up: LookUp, look_at_ddl: LookAtDdl | None = None) -> None:
         self._epoch = epoch
         self._look_up = look_up
+        self._look_at_ddl = look_at_ddl or (lambda _message, _lsn: None)
         self._versions: dict[int, int] = {}
 
     def stamp(self, split: Split) -> pa.Table:
         """Rows of the chunk by (commit_lsn, ordinal). Raises WireError for a row of an unknown relation."""
-        changes = self._changes_of_version(split)
-        versions = self._stamp_versions(split, changes)
+        events = self._events(split)
+        versions = self._stamp_versions(split, events)
         rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
         rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
-        controls = [row for control in split.controls for row in self._control_rows(control, changes)]
-        self._versions.update({record.message.oid: record.version for record in changes.values()})
+        controls = [row for control in split.controls for row in self._control_rows(control, events)]
+        self._versions.update({record.message.oid: record.version for _, record in events.in_force})
         if not controls:
             return rows
         table = pa.concat_tables([rows, pa.Table.from_pylist(controls, schema=ROW_SCHEMA)])
         return table.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
-    def _changes_of_version(self, split: Split) -> dict[int, RelationRecord]:
-        """The chunk's Relation messages by message index, looked up in the catalog."""
-        return {
-            control.index: self._look_up(messages.parse_relation(control.data))
-            for control in split.controls
-            if control.tag == "R"
-        }
+    def _events(self, split: Split) -> _Events:
+        """The chunk's Relation messages, looked up in the catalog, and what it says of DDL."""
+        events = _Events({}, [])
+        for control in split.controls:
+            if control.tag == "R":
+                record = self._look_up(messages.parse_relation(control.data), control.commit_lsn)
+                events.records[control.index] = record
+                events.in_force.append((control.index, record))
+            elif control.tag == "M" and control.commit_us != NO_TIME:
+                ddl = self._look_at_ddl(messages.parse_message(control.data), control.commit_lsn)
+                if ddl is not None and ddl.record is not None:
+                    events.records[control.index] = ddl.record
+                events.in_force.extend((control.index, record) for record in (ddl.in_force if ddl else ()))
+        return events
 
-    def _stamp_versions(self, split: Split, changes: dict[int, RelationRecord]) -> Int64s:
-        """Each row's relation version: the one announced last before it."""
+    def _stamp_versions(self, split: Split, events: _Events) -> Int64s:
+        """Each row's relation version: the one that came into force last before it."""
         ids = split.rows["relation_id"].to_numpy()
         versions = np.zeros(len(ids), np.int64)
         for relation_id in np.unique(ids).tolist():
@@ -55,31 +92,31 @@ class Stamper:
             version = self._versions.get(relation_id)
             if version is not None:
                 versions[mine] = version
-            for index, record in changes.items():
+            for index, record in events.in_force:
                 if record.message.oid == relation_id:
                     versions[mine & (split.row_index > index)] = record.version
         if len(versions) and not versions.all():
             raise WireError("the stream sent a row before its relation")
         return versions
 
-    def _version_at(self, relation_id: int, index: int, changes: dict[int, RelationRecord]) -> int:
+    def _version_at(self, relation_id: int, index: int, events: _Events) -> int:
         """A relation's version at a message of the chunk; 0 when it was never announced."""
         version = self._versions.get(relation_id, 0)
-        for place, record in changes.items():
+        for place, record in events.in_force:
             if place < index and record.message.oid == relation_id:
                 version = record.version
         return version
 
-    def _control_rows(self, control: Control, changes: dict[int, RelationRecord]) -> list[dict[str, object]]:
-        if control.tag == "R":
-            record = changes[control.index]
+    def _control_rows(self, control: Control, events: _Events) -> list[dict[str, object]]:
+        record = events.records.get(control.index)
+        if record is not None:
             return [self._row(control, "R", record.message.oid, record.version, [record.to_json()])]
         if control.tag == "T":
             truncate = messages.parse_truncate(control.data)
             option = {(1, 1): "cascade restart identity", (1, 0): "cascade", (0, 1): "restart identity"}
             text = option.get((truncate.cascade, truncate.restart_identity), "")
             return [
-                self._row(control, "T", oid, self._version_at(oid, control.index, changes), [text], offset)
+                self._row(control, "T", oid, self._version_at(oid, control.index, events), [text], offset)
                 for offset, oid in enumerate(truncate.oids)
             ]
         message = messages.parse_message(control.data)
