@@ -1,0 +1,185 @@
+"""PgSchemaDriftSensor: DDL at the source that no row has followed yet, or that a migration would bring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
+from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
+from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
+from airflow_provider_pgrepl.operators.failures import as_airflow, translated
+from airflow_provider_pgrepl.operators.pipeline_argument import (
+    PipelineArgument,
+    check_at_parse_time,
+    read_flag,
+    read_pipeline,
+)
+from airflow_provider_pgrepl.replication.app.drift import check_drift
+from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+from airflow_provider_pgrepl.replication.app.migration_check import check_migration
+from airflow_provider_pgrepl.triggers.drift import DriftTrigger
+
+_FAIL_ON = ("unsafe", "any", "never")
+_GRACE = timedelta(minutes=5)
+
+
+class PgSchemaDriftSensor(BaseSensorOperator):
+    """Compare a pipeline's tables with the source's catalog; put those that cannot go on in error.
+
+    It checks once and returns what it found, so that the schedule of its DAG is how often drift is looked
+    for. With `until_drift` it waits for drift instead, and tasks after it deal with it.
+
+    :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
+    :param fail_on: `unsafe`: fail when a table cannot go on; `any`: also when one changed safely, or a new
+        one matches; `never` (templated)
+    :param put_in_error: whether tables that cannot go on are put in error (templated)
+    :param until_drift: check every `poke_interval` until there is something to report
+    :param sql: try this migration instead, on the database of `database_conn_id`; nothing of it stays
+        (templated)
+    :param migration_file: likewise, a file (templated)
+    :param database_conn_id: where to try it: a copy of the source's schema (templated)
+    :param migration_timeout_s: how long the migration may take
+    :param deferrable: let the triggerer make the checks
+
+    A failure is no reason to retry, so there are no retries then. The report is in XCom also when the task
+    fails. `soft_fail` makes it skipped.
+    """
+
+    template_fields: Sequence[str] = (
+        "pipeline",
+        "fail_on",
+        "put_in_error",
+        "sql",
+        "migration_file",
+        "database_conn_id",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json", "sql": "sql"}
+    ui_color = "#d9e8f5"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineArgument,
+        fail_on: str = "unsafe",
+        put_in_error: bool | str = True,
+        until_drift: bool = False,
+        sql: str | None = None,
+        migration_file: str | None = None,
+        database_conn_id: str | None = None,
+        migration_timeout_s: float = 300.0,
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_at_parse_time(pipeline)
+        self.pipeline = pipeline
+        self.fail_on = fail_on
+        self.put_in_error = put_in_error
+        self.until_drift = until_drift
+        self.sql = sql
+        self.migration_file = migration_file
+        self.database_conn_id = database_conn_id
+        self.migration_timeout_s = migration_timeout_s
+        self.deferrable = deferrable
+
+    def execute(self, context: Any) -> Any:
+        if not self.deferrable or self._tries_a_migration:
+            return super().execute(context)
+        with translated():
+            self._check_arguments()
+            pipeline, put_in_error = read_pipeline(self.pipeline), self._puts_in_error
+        trigger = DriftTrigger(
+            pipeline=pipeline.to_json(),
+            put_in_error=put_in_error,
+            until_drift=self.until_drift,
+            poke_interval_s=self.poke_interval,
+            deadline=time.time() + self.timeout,
+        )
+        # The trigger keeps the time itself; this is for one that cannot.
+        timeout = timedelta(seconds=self.timeout) + _GRACE
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timeout)
+        return None
+
+    def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
+        """What the triggerer found."""
+        if event["status"] == "timeout":
+            raise AirflowSensorTimeout(f"nothing has drifted within {self.timeout} s")
+        if event["status"] == "failed":
+            kind: type[PgReplError] = getattr(errors, event["error"])
+            raise as_airflow(kind(event["message"], event["hint"]))
+        return self._conclude(DriftReport.from_dict(event["report"]), context).xcom_value
+
+    def poke(self, context: Any) -> PokeReturnValue:
+        with translated():
+            self._check_arguments()
+            report = self._check()
+        if report is None or (self._waits and not report.found_anything):
+            return PokeReturnValue(is_done=False)
+        return self._conclude(report, context)
+
+    def _check(self) -> DriftReport | None:
+        """What is found; None when that could not be seen just now, and is to be tried again."""
+        pipeline = read_pipeline(self.pipeline)
+        if self._tries_a_migration:
+            dsn = PgReplicationHook(self.database_conn_id or "").dsn()
+            return check_migration(dsn, pipeline, self._migration(), self.migration_timeout_s)
+        try:
+            return check_drift(access_to(pipeline), self._puts_in_error)
+        except PgReplError as error:
+            if not self._waits or error.retry is not Retry.TIMED:
+                raise
+            self.log.warning("The check could not be made, and will be again: %s", error)
+            return None
+
+    def _migration(self) -> str:
+        if self.sql is not None:
+            return self.sql
+        path = Path(self.migration_file or "")
+        try:
+            return path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the migration {path}: {type(error).__name__}") from None
+
+    def _conclude(self, report: DriftReport, context: Any) -> PokeReturnValue:
+        self.log.info("%s", report.to_text())
+        found = report.to_dict()
+        if self._is_failure(report):
+            context["ti"].xcom_push(key="return_value", value=found)
+            raise AirflowFailException(report.to_text())
+        return PokeReturnValue(is_done=True, xcom_value=found)
+
+    def _is_failure(self, report: DriftReport) -> bool:
+        if self.fail_on == "never":
+            return False
+        return report.found_anything if self.fail_on == "any" else report.is_unsafe
+
+    def _check_arguments(self) -> None:
+        if self.fail_on not in _FAIL_ON:
+            raise ConfigError(f"fail_on: {self.fail_on!r} must be one of {', '.join(_FAIL_ON)}")
+        if self.sql is not None and self.migration_file is not None:
+            raise ConfigError("sql and migration_file: give one of them")
+        if self._tries_a_migration and not self.database_conn_id:
+            raise ConfigError(
+                "database_conn_id: is needed to try a migration",
+                "the connection of a copy of the source's schema, never the source itself",
+            )
+
+    @property
+    def _tries_a_migration(self) -> bool:
+        return self.sql is not None or self.migration_file is not None
+
+    @property
+    def _waits(self) -> bool:
+        return self.until_drift and not self._tries_a_migration
+
+    @property
+    def _puts_in_error(self) -> bool:
+        return read_flag("put_in_error", self.put_in_error)

@@ -1,0 +1,85 @@
+"""DriftTrigger: the drift sensor's checks, made by the triggerer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_pgrepl.errors import PgReplError, Retry
+from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.replication.app.drift import check_drift
+from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+from airflow_provider_pgrepl.replication.config import Pipeline
+
+
+class DriftTrigger(BaseTrigger):
+    """Check once, or until something has drifted; connections are looked up here, by the pipeline's ids.
+
+    :param pipeline: JSON text; it holds no secrets
+    :param put_in_error: whether tables that cannot go on are put in error
+    :param until_drift: go on until something is found. What a retry may mend is then passed over
+    :param poke_interval_s: seconds between two checks
+    :param deadline: seconds since 1970 after which no further check is made
+
+    The event has a `status`: `checked` with a `report`, `failed` with `error`, `message` and `hint`, or
+    `timeout`. A triggerer that is restarted begins anew, which a check does not mind.
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline: str,
+        put_in_error: bool,
+        until_drift: bool,
+        poke_interval_s: float,
+        deadline: float,
+    ) -> None:
+        super().__init__()
+        self.pipeline = pipeline
+        self.put_in_error = put_in_error
+        self.until_drift = until_drift
+        self.poke_interval_s = poke_interval_s
+        self.deadline = deadline
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{__name__}.{type(self).__name__}", {
+            "pipeline": self.pipeline,
+            "put_in_error": self.put_in_error,
+            "until_drift": self.until_drift,
+            "poke_interval_s": self.poke_interval_s,
+            "deadline": self.deadline,
+        }
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        while True:
+            # In a thread: it would hold up every other trigger.
+            event = await asyncio.to_thread(self._check)
+            left = self.deadline - time.time()
+            if event is None and left <= 0:
+                event = {"status": "timeout"}
+            if event is not None:
+                yield TriggerEvent(event)
+                return
+            await asyncio.sleep(min(self.poke_interval_s, left))
+
+    def _check(self) -> dict[str, Any] | None:
+        """The event that ends the waiting, if there is one."""
+        try:
+            report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.put_in_error)
+        except PgReplError as error:
+            if self.until_drift and error.retry is Retry.TIMED:
+                self.log.warning("The check could not be made, and will be again: %s", error)
+                return None
+            names = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+            return {"status": "failed", **names}
+        self.log.info("%s", report.to_text())
+        return self._event(report)
+
+    def _event(self, report: DriftReport) -> dict[str, Any] | None:
+        if self.until_drift and not report.found_anything:
+            return None
+        return {"status": "checked", "report": report.to_dict()}
