@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 
-_PUBLICATION = """
+PUBLICATION = """
 SELECT p.oid::bigint, p.xmin::text::bigint, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols'
 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
 """
@@ -30,12 +30,15 @@ FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
 WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
 
-_SCHEMA_MEMBERS = """
+SCHEMA_MEMBERS = (
+    _ABOVE
+    + """
 SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint
 FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
     JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
 WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
+)
 
 COLUMN_LISTS_SINCE = 150000
 """Server version from which publications have column lists, row filters and whole schemas."""
@@ -60,6 +63,12 @@ class Membership:
     stored_generated: bool = False
 
 
+def members_query(server_version: int) -> str:
+    """Which of a publication's members publish some tables, and by which column lists."""
+    lists = "m.prattrs::int2[]" if server_version >= COLUMN_LISTS_SINCE else "NULL::int2[]"
+    return _ABOVE + _MEMBERS.replace("{columns}", lists)
+
+
 def memberships(
     connection: Connection, oids: Sequence[int], publication: str | None, *, planned: bool
 ) -> dict[int, Membership]:
@@ -67,7 +76,7 @@ def memberships(
 
     `planned`: one that is not there yet publishes what `create_publication` will have it publish.
     """
-    found = rows(connection, _PUBLICATION, {"publication": publication}) if publication else []
+    found = rows(connection, PUBLICATION, {"publication": publication}) if publication else []
     if not found:
         stored = planned and connection.server_version >= GENERATED_COLUMNS_SINCE
         return dict.fromkeys(oids, Membership(stored_generated=stored))
@@ -79,12 +88,12 @@ def memberships(
     members = dict.fromkeys(oids, Membership(stored_generated=stored))
     by_version = connection.server_version >= COLUMN_LISTS_SINCE
     wanted = {"publication_oid": publication_oid, "oids": oids}
-    query = _ABOVE + _MEMBERS.replace("{columns}", "m.prattrs::int2[]" if by_version else "NULL::int2[]")
+    query = members_query(connection.server_version)
     for oid, member, member_xmin, listed in rows(connection, query, wanted):
         columns = None if listed is None else frozenset(listed)
         members[oid] = Membership(publication_oid, xmin, member, member_xmin, columns, stored)
     if by_version:
         # A whole schema wins over a member of it: neither column list nor row filter is used then.
-        for oid, member, member_xmin in rows(connection, _ABOVE + _SCHEMA_MEMBERS, wanted):
+        for oid, member, member_xmin in rows(connection, SCHEMA_MEMBERS, wanted):
             members[oid] = Membership(publication_oid, xmin, member, member_xmin, None, stored)
     return members

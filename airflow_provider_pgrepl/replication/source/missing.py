@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.source.partitions import Leaf
 
 # The array has one element, read as if it were an array of texts; array_to_string puts together again what
 # comes apart because the type, as box, has another delimiter and does not quote commas.
-_MISSING = """
+MISSING = """
 SELECT a.attrelid::bigint, a.attname, a.xmin::text::bigint,
     CASE WHEN NOT a.atttypid = ANY (%(row_types)s::oid[])
         THEN pg_catalog.array_to_string(a.attmissingval::text::text[], ',') END
@@ -46,7 +46,7 @@ def read_missing(connection: Connection, oids: Iterable[int], types: Iterable[Pg
     """
     row_types = sorted({pg_type.oid for pg_type in types if _has_row(pg_type)})
     wanted = {"oids": sorted(set(oids)), "row_types": row_types}
-    return {(oid, name): Missing(xmin, text) for oid, name, xmin, text in rows(connection, _MISSING, wanted)}
+    return {(oid, name): Missing(xmin, text) for oid, name, xmin, text in rows(connection, MISSING, wanted)}
 
 
 def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Relation:

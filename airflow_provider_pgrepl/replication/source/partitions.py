@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, ro
 
 # Plain reads, like those of relations: they obey the transaction's snapshot. A table's row of pg_attribute
 # for a system column is never touched again, unlike those of pg_class and pg_type: its xmin is the maker's.
-_LEAVES = """
+LEAVES = """
 WITH RECURSIVE part (root, oid, relkind, linked) AS (
     SELECT c.oid, c.oid, c.relkind, NULL::xid
     FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
@@ -63,6 +63,6 @@ def read_leaves(connection: Connection, oid: int) -> list[Leaf]:
 def leaves_of(connection: Connection, oids: Iterable[int]) -> dict[int, list[Leaf]]:
     """`read_leaves` of many tables at once. Raises psycopg2's errors."""
     leaves: dict[int, list[Leaf]] = defaultdict(list)
-    for root, oid, schema, name, *facts in rows(connection, _LEAVES, {"oids": list(oids)}):
+    for root, oid, schema, name, *facts in rows(connection, LEAVES, {"oids": list(oids)}):
         leaves[root].append(Leaf(oid, TableName(schema, name), *facts))
     return leaves

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation, TableName
+from airflow_provider_pgrepl.replication.source.attached import with_had_rows
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.membership import (
     COLUMN_LISTS_SINCE,
@@ -33,14 +34,14 @@ __all__ = [
     "read_relations",
 ]
 
-_TABLES = """
+TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint,
     c.relnatts
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
 """
 
-_COLUMNS = """
+COLUMNS = """
 SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod), t.typtype::text, a.attnotnull,
        a.xmin::text::bigint, a.atthasmissing, a.attgenerated::text
@@ -49,7 +50,7 @@ WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
 
-_KEYS = """
+KEYS = """
 SELECT i.indrelid::bigint, (i.indkey::int2[])[0 : i.indnkeyatts - 1]
 FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relreplident
@@ -60,13 +61,20 @@ WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relrepliden
 """
 
 
-def read_relation(connection: Connection, oid: int, publication: str | None) -> Relation | None:
+def read_relation(
+    connection: Connection, oid: int, publication: str | None, *, had_rows: bool = False
+) -> Relation | None:
     """The table with this oid, as `publication` publishes it; None when it is gone.
 
     Without a publication all columns that are not generated; a table that is not a member of it, as if it
-    were added without a column list.
+    were added without a column list. `had_rows`: say of its partitions which may have held rows when they
+    became partitions, which needs a connection in autocommit mode, and the right to look into small ones.
     """
-    return read_relations(connection, [oid], publication).get(oid)
+    found = read_relations(connection, [oid], publication).get(oid)
+    if found is None or not had_rows:
+        return found
+    with source_errors("looking into the partitions"):
+        return with_had_rows(connection, found)
 
 
 def find_relation(
@@ -93,11 +101,11 @@ def read_relations(
     wanted = {"oids": list(oids)}
     with source_errors("reading the catalog"):
         members = memberships(connection, wanted["oids"], publication, planned=planned)
-        keys = {oid: frozenset(attnums) for oid, attnums in rows(connection, _KEYS, wanted)}
+        keys = {oid: frozenset(attnums) for oid, attnums in rows(connection, KEYS, wanted)}
         columns: dict[int, list[tuple[Any, ...]]] = defaultdict(list)
-        for oid, *column in rows(connection, _COLUMNS, wanted):
+        for oid, *column in rows(connection, COLUMNS, wanted):
             columns[oid].append(tuple(column))
-        tables = {oid: tuple(more) for oid, *more in rows(connection, _TABLES, wanted)}
+        tables = {oid: tuple(more) for oid, *more in rows(connection, TABLES, wanted)}
         types = Types.read(connection, {column[2] for found in columns.values() for column in found})
         partitioned = [oid for oid, (_, _, relkind, *_) in tables.items() if relkind == "p"]
         leaves = leaves_of(connection, partitioned) if partitioned else {}

@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.relation import PgType
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 
 # Plain reads, like those of relations: they obey the transaction's snapshot.
-_PARTS = """
+PARTS = """
 WITH RECURSIVE wanted (oid) AS (
     SELECT pg_catalog.unnest(%(oids)s::oid[])
     UNION
@@ -27,7 +27,7 @@ WITH RECURSIVE wanted (oid) AS (
 )
 """
 
-_TYPES = """
+TYPES = """
 SELECT t.oid::bigint, t.typname::text, t.typtype::text, t.typdelim::text, t.typelem::bigint,
     t.typelem <> 0 AND t.typsubscript = 'pg_catalog.array_subscript_handler'::regproc,
     t.typbasetype::bigint, t.typtypmod, coalesce(r.rngsubtype, m.rngtypid, 0)::bigint,
@@ -39,14 +39,14 @@ FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
     LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
 """
 
-_FIELDS = """
+FIELDS = """
 SELECT t.oid::bigint, a.attname::text, a.atttypid::bigint, a.atttypmod
 FROM wanted JOIN pg_catalog.pg_type t ON t.oid = wanted.oid
     JOIN pg_catalog.pg_attribute a ON a.attrelid = t.typrelid
 WHERE t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped ORDER BY t.oid, a.attnum
 """
 
-_LABELS = """
+LABELS = """
 SELECT e.enumtypid::bigint, e.oid::bigint, e.enumlabel::text
 FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY (%(enums)s::oid[]) ORDER BY e.enumtypid, e.enumsortorder
 """
@@ -67,11 +67,11 @@ class Types:
     def read(cls, connection: Connection, oids: Iterable[int]) -> Types:
         """These types and all that they are made of."""
         wanted = {"oids": sorted(set(oids))}
-        types = cls({oid: tuple(more) for oid, *more in rows(connection, _PARTS + _TYPES, wanted)})
-        for oid, *of_field in rows(connection, _PARTS + _FIELDS, wanted):
+        types = cls({oid: tuple(more) for oid, *more in rows(connection, PARTS + TYPES, wanted)})
+        for oid, *of_field in rows(connection, PARTS + FIELDS, wanted):
             types._fields[oid].append(tuple(of_field))
         enums = [oid for oid, (_, kind, *_) in types._types.items() if kind == "e"]
-        for oid, *label in rows(connection, _LABELS, {"enums": enums}) if enums else ():
+        for oid, *label in rows(connection, LABELS, {"enums": enums}) if enums else ():
             types._labels[oid].append(tuple(label))
         return types
 
