@@ -1,0 +1,145 @@
+"""Attached partitions: which may have held rows when they became partitions. No stream tells of those.
+
+A partition made as one (CREATE TABLE … PARTITION OF) was empty. One that was attached, or lies below one that
+was, is looked into if it is small: a row that was there before counts. All that is not clear counts as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import psycopg2
+
+from airflow_provider_pgrepl.replication.relation import Partition, Relation
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+
+# `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
+# is replaced by RENAME, often in the transaction that attaches.
+_NODES = """
+WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked_xmax) AS (
+    SELECT c.oid, 0::oid, c.relkind, 0, '0'::xid, '0'::cid, '0'::xid
+    FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+    UNION ALL
+    SELECT c.oid, i.inhparent, c.relkind, c.relpages, i.xmin, i.cmin, i.xmax
+    FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid
+        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+    WHERE part.relkind = 'p'
+)
+SELECT part.oid::bigint, part.parent::bigint, part.relkind::text, part.relpages,
+    born.xmin::text::bigint, born.cmin::text::bigint, pg_catalog.age(born.xmin),
+    part.linked::text::bigint, part.linked_cmin::text::bigint, pg_catalog.age(part.linked),
+    part.linked_xmax = '0'::xid
+FROM part JOIN pg_catalog.pg_attribute born ON born.attrelid = part.oid AND born.attnum = -1
+WHERE part.parent <> 0
+"""
+
+# A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
+# linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
+_HAS_EARLIER_ROW = """
+LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT;
+SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
+    SELECT FROM ONLY {table} AS r WHERE NOT CASE
+        WHEN r.xmin = %(linked)s::text::xid THEN r.xmax = '0'::xid AND r.cmin::text::bigint > %(linked_cmin)s
+        WHEN pg_catalog.age(r.xmin) < 0
+            OR pg_catalog.age(r.xmin) >= pg_catalog.age(%(linked)s::text::xid) THEN false
+        WHEN %(at_once)s THEN r.xmax = '0'::xid
+            AND NOT r.cmin::text::bigint BETWEEN %(born_cmin)s + 1 AND %(linked_cmin)s - 1
+        ELSE %(linked_cmin)s = 0 END
+) END
+"""
+
+_MOST_PAGES = 64
+_MOST_BYTES = _MOST_PAGES * 8192
+_MOST_TABLES = 32
+_COMMANDS_OF_CREATE = 2
+"""PARTITION OF writes the link so many commands after the table; an INSERT between needs one more."""
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A table below a partitioned one: when it was made, and when linked to its parent."""
+
+    oid: int
+    parent: int
+    relkind: str
+    pages: int
+    born: int
+    born_cmin: int
+    born_age: int
+    linked: int
+    linked_cmin: int
+    linked_age: int
+    link_is_clear: bool
+
+    @property
+    def is_made_as_one(self) -> bool:
+        commands = self.linked_cmin - self.born_cmin
+        return self.link_is_clear and self.linked == self.born and 0 <= commands <= _COMMANDS_OF_CREATE
+
+    def is_older_than(self, leaf: _Node) -> bool:
+        """Whether it was linked before the leaf was made."""
+        if self.linked == leaf.born:
+            return self.link_is_clear and self.linked_cmin < leaf.born_cmin
+        return 0 <= leaf.born_age < self.linked_age
+
+
+def with_had_rows(connection: Connection, relation: Relation) -> Relation:
+    """The relation with `had_rows` of its partitions. Waits for no lock.
+
+    The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
+    """
+    if not relation.partitions:
+        return relation
+    nodes = {
+        node.oid: node for node in (_Node(*row) for row in rows(connection, _NODES, {"oid": relation.oid}))
+    }
+    doubtful = {
+        part.oid: links
+        for part in relation.partitions
+        if (links := list(_doubtful_links(nodes, part.oid))) or part.oid not in nodes
+    }
+    # Those linked last come first: of older ones the lake table has known for long.
+    looked_into = sorted(
+        (oid for oid, links in doubtful.items() if links), key=lambda oid: doubtful[oid][0].linked_age
+    )[:_MOST_TABLES]
+    partitions = {part.oid: part for part in relation.partitions}
+    had_rows = set(doubtful) - {
+        oid
+        for oid in looked_into
+        if not any(_has_earlier_row(connection, partitions[oid], nodes[oid], link) for link in doubtful[oid])
+    }
+    return replace(
+        relation,
+        partitions=tuple(replace(part, had_rows=part.oid in had_rows) for part in relation.partitions),
+    )
+
+
+def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
+    """The tables, from a leaf upwards, that were linked when the leaf may already have had rows."""
+    leaf = node = nodes.get(oid)
+    while leaf is not None and node is not None:
+        if not node.is_made_as_one and (node is leaf or not node.is_older_than(leaf)):
+            yield node
+        node = nodes.get(node.parent)
+
+
+def _has_earlier_row(connection: Connection, part: Partition, leaf: _Node, link: _Node) -> bool:
+    if leaf.relkind != "r" or leaf.pages > _MOST_PAGES or not link.link_is_clear:
+        return True
+    values = {
+        "oid": part.oid,
+        "most": _MOST_BYTES,
+        "linked": str(link.linked),
+        "linked_cmin": link.linked_cmin,
+        "born_cmin": leaf.born_cmin,
+        "at_once": leaf.born == link.linked,
+    }
+    try:
+        # One message: the lock is had for the query, or given up, without a transaction block of its own.
+        return bool(rows(connection, _HAS_EARLIER_ROW.replace("{table}", part.table.sql), values)[0][0])
+    except psycopg2.Error:
+        # Altered just now, gone, or no right to read it: nobody can say.
+        if connection.closed:
+            raise
+        return True

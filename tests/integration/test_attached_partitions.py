@@ -1,0 +1,167 @@
+"""Which partitions may have held rows when they became partitions, of which the stream says nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+
+Run = Callable[..., Any]
+
+LIKE = "create table p (like root including all)"
+ATTACH = "alter table root attach partition p for values from (0) to (100)"
+ROW = "insert into p values (1, 'x')"
+LATER = "insert into root values (2, 'y')"
+BRANCH = "create table branch (id int primary key, v text) partition by range (id)"
+GRAFT = "alter table root attach partition branch for values from (0) to (100)"
+TWIG = "create table p partition of branch for values from (0) to (50)"
+
+
+@pytest.fixture
+def source(dsn: str, run: Run) -> Iterator[Connection]:
+    run("create table root (id int primary key, v text) partition by range (id)")
+    connection = connect(dsn, "test")
+    yield connection
+    connection.close()
+
+
+def had_rows(source: Connection) -> dict[str, bool]:
+    oid = source_oid(source)
+    found = read_relation(source, oid, None, had_rows=True)
+    assert found is not None
+    return {part.table.name: part.had_rows for part in found.partitions}
+
+
+def source_oid(source: Connection) -> int:
+    found = find_relation(source, TableName("public", "root"))
+    assert found is not None
+    assert not any(part.had_rows for part in found.partitions), "said only when asked for"
+    return found.oid
+
+
+def at_once(*statements: str) -> list[str]:
+    return ["begin", *statements, "commit"]
+
+
+EMPTY = {
+    "made as one": ["create table p partition of root for values from (0) to (100)", LATER],
+    "made as one with a default": [
+        "create table p partition of root (v default 'x', check (id < 1000)) for values from (0) to (100)",
+        LATER,
+    ],
+    "made and filled as one": at_once("create table p partition of root for values from (0) to (100)", LATER),
+    "attached empty": [LIKE, ATTACH],
+    "attached empty and filled later": [LIKE, ATTACH, LATER],
+    "attached empty with what was there deleted": [LIKE, ROW, "delete from p", ATTACH, LATER],
+    "attached empty and filled at once": [LIKE, *at_once(ATTACH, LATER)],
+    "made and attached at once": [*at_once(LIKE, ATTACH), LATER],
+    "made, attached and filled at once": at_once(LIKE, ATTACH, LATER),
+    "made, attached and filled at once in parts": at_once(LIKE, ATTACH, "savepoint s", LATER, "release s"),
+    "made below a part": [
+        "create table branch partition of root for values from (0) to (100) partition by range (id)",
+        TWIG,
+        LATER,
+    ],
+    "made below an attached one": [BRANCH, GRAFT, TWIG, LATER],
+    "all made below an attached one at once": at_once(BRANCH, GRAFT, TWIG, LATER),
+    "attached below, empty": [BRANCH, TWIG, GRAFT, LATER],
+    "attached below, all at once": [*at_once(BRANCH, TWIG, GRAFT), LATER],
+    "rows moved into it": [
+        "create table q partition of root for values from (100) to (200)",
+        "insert into root values (150, 'moved')",
+        *at_once(LIKE, ATTACH, "update root set id = 50 where id = 150"),
+    ],
+}
+FILLED = {
+    "attached with rows": [LIKE, ROW, ATTACH],
+    "attached with rows and renamed at once": [
+        "create table other (like root including all)",
+        "insert into other values (1)",
+        *at_once("alter table other rename to p", ATTACH),
+    ],
+    "filled and attached at once": [LIKE, *at_once(ROW, ATTACH), LATER],
+    "made, filled and attached at once": [*at_once(LIKE, ROW, ATTACH), LATER],
+    "made without anything, filled and attached at once": at_once(
+        "create table p (id int not null, v text)", ROW, ATTACH
+    ),
+    "made, filled in parts and attached at once": at_once(LIKE, "savepoint s", ROW, "release s", ATTACH),
+    "made in parts, filled and attached at once": at_once("savepoint s", LIKE, "release s", ROW, ATTACH),
+    "filled by another while an older transaction was to attach it": [
+        "create table other (id int)",
+        LIKE,
+        "begin",
+        "insert into other values (1)",
+        "-- another",
+        ATTACH,
+        "commit",
+    ],
+    "attached below, with rows": [BRANCH, TWIG, ROW, GRAFT],
+    "attached below, with rows, all at once": at_once(BRANCH, TWIG, ROW, GRAFT),
+    "attached below, after it was attached itself": [
+        BRANCH,
+        LIKE,
+        ROW,
+        "alter table branch attach partition p for values from (0) to (50)",
+        GRAFT,
+    ],
+    "rows moved into it before": [
+        BRANCH,
+        TWIG,
+        "create table q partition of branch for values from (50) to (100)",
+        "insert into branch values (60, 'moved')",
+        "update branch set id = 10 where id = 60",
+        GRAFT,
+    ],
+    "attached with too many rows to look at": [
+        LIKE,
+        "alter table p set (fillfactor = 10)",
+        ATTACH,
+        "insert into root select g, repeat('x', 1000) from generate_series(0, 99) g",
+    ],
+}
+
+
+def carry_out(run: Run, dsn: str, statements: list[str]) -> None:
+    for statement in statements:
+        if statement == "-- another":
+            with psycopg2.connect(dsn) as other, other.cursor() as cursor:
+                cursor.execute(ROW)
+            other.close()
+        else:
+            run(statement)
+
+
+@pytest.mark.parametrize("statements", EMPTY.values(), ids=EMPTY)
+def test_a_partition_that_was_empty_is_known_to_have_been(
+    source: Connection, run: Run, dsn: str, statements: list[str]
+) -> None:
+    carry_out(run, dsn, statements)
+    assert had_rows(source)["p"] is False
+
+
+@pytest.mark.parametrize("statements", FILLED.values(), ids=FILLED)
+def test_a_partition_that_may_have_held_rows_is_said_to(
+    source: Connection, run: Run, dsn: str, statements: list[str]
+) -> None:
+    carry_out(run, dsn, statements)
+    assert had_rows(source)["p"] is True
+
+
+def test_what_may_not_be_read_or_is_locked_counts_as_filled(source: Connection, run: Run, dsn: str) -> None:
+    run(LIKE, ATTACH)
+    assert had_rows(source)["p"] is False
+    run("begin", "lock table p in access exclusive mode")
+    assert had_rows(source)["p"] is True
+    run("rollback", "create role reader login", "grant usage on schema public to reader")
+    source.cursor().execute("set role reader")
+    try:
+        assert had_rows(source)["p"] is True
+    finally:
+        source.cursor().execute("reset role")
+        run("drop owned by reader", "drop role reader")
