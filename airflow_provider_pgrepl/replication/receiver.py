@@ -16,20 +16,20 @@ from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl.errors import FencedError, PgReplError
 from airflow_provider_pgrepl.replication import continuity
+from airflow_provider_pgrepl.replication.announcements import Announcements
 from airflow_provider_pgrepl.replication.changelog.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.resent import ResentCheck
 from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source import catalog
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source import catalog, event_trigger
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
-from airflow_provider_pgrepl.replication.wire.messages import RelationMessage
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,17 @@ class Receiver:
         self._writer = writer = ChangelogWriter(uri)
         self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(uri, writer, self._confirmed)
-        self._index = RelationIndex(relations_uri(pipeline.lake_root))
+        index = RelationIndex(relations_uri(pipeline.lake_root))
+        announcements = Announcements(
+            pipeline.name,
+            pipeline.publication,
+            writer.epoch,
+            index,
+            read_relation=self._read_relation,
+            read_trigger=self._read_trigger,
+        )
         self._splitter = Splitter()
-        self._stamper = Stamper(writer.epoch, self._read_relation)
+        self._stamper = Stamper(writer.epoch, announcements.announced, announcements.look_at_ddl)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
@@ -272,8 +280,11 @@ class Receiver:
         self._last_record = time.monotonic()
         self._settle()
 
-    def _read_relation(self, message: RelationMessage) -> RelationRecord:
-        found = catalog.read_relation(self._catalog, message.oid, self._pipeline.publication)
-        record = RelationRecord(message, found)
-        self._index.add(self._writer.epoch, record)
-        return record
+    def _read_relation(self, oid: int) -> Relation | None:
+        return catalog.read_relation(self._catalog, oid, self._pipeline.publication)
+
+    def _read_trigger(self) -> str | None:
+        """Only one that the pipeline asks for counts: nobody keeps another as it has to be."""
+        if not self._pipeline.event_trigger:
+            return None
+        return event_trigger.read_identity(self._catalog, self._pipeline.name)

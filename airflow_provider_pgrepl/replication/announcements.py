@@ -1,0 +1,138 @@
+"""What the stream says of relations: by Relation messages, and by the event trigger's where there is one.
+
+A Relation message does not say at which place the catalog became what it is now. An event trigger's message
+does, and carries the catalog of that place. So while the same event trigger watches, a relation is what was
+known of it last, until a message says otherwise, whatever the catalog is by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.changelog.stamping import Ddl
+from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.ddl_function import PREFIX
+from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
+from airflow_provider_pgrepl.replication.wire.messages import LogicalMessage, RelationMessage
+
+ReadRelation = Callable[[int], Relation | None]
+ReadTrigger = Callable[[], str | None]
+
+
+class Announcements:
+    """Looks relations up for one session of the receiver, and has each in the index before it is used.
+
+    `read_trigger` gives the identity of the event trigger that watches now, None without one.
+    """
+
+    def __init__(
+        self,
+        pipeline: str,
+        publication: str,
+        epoch: Epoch,
+        index: RelationIndex,
+        read_relation: ReadRelation,
+        read_trigger: ReadTrigger,
+    ) -> None:
+        self._pipeline = pipeline
+        self._publication = publication
+        self._epoch = epoch
+        self._index = index
+        self._read_relation = read_relation
+        self._read_trigger = read_trigger
+        self._messages: dict[int, RelationMessage] = {}
+        self._known: dict[int, tuple[RelationRecord, str]] = {}
+
+    def announced(self, message: RelationMessage, commit_lsn: int) -> RelationRecord:
+        """The relation of a Relation message in the transaction at this commit LSN.
+
+        The catalog may be a later one already. What was known last still holds when no DDL can have passed
+        unseen since: the trigger that told, or was there when the catalog was read, is the one that watches
+        now.
+        """
+        self._messages[message.oid] = message
+        # In this order: DDL between the two is still to come in the stream, if it is marked at all.
+        trigger = self._read_trigger()
+        found = self._read_relation(message.oid)
+        record = RelationRecord(message, found)
+        if trigger is not None:
+            known = self._last_known(message.oid, commit_lsn)
+            if known is not None and known[1] == trigger:
+                earlier = RelationRecord(message, known[0].catalog)
+                if earlier.agrees and not _differ_in_files_only(earlier.catalog, found):
+                    record = earlier
+        self._remember(record, trigger, commit_lsn)
+        return record
+
+    def look_at_ddl(self, message: LogicalMessage, commit_lsn: int) -> Ddl | None:
+        """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
+        if message.prefix != PREFIX:
+            return None
+        ddl = parse_ddl_message(message.content, self._publication)
+        if ddl is None or ddl.pipeline != self._pipeline:
+            return None
+        if not ddl.oid:
+            return self._look_at_all(commit_lsn)
+        record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
+        if record is None:
+            return None
+        if ddl.gone is None and ddl.relation is None:
+            trigger = self._read_trigger() or ""
+            record = replace(record, catalog=self._read_relation(ddl.oid))
+        announced = self._messages.get(ddl.oid)
+        if announced is not None and RelationRecord(announced, record.catalog).agrees:
+            # The stream may not announce it again: to it, nothing has changed.
+            record = replace(record, message=announced)
+        else:
+            announced = None
+        self._remember(record, trigger or None, commit_lsn)
+        return Ddl(record, () if announced is None else (record,))
+
+    def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
+        """The message's relation as if the stream had announced it; None for a table that is not known."""
+        if ddl.relation is not None:
+            return replace(RelationRecord.of_catalog(ddl.relation), using=ddl.using)
+        known = self._last_known(ddl.oid, commit_lsn)
+        last = self._messages.get(ddl.oid) or (known[0].message if known else None)
+        return None if last is None else RelationRecord(last, None, ddl.using)
+
+    def _look_at_all(self, commit_lsn: int) -> Ddl:
+        """Anything may have changed: relations are from here on what the catalog says now."""
+        self._known.clear()
+        self._index.forget(self._epoch, commit_lsn)
+        trigger = self._read_trigger()
+        records = tuple(
+            RelationRecord(message, self._read_relation(oid)) for oid, message in self._messages.items()
+        )
+        for record in records:
+            self._remember(record, trigger, commit_lsn)
+        return Ddl(in_force=records)
+
+    def _last_known(self, oid: int, commit_lsn: int) -> tuple[RelationRecord, str] | None:
+        known = self._known.get(oid)
+        if known is not None:
+            return known
+        found = self._index.in_force(self._epoch, oid, commit_lsn)
+        return None if found is None else (found[0], found[1].trigger)
+
+    def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> None:
+        place = None if trigger is None else Place(commit_lsn, trigger)
+        self._index.add(self._epoch, record, place)
+        if trigger is None:
+            self._known.pop(record.message.oid, None)
+        else:
+            self._known[record.message.oid] = record, trigger
+
+
+def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> bool:
+    """Whether all that happened is TRUNCATE, VACUUM FULL or the like, which are no DDL to event triggers."""
+    return earlier is not None and now is not None and _without_files(earlier) == _without_files(now)
+
+
+def _without_files(relation: Relation) -> Relation:
+    partitions = tuple(replace(part, relfilenode=0) for part in relation.partitions)
+    return replace(relation, relfilenode=0, partitions=partitions)
