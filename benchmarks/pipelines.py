@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import catalog, publication, slot, snapshot
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +67,10 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
     ):
         exported.close()
         record = begin_changelog(dsn, pipeline, exported.consistent_point)
-        failed = SnapshotCopy(spark, dsn, pipeline, store, record, keeper, exported).run()
+        for relation in keeper.relations:
+            for state in (TableState.PENDING, TableState.SNAPSHOTTING):
+                store.set_state(pipeline.name, relation.table, state)
+        failed = SnapshotCopy(spark, dsn, pipeline, store, record, keeper, exported).run().failed
     if failed:
         raise RuntimeError(f"in error: {failed}")
     return record

@@ -1,6 +1,9 @@
+import contextlib
+import re
+
 import pytest
 
-from airflow_provider_pgrepl.errors import PrivilegeError, PublicationError
+from airflow_provider_pgrepl.errors import PrivilegeError, PublicationError, Retry, SnapshotError
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.catalog import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -10,10 +13,18 @@ from airflow_provider_pgrepl.replication.source.publication import (
     drop_publication,
     read_publication,
 )
+from tests.conftest import closing_connection
 
 
 def relation(pg, name, schema="public"):
     return find_relation(pg, TableName(schema, name))
+
+
+@contextlib.contextmanager
+def other_session(dsn, application):
+    """A cursor of another client."""
+    with closing_connection(f"{dsn} application_name={application}") as connection:
+        yield connection.cursor()
 
 
 @pytest.fixture
@@ -34,15 +45,78 @@ def test_a_publication_holds_the_tables_asked_for_and_every_kind_of_change(pg, t
     assert found.via_root and not found.all_tables and found.oid and found.name == "P x"
 
 
-def test_tables_join_once(pg, tables):
+def test_tables_join_once(pg, dsn, tables):
     create_publication(pg, "p", tables[:1])
-    add_tables(pg, "p", tables)
+    assert add_tables(dsn, "p", tables, 10) == tables[1:]
     before = find_relation(pg, TableName("public", "t"), "p")
-    add_tables(pg, "p", tables)
+    assert add_tables(dsn, "p", tables, 10) == []
     assert len(read_publication(pg, "p").tables) == 3
     assert find_relation(pg, TableName("public", "t"), "p") == before
     with pytest.raises(PublicationError, match="no publication named q"):
-        add_tables(pg, "q", tables)
+        add_tables(dsn, "q", tables, 10)
+
+
+def test_a_table_that_is_being_written_joins_when_that_is_over(pg, dsn, tables):
+    create_publication(pg, "p", tables[:1])
+    with other_session(dsn, "billing") as writer:
+        writer.execute("begin; insert into part values (1)")
+        with pytest.raises(SnapshotError) as caught:
+            add_tables(dsn, "p", tables, 0.05)
+        assert re.search(
+            r"public\.t, public\.part: could not be locked \(SHARE ROW EXCLUSIVE\) within 0\.05 s, because of"
+            rf" pid {writer.connection.info.backend_pid} \(postgres, billing, in its transaction since \d",
+            caught.value.message,
+        )
+        assert caught.value.retry is Retry.TIMED
+        assert len(read_publication(pg, "p").tables) == 1
+        writer.execute("commit")
+    assert add_tables(dsn, "p", tables, 10) == tables[1:]
+
+
+def test_a_child_by_inheritance_may_be_written_while_its_parent_joins(pg, dsn, tables):
+    create_publication(pg, "p", tables[:1])
+    with other_session(dsn, "billing") as writer:
+        writer.execute("begin; insert into child values (1)")
+        assert add_tables(dsn, "p", tables[1:2], 0.2) == tables[1:2]
+
+
+def test_a_publication_is_read_while_its_tables_are_locked(pg, dsn, tables):
+    create_publication(pg, "p", tables)
+    with other_session(dsn, "migration") as migration:
+        migration.execute("begin; lock table t, part in access exclusive mode")
+        pg.cursor().execute("set lock_timeout = '100ms'")
+        assert len(read_publication(pg, "p").tables) == 3
+
+
+PUBLICATIONS = (
+    "for all tables",
+    "for all tables with (publish_via_partition_root = true)",
+    "for table only t, root_1",
+    "for table root, root_1, root_2",
+    "for table root, root_1, root_2 with (publish_via_partition_root = true)",
+    "for table root_2, t with (publish_via_partition_root = true)",
+    "for tables in schema s",
+    "for tables in schema s with (publish_via_partition_root = true)",
+    "for tables in schema public, table s.leaf with (publish_via_partition_root = true)",
+    "",
+)
+
+
+@pytest.mark.parametrize("what", PUBLICATIONS)
+def test_what_is_read_of_a_publication_is_what_the_server_says(pg, tables, what):
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "create schema s; create unlogged table s.unlogged (a int); create view s.v as select 1;"
+            "create table root (a int primary key) partition by range (a);"
+            "create table root_1 partition of root for values from (0) to (10);"
+            "create table root_2 partition of root for values from (10) to (30) partition by range (a);"
+            "create table s.leaf partition of root_2 for values from (10) to (20);"
+            "create table s.own (a int primary key); create materialized view s.m as select 1"
+        )
+        cursor.execute(f"create publication p {what}")
+        cursor.execute("select schemaname, tablename from pg_publication_tables where pubname = 'p'")
+        expected = {TableName(*found) for found in cursor.fetchall()}
+    assert read_publication(pg, "p").tables == expected
 
 
 def test_a_name_that_is_taken_is_an_error(pg, tables):

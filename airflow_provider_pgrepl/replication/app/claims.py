@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import PublicationError, SlotError
@@ -10,7 +11,10 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication, slot
 from airflow_provider_pgrepl.replication.source.catalog import Server
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.state.store import Store
+
+log = logging.getLogger(__name__)
 
 _ALL_CHANGES = "insert, update, delete, truncate"
 
@@ -19,6 +23,7 @@ _ALL_CHANGES = "insert, update, delete, truncate"
 class Claims:
     """Nothing is dropped or altered that another pipeline, or a person, has made."""
 
+    dsn: str
     source: Connection
     pipeline: Pipeline
     store: Store
@@ -36,7 +41,7 @@ class Claims:
                 f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}",
                 "set `slot` to a name that is free, or drop that slot if nobody needs it",
             )
-        found_publication = publication.read_publication(self.source, pipeline.publication)
+        found_publication = publication.read_identity(self.source, pipeline.publication)
         creates = pipeline.publication_mode == "create"
         publication_ours = (
             ours is not None and ours.publication_owned and ours.publication == pipeline.publication
@@ -81,25 +86,38 @@ class Claims:
             )
 
     def publication_oid(self) -> int:
-        found = publication.read_publication(self.source, self.pipeline.publication)
+        found = publication.read_identity(self.source, self.pipeline.publication)
         if found is None:
             raise PublicationError(f"the publication {self.pipeline.publication} was dropped meanwhile")
-        return found.oid
+        return found[0]
 
-    def publish(self, relations: list[Relation]) -> None:
-        """Add what the publication lacks. Raises PublicationError."""
-        found = publication.read_publication(self.source, self.pipeline.publication)
-        if found is None:
+    def check_publication(self, oid: int) -> None:
+        """Raises PublicationError when the epoch's publication is gone, or was made anew."""
+        found = publication.read_identity(self.source, self.pipeline.publication)
+        if found is None or found[0] != oid:
+            fate = "no longer exists" if found is None else "was dropped and made anew"
             raise PublicationError(
-                f"the publication {self.pipeline.publication} no longer exists",
+                f"the publication {self.pipeline.publication} {fate}",
                 "run the snapshot app with --new-epoch to take everything anew",
             )
-        missing = [relation for relation in relations if relation.table not in found.tables]
-        if missing and self.pipeline.publication_mode == "create":
-            publication.add_tables(self.source, self.pipeline.publication, missing)
-        elif missing:
-            names = ", ".join(str(relation.table) for relation in missing)
+
+    def publish(self, relations: list[Relation]) -> None:
+        """Add what the publication lacks, and see that the slot's reader hears of it.
+
+        Raises PublicationError; SnapshotError, with nothing changed, when a table could not be locked.
+        """
+        name = self.pipeline.publication
+        if self.pipeline.publication_mode == "create":
+            added = publication.add_tables(self.dsn, name, relations, self.pipeline.lock_timeout_s)
+            if added:
+                names = ", ".join(str(relation.table) for relation in added)
+                log.info("added to the publication %s: %s", name, names)
+                renew_walsender(self.source, self.pipeline.slot)
+            return
+        found = publication.read_publication(self.source, name)
+        held = found.tables if found else frozenset()
+        missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
+        if missing:
             raise PublicationError(
-                f"the publication {self.pipeline.publication} lacks {names}",
-                f"ALTER PUBLICATION {self.pipeline.publication} ADD TABLE {names}",
+                f"the publication {name} lacks {missing}", f"ALTER PUBLICATION {name} ADD TABLE {missing}"
             )

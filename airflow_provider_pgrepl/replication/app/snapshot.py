@@ -1,33 +1,60 @@
-"""The snapshot app: begins an epoch, or takes single tables, and copies them at one source snapshot."""
+"""The snapshot app: begins an epoch, or takes single tables, and copies them at one source snapshot.
+
+    snapshot --pipeline FILE.json                    what is not in the lake yet, or is in error
+    snapshot --pipeline FILE.json --tables a.b,c.d   these tables anew, whatever state they are in
+    snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
+    snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
+    snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables anew
+
+`take_tables`, `resnapshot`, `add_tables` and `begin_anew` do the same for who calls them. At first set-up
+everything is refused when anything is wrong, and nothing is created. Later on a table's own trouble puts that
+table into error, and the others are taken.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.errors import ChangelogError, ConfigError, LakeError, SnapshotError
+from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.claims import Claims
-from airflow_provider_pgrepl.replication.changelog import reader, writer
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.beginning import begin_epoch
+from airflow_provider_pgrepl.replication.app.epoch_record import check_owner, find_epoch, has_tables
+from airflow_provider_pgrepl.replication.app.membership import (
+    Records,
+    left_out,
+    retire_strangers,
+    unrecorded,
+    wishes_of,
+)
+from airflow_provider_pgrepl.replication.app.taking import Outcome, Taking
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.session import build_session
-from airflow_provider_pgrepl.replication.lake.snapshot import SnapshotCopy
-from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source import catalog, slot, snapshot
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.preflight import check_source
-from airflow_provider_pgrepl.replication.source.table_warnings import table_warnings
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.preflight import check_source, check_surroundings
+from airflow_provider_pgrepl.replication.source.selection import (
+    Selected,
+    Wishes,
+    check_choices,
+    select_tables,
+)
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Outcome", "add_tables", "begin_anew", "check_owner", "main", "resnapshot", "take_tables"]
 
 log = logging.getLogger(__name__)
 
 _DONE_STATES = (TableState.STREAMING, TableState.CATCHING_UP, TableState.PAUSED)
-_SNAPSHOT_ATTEMPTS = 3
 
 
 def main(argv: Sequence[str]) -> int:
@@ -36,215 +63,213 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--tables", metavar="a.b,c.d", help="take these tables (anew), and no others")
-    parser.add_argument(
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--tables", metavar="a.b,c.d", help="take these tables (anew), and no others")
+    ways.add_argument(
+        "--add",
+        metavar="a.b,c.d",
+        nargs="?",
+        const="",
+        help="take tables that the pipeline file does not hold; without names: those that match a pattern",
+    )
+    ways.add_argument(
         "--new-epoch", action="store_true", help="begin a new history: new slot, all tables taken anew"
     )
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    dsn = process.source_dsn()
-    chosen = _parse_tables(arguments.tables)
-    if chosen and arguments.new_epoch:
-        raise ConfigError("--tables and --new-epoch do not go together: a new epoch takes all tables anew")
-    check_source(dsn, pipeline, new_epoch=arguments.new_epoch)
-    source = connect(dsn, f"snapshot {pipeline.name}")
-    try:
-        with Store(process.state_dsn(), f"snapshot {pipeline.name}") as store:
-            store.migrate()
-            store.lock(pipeline.name, "snapshot")
-            return Snapshot(dsn, source, pipeline, store).run(chosen, new_epoch=arguments.new_epoch)
-    finally:
-        source.close()
+    access = Access.from_environment(pipeline)
+    if arguments.tables:
+        outcome = resnapshot(access, _parse_tables("--tables", arguments.tables))
+    elif arguments.add is not None:
+        outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
+    elif arguments.new_epoch:
+        outcome = begin_anew(access)
+    else:
+        outcome = take_tables(access)
+    if not outcome.failed:
+        return process.DONE
+    log.error(
+        "%d of %d tables are in error: %s",
+        len(outcome.failed),
+        len(outcome.failed) + len(outcome.copied),
+        ", ".join(map(str, sorted(outcome.failed))),
+    )
+    return process.WILL_NOT_HELP
 
 
-def _parse_tables(text: str | None) -> list[TableName]:
+def _parse_tables(option: str, text: str) -> list[TableName]:
     try:
-        return [TableName.parse(name.strip()) for name in (text or "").split(",") if name.strip()]
+        return [TableName.parse(name.strip()) for name in text.split(",") if name.strip()]
     except ValueError as error:
-        raise ConfigError(f"--tables: {error}") from None
+        raise ConfigError(f"{option}: {error}") from None
 
 
-def check_owner(pipeline: Pipeline, record: EpochRecord) -> None:
-    """Raises LakeError when the lake is another pipeline's."""
-    if record.pipeline != pipeline.name:
-        raise LakeError(
-            f"the lake {pipeline.lake_root} belongs to the pipeline {record.pipeline!r}",
-            f"give {pipeline.name!r} a lake root of its own",
+def take_tables(access: Access) -> Outcome:
+    """Begin the first epoch, or take what is not in the lake yet, or is in error. Raises PgReplError."""
+    with _opened(access) as run:
+        if not run.has_begun:
+            return run.begin()
+        selected, wishes = run.select(run.wishes)
+        leave = left_out(access.pipeline, unrecorded(selected, run.records))
+        retire_strangers(run.taking.store, access.pipeline, run.records)
+        return run.take([table for table in selected.tables - leave if run.is_due(selected, table)], wishes)
+
+
+def begin_anew(access: Access) -> Outcome:
+    """Begin a new epoch: new slot, publication and positions, all tables taken anew. Raises PgReplError."""
+    with _opened(access, new_epoch=True) as run:
+        return run.begin()
+
+
+def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
+    """Take these tables of the pipeline anew, whatever state they are in. Readers keep the old version until
+    one commit replaces it; the table then catches up with the others.
+
+    One that cannot be taken is in error then. Raises ConfigError for tables that are not the pipeline's, and
+    PgReplError for what concerns more than a table; run again, it takes what was not finished.
+    """
+    wanted = frozenset(tables)
+    with _opened(access) as run:
+        run.check_has_begun("--tables")
+        selected, wishes = run.select(
+            replace(
+                run.wishes,
+                added=run.wishes.added | (wanted & run.wishes.removed),
+                removed=run.wishes.removed - wanted,
+            )
         )
+        strangers = sorted(wanted - selected.tables - run.records.keys())
+        if strangers:
+            raise ConfigError(
+                f"--tables: {', '.join(map(str, strangers))} is not among the tables of the pipeline",
+                "add it to `tables` in the pipeline file, or take it with --add",
+            )
+        return run.take(wanted, wishes)
+
+
+def add_tables(access: Access, tables: Collection[TableName] | None = None) -> Outcome:
+    """Take tables that the pipeline file does not hold, or that were removed; None: all that match a pattern
+    now and are not recorded yet. What is in the lake already is left as it is.
+
+    Raises ConfigError, TableError for a table that cannot be replicated, with nothing done; SnapshotError,
+    which a retry may mend, when a table is written all the time and cannot be locked.
+    """
+    wanted = frozenset(tables or ())
+    with _opened(access) as run:
+        run.check_has_begun("--add")
+        selected, wishes = run.select(
+            replace(run.wishes, added=run.wishes.added | wanted, removed=run.wishes.removed - wanted)
+        )
+        if tables is None:
+            wanted = frozenset(unrecorded(selected, run.records))
+        for table in sorted(wanted - run.records.keys()):
+            if table in selected.problems:
+                raise selected.problems[table]
+        due = {table for table in wanted if table in run.wishes.removed or run.is_due(selected, table)}
+        for table in sorted(wanted - due):
+            log.info("table %s is replicated already", table)
+        return run.take(due, wishes)
 
 
 @dataclass
-class Snapshot:
-    """One run of the app."""
+class _Run:
+    """One run on a pipeline whose lock it holds."""
 
-    dsn: str
-    source: Connection
-    pipeline: Pipeline
-    store: Store
+    taking: Taking
+    epoch: EpochRecord | None
+    records: Records
+    new_epoch: bool
 
-    def run(self, chosen: list[TableName], *, new_epoch: bool) -> int:
-        """Copy what is to be copied; the exit code says whether every table made it."""
-        record = self._read_record()
-        relations = catalog.resolve_tables(self.source, self.pipeline)
-        self._retire_others(relations)
-        selected = self._select(relations, chosen, record, new_epoch=new_epoch)
-        if not selected:
+    @property
+    def has_begun(self) -> bool:
+        return not self.new_epoch and has_tables(self.epoch, self.records)
+
+    @property
+    def wishes(self) -> Wishes:
+        return wishes_of(self.records)
+
+    def check_has_begun(self, option: str) -> None:
+        if not self.has_begun:
+            raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
+
+    def select(self, wishes: Wishes) -> tuple[Selected, Wishes]:
+        """What belongs to the pipeline by these wishes. Raises ConfigError for choices for other tables."""
+        selected = select_tables(self.taking.source, self.taking.pipeline, wishes)
+        check_choices(self.taking.pipeline, selected.tables | wishes.removed)
+        return selected, wishes
+
+    def is_due(self, selected: Selected, table: TableName) -> bool:
+        """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
+        record = self.records.get(table)
+        if record is None or record.state not in _DONE_STATES:
+            return True
+        return table in selected.problems and record.state is not TableState.PAUSED
+
+    def begin(self) -> Outcome:
+        taking = self.taking
+        wishes = self.wishes
+        selected, _ = self.select(wishes)
+        leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
+        relations = [relation for relation in selected.relations if relation.table not in leave]
+        retire_strangers(taking.store, taking.pipeline, self.records)
+        return begin_epoch(taking, relations, wishes, self.epoch)
+
+    def take(self, tables: Collection[TableName], wishes: Wishes) -> Outcome:
+        if not tables:
             log.info("nothing to do: every table has been taken already")
-            return process.DONE
-        if new_epoch or record is None or not self._has_committed(record):
-            if chosen:
-                raise ConfigError("--tables: this pipeline has no epoch yet", "run it without --tables first")
-            return self._begin_epoch(relations, record)
-        return self._take_more(selected, record)
+            return Outcome()
+        assert self.epoch is not None
+        return self.taking.take(frozenset(tables), wishes, self.epoch)
 
-    def _retire_others(self, relations: list[Relation]) -> None:
-        """Tables that the configuration no longer holds stop here; what is in the lake of them stays."""
-        kept = {relation.table for relation in relations}
-        for table, record in self.store.read_tables(self.pipeline.name).items():
-            if table not in kept and record.state is not TableState.REMOVED:
-                self.store.set_state(self.pipeline.name, table, TableState.REMOVED)
-                log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
 
-    def _read_record(self) -> EpochRecord | None:
-        try:
-            record = reader.read_epoch(changelog_uri(self.pipeline.lake_root))
-        except ChangelogError as error:
-            if "no changelog" not in error.message:
-                raise
-            return None
-        check_owner(self.pipeline, record)
-        return record
+@contextlib.contextmanager
+def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
+    """Check the source, open the state, take the pipeline's lock.
 
-    def _select(
-        self,
-        relations: list[Relation],
-        chosen: list[TableName],
-        record: EpochRecord | None,
-        *,
-        new_epoch: bool,
-    ) -> list[Relation]:
-        known = {relation.table: relation for relation in relations}
-        strangers = [str(table) for table in chosen if table not in known]
-        if strangers:
-            raise ConfigError(
-                f"--tables: {', '.join(strangers)} is not among the tables of the pipeline",
-                "add it to `tables` in the pipeline file",
-            )
-        if chosen:
-            return [known[table] for table in chosen]
-        if new_epoch or record is None:
-            return relations
-        states = self.store.read_tables(self.pipeline.name)
-        return [
-            relation
-            for relation in relations
-            if relation.table not in states or states[relation.table].state not in _DONE_STATES
-        ]
+    Raises what the checks say, before anything is created; SlotBusyError, which names the holder, while
+    another run is at work.
+    """
+    pipeline = access.pipeline
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
+        epoch = find_epoch(pipeline)
+        records = _read_records(store, pipeline)
+        if new_epoch or not has_tables(epoch, records):
+            check_source(access.dsn, pipeline, wishes_of(records), new_epoch=new_epoch)
+        else:
+            check_surroundings(access.dsn, pipeline)
+        store.migrate()
+        store.lock(pipeline.name, "snapshot")
+        source = stack.enter_context(access.source("snapshot"))
+        session = _Session(f"pgrepl snapshot {pipeline.name}")
+        stack.callback(session.stop)
+        records = store.read_tables(pipeline.name)
+        yield _Run(Taking(access, source, store, session.get), find_epoch(pipeline), records, new_epoch)
 
-    def _has_committed(self, record: EpochRecord) -> bool:
-        """Whether any table of this epoch is in the lake; before that, the epoch can be begun again."""
-        states = self.store.read_tables(self.pipeline.name).values()
-        return any(
-            state.position_lsn is not None and state.position_lsn >= record.consistent_point - 1
-            for state in states
-        )
 
-    # A new epoch: publication, slot, changelog.
+def _read_records(store: Store, pipeline: Pipeline) -> Records:
+    """The recorded tables; none where the state has not been set up, which is not done here."""
+    try:
+        store.read_pipeline(pipeline.name)
+    except StateError:
+        return {}
+    store.migrate()
+    return store.read_tables(pipeline.name)
 
-    def _begin_epoch(self, relations: list[Relation], last: EpochRecord | None) -> int:
-        pipeline, server = self.pipeline, catalog.read_server(self.source)
-        claims = Claims(self.source, pipeline, self.store)
-        claims.claim(server, replace=last is not None)
-        # First, because it refuses while the slot is read: nothing may be altered under a running app.
-        slot.drop_slot(self.source, pipeline.slot)
-        claims.prepare_publication(relations)
-        for attempt in range(1, _SNAPSHOT_ATTEMPTS + 1):
-            slot.drop_slot(self.source, pipeline.slot)
-            exported = slot.export_slot(
-                self.dsn, pipeline.slot, temporary=False, timeout_s=pipeline.slot_timeout_s
-            )
-            try:
-                with exported, self._keep(exported, relations) as keeper:
-                    exported.close()
-                    record = EpochRecord(
-                        pipeline.name,
-                        Epoch(last.epoch + 1 if last else 1),
-                        server.system_identifier,
-                        server.timeline,
-                        pipeline.slot,
-                        pipeline.publication,
-                        claims.publication_oid(),
-                        exported.consistent_point,
-                    )
-                    self._open_epoch(record, last)
-                    last = record
-                    return self._copy(keeper, exported, record, begins_epoch=True)
-            except SnapshotError as error:
-                if attempt == _SNAPSHOT_ATTEMPTS:
-                    slot.drop_slot(self.source, pipeline.slot)
-                    raise
-                log.warning("the snapshot cannot be used, taking another: %s", error.message)
-        raise AssertionError("unreachable")
 
-    def _open_epoch(self, record: EpochRecord, last: EpochRecord | None) -> None:
-        uri = changelog_uri(self.pipeline.lake_root)
-        try:
-            if last is None:
-                writer.create_changelog(uri, record)
-            else:
-                writer.begin_epoch(uri, record)
-        except BaseException:
-            # A slot that no changelog goes with would hold the source's WAL for nobody.
-            slot.drop_slot(self.source, self.pipeline.slot)
-            raise
-        log.info("epoch %d begins at %s", record.epoch, record.consistent_point)
+class _Session:
+    """A Spark session that is made when it is needed."""
 
-    # More tables of an epoch that runs: a temporary slot's snapshot.
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spark: SparkSession | None = None
 
-    def _take_more(self, relations: list[Relation], record: EpochRecord) -> int:
-        pipeline = self.pipeline
-        Claims(self.source, pipeline, self.store).publish(relations)
-        name = f"pgrepl_tmp_{self.source.info.backend_pid}"
-        for attempt in range(1, _SNAPSHOT_ATTEMPTS + 1):
-            exported = slot.export_slot(self.dsn, name, temporary=True, timeout_s=pipeline.slot_timeout_s)
-            try:
-                with exported, self._keep(exported, relations) as keeper:
-                    exported.close()
-                    return self._copy(keeper, exported, record)
-            except SnapshotError as error:
-                if attempt == _SNAPSHOT_ATTEMPTS:
-                    raise
-                log.warning("the snapshot cannot be used, taking another: %s", error.message)
-        raise AssertionError("unreachable")
+    def get(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = build_session(self._name, delta=False)
+        return self._spark
 
-    def _keep(self, exported: slot.ExportedSnapshot, relations: list[Relation]) -> snapshot.Keeper:
-        return snapshot.keep(
-            self.dsn, exported.snapshot, relations, self.pipeline.publication, self.pipeline.lock_timeout_s
-        )
-
-    def _copy(
-        self,
-        keeper: snapshot.Keeper,
-        exported: slot.ExportedSnapshot,
-        record: EpochRecord,
-        *,
-        begins_epoch: bool = False,
-    ) -> int:
-        for warning in table_warnings(keeper.relations, self.pipeline):
-            log.warning("%s", warning)
-        spark = build_session(f"pgrepl snapshot {self.pipeline.name}", delta=False)
-        try:
-            copy = SnapshotCopy(spark, self.dsn, self.pipeline, self.store, record, keeper, exported)
-            failed = copy.run()
-            if begins_epoch:
-                copy.write_point()
-        finally:
-            spark.stop()
-        writer.mark(changelog_uri(self.pipeline.lake_root))
-        if failed:
-            log.error(
-                "%d of %d tables are in error: %s", len(failed), len(keeper.relations), ", ".join(failed)
-            )
-            return process.WILL_NOT_HELP
-        return process.DONE
+    def stop(self) -> None:
+        if self._spark is not None:
+            self._spark.stop()

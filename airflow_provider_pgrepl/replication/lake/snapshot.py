@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -16,14 +15,14 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, write_range
-from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_uri
+from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.table import commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.range_copies import CopyJob, RangeCopies
+from airflow_provider_pgrepl.replication.lake.table import commit_snapshot
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -39,48 +38,21 @@ _TABLES_AT_ONCE = 4
 _RETRY_HINT = "mend it and run the snapshot app with --tables"
 
 
-@dataclass(frozen=True)
-class _Copied:
-    """What a task has to say: the files, or the error, as data, so that no value travels in a traceback."""
+@dataclass
+class Copied:
+    """What became of the tables: rows of those that are in the lake now, errors of those that stopped.
 
-    files: tuple[WrittenFile, ...] = ()
-    error_kind: str = ""
-    message: str = ""
-    hint: str = ""
+    `lost`: the keeper was lost, and what is in neither has to be copied again, under another snapshot.
+    """
 
-
-@dataclass(frozen=True)
-class _Job:
-    """A table's share of the snapshot, as it goes to the tasks."""
-
-    dsn: str
-    snapshot: str
-    relation: Relation
-    pipeline: Pipeline
-    position: LSN
-    exported_at: datetime
-
-    def copy(self, copy_range: CopyRange) -> _Copied:
-        try:
-            files = write_range(
-                self.dsn,
-                self.snapshot,
-                copy_range,
-                self.relation,
-                self.pipeline,
-                self.position,
-                self.exported_at,
-            )
-        except errors.PgReplError as error:
-            return _Copied(error_kind=error.__class__.__name__, message=error.message, hint=error.hint)
-        except Exception as error:
-            # Its text may hold values of rows, so only its kind is told.
-            return _Copied(error_kind="TableError", message=f"unexpected {error.__class__.__name__}")
-        return _Copied(tuple(files))
+    done: dict[TableName, int] = field(default_factory=dict)
+    failed: dict[TableName, errors.PgReplError] = field(default_factory=dict)
+    lost: errors.SnapshotError | None = None
 
 
 class SnapshotCopy:
-    """Copies the keeper's tables. A table in error does not keep the others from being copied."""
+    """Copies the keeper's tables, which are `snapshotting`. A table in error does not keep the others from
+    being copied."""
 
     def __init__(
         self,
@@ -105,28 +77,41 @@ class SnapshotCopy:
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
 
-    def run(self) -> list[str]:
-        """Copy and commit; returns the tables that went into error. Raises what stops more than one table."""
+    def run(self) -> Copied:
+        """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
+        when all that were under way have been recorded."""
         relations = self._keeper.relations
-        self._announce(relations)
-        failed = []
+        copied = Copied()
+        stopping: errors.PgReplError | None = None
         with ThreadPoolExecutor(min(_TABLES_AT_ONCE, len(relations))) as pool:
             plans = [(relation, self._plan(relation)) for relation in relations]
             futures = {pool.submit(self._copy, relation, ranges): relation for relation, ranges in plans}
             for future in as_completed(futures):
                 relation = futures[future]
                 try:
-                    rows = future.result()
+                    copied.done[relation.table] = self._finish(relation, future.result())
+                except CancelledError:
+                    continue
+                except errors.SnapshotError as error:
+                    copied.lost = error
+                    pool.shutdown(wait=False, cancel_futures=True)
                 except errors.PgReplError as error:
-                    if error.scope is not errors.Scope.TABLE:
-                        pool.shutdown(cancel_futures=True)
-                        raise
-                    self._put_in_error(relation, error)
-                    failed.append(str(relation.table))
-                else:
-                    self._store.record_snapshot(self._pipeline.name, relation, self._position, rows)
-                    self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
-        return failed
+                    if is_of_one_table(error):
+                        copied.failed[relation.table] = error
+                        self._put_in_error(relation, error)
+                    else:
+                        stopping = stopping or error
+                        pool.shutdown(wait=False, cancel_futures=True)
+        if stopping is not None:
+            raise stopping
+        return copied
+
+    def _finish(self, relation: Relation, rows: int) -> int:
+        self._store.record_snapshot(
+            self._pipeline.name, relation, self._position, rows, self._pipeline.to_json()
+        )
+        self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
+        return rows
 
     def write_point(self) -> None:
         """Record the copies as a consistent point: the first moment of an epoch that can be read.
@@ -137,16 +122,6 @@ class SnapshotCopy:
             position, epoch, exported_at = self._moment
             point = ConsistentPoint(epoch, position, exported_at, self._versions)
             Points(self._pipeline.lake_root).append(point)
-
-    def _announce(self, relations: list[Relation]) -> None:
-        records = self._store.read_tables(self._pipeline.name)
-        for relation in relations:
-            record = records.get(relation.table)
-            if record is None or record.state is TableState.REMOVED:
-                self._store.set_state(self._pipeline.name, relation.table, TableState.PENDING)
-            elif record.state is TableState.PAUSED:
-                self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
-            self._store.set_state(self._pipeline.name, relation.table, TableState.SNAPSHOTTING)
 
     @property
     def _moment(self) -> tuple[LSN, Epoch, datetime]:
@@ -161,7 +136,7 @@ class SnapshotCopy:
         keeps_history = self._pipeline.policy(relation.table).history
         if keeps_history:
             prepare_history(relation, self._pipeline, *self._moment)
-        job = _Job(
+        job = CopyJob(
             self._dsn,
             self._keeper.snapshot,
             relation,
@@ -169,19 +144,14 @@ class SnapshotCopy:
             self._position,
             self._exported.exported_at,
         )
-        work: Callable[[CopyRange], _Copied] = job.copy
-        outcomes = self._spark.sparkContext.parallelize(ranges, len(ranges)).map(work).collect()
-        for outcome in outcomes:
-            if outcome.error_kind:
-                kind: type[errors.PgReplError] = getattr(errors, outcome.error_kind)
-                raise kind(outcome.message, outcome.hint)
-        self._keeper.check()
-        files = [file for outcome in outcomes for file in outcome.files]
+        files = RangeCopies(self._spark, job, self._keeper).run(ranges)
         record = RelationRecord.of_catalog(relation)
         with self._index_lock:
             self._index.add(self._record.epoch, record)
         if keeps_history:
-            end_all_versions(relation, self._pipeline, *self._moment)
+            self._versions[history_key(relation.table)] = end_all_versions(
+                relation, self._pipeline, *self._moment
+            )
         self._versions[str(relation.table)] = commit_snapshot(
             f"{self._pipeline.lake_root}/{relation.table.path}",
             lake_schema(relation, self._pipeline),
@@ -192,9 +162,6 @@ class SnapshotCopy:
             self._exported.exported_at,
             record.version,
         )
-        if keeps_history:
-            history = open_table(history_uri(self._pipeline.lake_root, relation.table))
-            self._versions[history_key(relation.table)] = history.version()
         rows = sum(file.rows for file in files)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
         return int(rows)
@@ -205,7 +172,16 @@ class SnapshotCopy:
             self._pipeline.name,
             relation.table,
             TableState.ERRORED,
+            error=type(error).__name__,
             reason=error.message,
             hint=error.hint or _RETRY_HINT,
             lsn=self._position,
         )
+
+
+def is_of_one_table(error: errors.PgReplError) -> bool:
+    """Whether an error of one table's COPY leaves the other tables alone: a right that it lacks, and what the
+    server says of this table only, are no trouble of the others."""
+    if error.scope is errors.Scope.TABLE or isinstance(error, errors.PrivilegeError):
+        return True
+    return type(error) is errors.SourceError

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.catalog import Server, read_server, resolve_tables
-from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.selection import Wishes
 from airflow_provider_pgrepl.replication.source.server_problems import (
     replication_problems,
     server_problems,
@@ -29,7 +32,9 @@ def check_server(dsn: str, slot: str | None = None) -> Server:
         connection.close()
 
 
-def check_source(dsn: str, pipeline: Pipeline, *, new_epoch: bool = False) -> list[Relation]:
+def check_source(
+    dsn: str, pipeline: Pipeline, wishes: Wishes | None = None, *, new_epoch: bool = False
+) -> list[Relation]:
     """Check all that the pipeline needs of its source; nothing is created. The tables it will replicate.
 
     Raises one error of the first problem's kind that lists all problems.
@@ -37,14 +42,10 @@ def check_source(dsn: str, pipeline: Pipeline, *, new_epoch: bool = False) -> li
     connection = connect(dsn, "preflight")
     try:
         server = read_server(connection)
-        problems = [
-            *server_problems(connection, server, pipeline.slot),
-            *replication_problems(dsn, server),
-            *slot_problems(connection, pipeline, new_epoch=new_epoch),
-        ]
+        problems = [*_surroundings(connection, dsn, pipeline, server, new_epoch=new_epoch)]
         relations: list[Relation] = []
         try:
-            relations = resolve_tables(connection, pipeline)
+            relations = resolve_tables(connection, pipeline, wishes)
         except PgReplError as error:
             problems.append(error)
         problems += right_problems(connection, relations)
@@ -55,11 +56,50 @@ def check_source(dsn: str, pipeline: Pipeline, *, new_epoch: bool = False) -> li
         connection.close()
 
 
+def check_surroundings(dsn: str, pipeline: Pipeline) -> None:
+    """Check what concerns every table of a pipeline that has begun: server, replication right, slot."""
+    connection = connect(dsn, "preflight")
+    try:
+        server = read_server(connection)
+        _raise([*_surroundings(connection, dsn, pipeline, server, new_epoch=False)])
+    finally:
+        connection.close()
+
+
+def table_faults(
+    connection: Connection, pipeline: Pipeline, relations: Sequence[Relation]
+) -> dict[TableName, PgReplError]:
+    """What keeps single tables from being read or published, though they could be replicated, by table."""
+    server = read_server(connection)
+
+    def faults(some: list[Relation]) -> list[PgReplError]:
+        return [
+            *right_problems(connection, some),
+            *publication_problems(connection, pipeline, server, some),
+        ]
+
+    if not faults(list(relations)):
+        return {}
+    by_table = {relation.table: faults([relation]) for relation in relations}
+    return {table: _joined(found) for table, found in by_table.items() if found}
+
+
+def _surroundings(
+    connection: Connection, dsn: str, pipeline: Pipeline, server: Server, *, new_epoch: bool
+) -> Iterator[PgReplError]:
+    yield from server_problems(connection, server, pipeline.slot)
+    yield from replication_problems(dsn, server)
+    yield from slot_problems(connection, pipeline, new_epoch=new_epoch)
+
+
 def _raise(problems: list[PgReplError]) -> None:
-    if not problems:
-        return
+    if problems:
+        raise _joined(problems)
+
+
+def _joined(problems: list[PgReplError]) -> PgReplError:
     first = problems[0]
     if len(problems) == 1:
-        raise first
+        return first
     hints = [problem.hint for problem in problems if problem.hint]
-    raise type(first)("\n".join(problem.message for problem in problems), "\n  hint: ".join(hints))
+    return type(first)("\n".join(problem.message for problem in problems), "\n  hint: ".join(hints))

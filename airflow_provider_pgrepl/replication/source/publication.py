@@ -7,17 +7,55 @@ from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PublicationError
+from airflow_provider_pgrepl.errors import PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
-from airflow_provider_pgrepl.replication.source.relations import GENERATED_COLUMNS_SINCE
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    rows,
+    source_errors,
+)
+from airflow_provider_pgrepl.replication.source.relations import (
+    COLUMN_LISTS_SINCE,
+    GENERATED_COLUMNS_SINCE,
+)
+from airflow_provider_pgrepl.replication.source.table_locks import lock_tables
 
 _PUBLICATION = """
 SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
 FROM pg_catalog.pg_publication WHERE pubname = %s
 """
 
-_TABLES = "SELECT schemaname::text, tablename::text FROM pg_catalog.pg_publication_tables WHERE pubname = %s"
+# pg_publication_tables waits for locks on the tables; these are plain reads of the catalog.
+_TABLES = """
+WITH RECURSIVE publication AS (SELECT * FROM pg_catalog.pg_publication WHERE pubname = %s),
+member (oid) AS (
+    SELECT c.oid FROM publication p, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
+        ON n.oid = c.relnamespace
+    WHERE p.puballtables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+        AND n.nspname <> 'information_schema'
+    UNION
+    SELECT m.prrelid FROM publication p JOIN pg_catalog.pg_publication_rel m ON m.prpubid = p.oid
+    {schemas}
+),
+below (oid, member) AS (
+    SELECT oid, oid FROM member
+    UNION
+    SELECT i.inhrelid, below.member
+    FROM below JOIN pg_catalog.pg_class c ON c.oid = below.oid AND c.relkind = 'p'
+        JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid
+)
+SELECT DISTINCT n.nspname::text, c.relname::text
+FROM publication p, below b JOIN pg_catalog.pg_class c ON c.oid = b.oid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE CASE WHEN p.pubviaroot THEN NOT EXISTS (SELECT FROM below o WHERE o.oid = b.oid AND o.member <> b.oid)
+    ELSE c.relkind = 'r' END
+"""
+
+_SCHEMA_MEMBERS = """UNION
+    SELECT c.oid FROM publication p JOIN pg_catalog.pg_publication_namespace m ON m.pnpubid = p.oid
+        JOIN pg_catalog.pg_class c ON c.relnamespace = m.pnnspid
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"""
 
 
 @dataclass(frozen=True)
@@ -47,10 +85,12 @@ def read_identity(connection: Connection, name: str) -> tuple[int, bool] | None:
 
 
 def read_publication(connection: Connection, name: str) -> Publication | None:
-    """The publication of this name; None when there is none."""
+    """The publication of this name; None when there is none. Waits for no lock."""
+    by_schema = _SCHEMA_MEMBERS if connection.server_version >= COLUMN_LISTS_SINCE else ""
     with source_errors(f"reading publication {name}"):
         found = rows(connection, _PUBLICATION, (name,))
-        tables = frozenset(TableName(*table) for table in rows(connection, _TABLES, (name,)))
+        listed = rows(connection, _TABLES.replace("{schemas}", by_schema), (name,))
+    tables = frozenset(TableName(*table) for table in listed)
     if not found:
         return None
     oid, pubname, all_tables, insert, update, delete, truncate, via_root = found[0]
@@ -78,15 +118,45 @@ def create_publication(connection: Connection, name: str, relations: Iterable[Re
             ) from None
 
 
-def add_tables(connection: Connection, name: str, relations: Iterable[Relation]) -> None:
-    """Add those that are not in it yet. Raises PublicationError when there is no such publication."""
-    publication = read_publication(connection, name)
-    if publication is None:
-        raise PublicationError(f"there is no publication named {name}")
-    missing = [relation for relation in relations if relation.table not in publication.tables]
-    if missing:
-        with source_errors(f"adding tables to publication {name}"):
-            _execute(connection, f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed(missing)}")
+def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_s: float) -> list[Relation]:
+    """Add those that are not in it yet; says which these were. A table joins between two transactions.
+
+    In one transaction the tables are locked against writers, and the publication altered: what transactions
+    that have begun to write a table before send of it, or not, would be left to chance. Raises SnapshotError,
+    with nothing changed, when a lock is not had in time; PublicationError when there is no such publication.
+    """
+    connection = connect(dsn, f"publish {name}")
+    try:
+        publication = read_publication(connection, name)
+        if publication is None:
+            raise PublicationError(f"there is no publication named {name}")
+        missing = [relation for relation in relations if relation.table not in publication.tables]
+        if missing:
+            _add(connection, dsn, name, missing, lock_timeout_s)
+        return missing
+    finally:
+        connection.close()
+
+
+def _add(
+    connection: Connection, dsn: str, name: str, relations: list[Relation], lock_timeout_s: float
+) -> None:
+    with source_errors(f"adding tables to publication {name}"):
+        _execute(connection, "BEGIN")
+        lock_tables(connection, dsn, relations, "SHARE ROW EXCLUSIVE", lock_timeout_s)
+        try:
+            command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed(relations)}"
+            _execute(connection, command)
+            _execute(connection, "COMMIT")
+        except psycopg2.errors.LockNotAvailable:
+            raise SnapshotError(
+                f"publication {name} could not be altered within {lock_timeout_s:g} s: somebody else does",
+                "try again when that is done, or raise lock_timeout_s",
+            ) from None
+        except psycopg2.errors.DuplicateObject:
+            raise SnapshotError(
+                f"publication {name} was altered by somebody else at the same time", "try again"
+            ) from None
 
 
 def drop_publication(connection: Connection, name: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
@@ -26,24 +28,78 @@ WHERE n.nspname = ANY (%s)
 """
 
 
-def resolve_tables(connection: Connection, pipeline: Pipeline) -> list[Relation]:
+@dataclass(frozen=True)
+class Wishes:
+    """What is wanted beside the pipeline file: tables that an operator added, or removed; and those that are
+    replicated already, of which a pattern must not lose sight when they can be replicated no longer."""
+
+    added: frozenset[TableName] = frozenset()
+    removed: frozenset[TableName] = frozenset()
+    replicated: frozenset[TableName] = frozenset()
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What `tables` stand for now: tables that can be replicated, by name, and why others cannot.
+
+    `matched`: those that are there by a pattern alone.
+    """
+
+    relations: tuple[Relation, ...]
+    problems: Mapping[TableName, TableError]
+    matched: frozenset[TableName]
+
+    @property
+    def tables(self) -> frozenset[TableName]:
+        return frozenset(relation.table for relation in self.relations) | self.problems.keys()
+
+
+def resolve_tables(
+    connection: Connection, pipeline: Pipeline, wishes: Wishes | None = None
+) -> list[Relation]:
     """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
 
     Raises ConfigError (insert_only lists a table that `tables` does not hold) or TableError, which lists
     every table that cannot be replicated and why. A pattern leaves out what cannot be published without
     harm (no key), what is no ordinary table, and partitions; they go with their partitioned table.
     """
-    patterns = frozenset(_schema(text) for text in pipeline.tables if text.endswith(".*"))
+    wishes = wishes or Wishes()
+    selected = select_tables(connection, pipeline, wishes)
+    problems = [error.message for error in selected.problems.values()]
+    if not selected.tables:
+        schemas = ", ".join(sorted(f"{schema}.*" for schema in _patterns(pipeline)))
+        problems = [f"{schemas}: no table that can be replicated"]
+    if problems:
+        raise TableError("\n".join(sorted(line for text in problems for line in text.splitlines())))
+    check_choices(pipeline, selected.tables | wishes.removed)
+    return list(selected.relations)
+
+
+def select_tables(connection: Connection, pipeline: Pipeline, wishes: Wishes) -> Selected:
+    """Likewise, with each table's problems as its own. Raises ConfigError, and TableError for a pattern that
+    can stand for no table at all."""
+    patterns = _patterns(pipeline)
     insert_only = frozenset(TableName.parse(text) for text in pipeline.insert_only)
     named = frozenset(TableName.parse(text) for text in pipeline.tables if not text.endswith(".*"))
-    _check_insert_only(insert_only, named, patterns)
+    _check_insert_only(insert_only, named | wishes.added | wishes.removed, patterns)
     # What insert_only lists is wanted by name, be it through a pattern or not.
-    named |= insert_only
-    return _Selection(connection, pipeline, named, patterns, insert_only).resolve()
+    named |= insert_only | wishes.added
+    replicated = frozenset(table for table in wishes.replicated if table.schema in patterns) - named
+    return _Selection(
+        connection, pipeline, (named | replicated) - wishes.removed, patterns, insert_only, wishes.removed
+    ).select(by_pattern=replicated)
 
 
-def _schema(pattern: str) -> str:
-    return TableName.parse(pattern[:-1] + "any").schema
+def lists(pipeline: Pipeline, table: TableName) -> bool:
+    """Whether a pipeline file holds a table, by name or by a pattern."""
+    names = {TableName.parse(text) for text in (*pipeline.tables, *pipeline.insert_only) if text[-2:] != ".*"}
+    return table in names or table.schema in _patterns(pipeline)
+
+
+def _patterns(pipeline: Pipeline) -> frozenset[str]:
+    """The schemas of which a pipeline takes every table."""
+    texts = (text for text in pipeline.tables if text.endswith(".*"))
+    return frozenset(TableName.parse(text[:-1] + "any").schema for text in texts)
 
 
 def _check_insert_only(
@@ -57,7 +113,7 @@ def _check_insert_only(
         )
 
 
-def _check_choices(pipeline: Pipeline, tables: set[TableName]) -> None:
+def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
     """Choices for a table that is not replicated are a slip of the pen. Raises ConfigError."""
     chosen = {
         field: {ColumnName.parse(name).table for name in getattr(pipeline, field)}
@@ -74,7 +130,7 @@ def _check_choices(pipeline: Pipeline, tables: set[TableName]) -> None:
 
 
 class _Selection:
-    """One run of resolve_tables: collects relations and problems."""
+    """One run of select_tables: collects relations and problems."""
 
     def __init__(
         self,
@@ -83,15 +139,19 @@ class _Selection:
         named: frozenset[TableName],
         patterns: frozenset[str],
         insert_only: frozenset[TableName],
+        left_out: frozenset[TableName],
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline
         self._named = named
         self._patterns = patterns
         self._insert_only = insert_only
-        self._problems: list[str] = []
+        self._left_out = left_out
+        self._problems: dict[TableName, list[str]] = defaultdict(list)
 
-    def resolve(self) -> list[Relation]:
+    def select(self, by_pattern: frozenset[TableName]) -> Selected:
+        for schema in sorted(filter(is_system, self._patterns)):
+            raise TableError(f"{schema}.*: a system schema, which is never replicated")
         chosen = self._choose()
         relations = read_relations(
             self._connection,
@@ -100,13 +160,17 @@ class _Selection:
             planned=self._pipeline.publication_mode == "create",
         )
         usable = [relation for relation in relations.values() if self._is_usable(relation)]
-        if not usable and not self._problems:
-            patterns = ", ".join(sorted(f"{schema}.*" for schema in self._patterns))
-            self._problems.append(f"{patterns}: no table that can be replicated")
-        if self._problems:
-            raise TableError("\n".join(sorted(self._problems)))
-        _check_choices(self._pipeline, {relation.table for relation in usable})
-        return sorted(usable, key=lambda relation: relation.table)
+        usable = [relation for relation in usable if relation.table not in self._problems]
+        problems = {
+            table: TableError("\n".join(f"{table}: {text}" for text in texts))
+            for table, texts in sorted(self._problems.items())
+        }
+        tables = {relation.table for relation in usable} | problems.keys()
+        return Selected(
+            tuple(sorted(usable, key=lambda relation: relation.table)),
+            problems,
+            frozenset(tables - self._named | tables & by_pattern),
+        )
 
     def _choose(self) -> list[int]:
         """Oids of the ordinary and partitioned tables that are named or match."""
@@ -119,7 +183,7 @@ class _Selection:
         for table in sorted(self._named):
             problem = why_no_table(table, by_name.get(table))
             if problem:
-                self._problems.append(f"{table}: {problem}")
+                self._problems[table].append(problem)
             else:
                 chosen.append(oids[table])
         for schema in sorted(self._patterns):
@@ -130,13 +194,12 @@ class _Selection:
     def _matches(
         self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
     ) -> list[int]:
-        if is_system(schema):
-            self._problems.append(f"{schema}.*: a system schema, which is never replicated")
         return [
             oids[table]
             for table, facts in by_name.items()
             if table.schema == schema
             and table not in self._named
+            and table not in self._left_out
             and not facts[2]
             and why_no_table(table, facts) is None
         ]
@@ -153,9 +216,9 @@ class _Selection:
             )
         both = read_relations(self._connection, {oid for pair in pairs for oid in pair}, None)
         for partition, ancestor in pairs:
-            self._problems.append(
-                f"{both[partition].table}: is a partition of {both[ancestor].table}, which is replicated"
-                " as a whole; take the partition out of tables"
+            self._problems[both[partition].table].append(
+                f"is a partition of {both[ancestor].table}, which is replicated as a whole; take the"
+                " partition out of tables"
             )
 
     def _is_usable(self, relation: Relation) -> bool:
@@ -164,7 +227,8 @@ class _Selection:
             log.info("%s has no usable key; the pattern leaves it out", relation.table)
             return False
         problems = [*self._shape_problems(relation), *self._key_problems(relation)]
-        self._problems += [f"{relation.table}: {problem}" for problem in problems]
+        if problems:
+            self._problems[relation.table] += problems
         return not problems
 
     def _shape_problems(self, relation: Relation) -> Iterable[str]:

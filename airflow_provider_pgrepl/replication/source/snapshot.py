@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.source.relations import (
     read_leaves,
     read_relations,
 )
+from airflow_provider_pgrepl.replication.source.table_locks import lock_tables
 
 __all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
 
@@ -85,8 +86,8 @@ def keep(
     """
     connection = connect(dsn, "keeper")
     try:
-        _import(connection, snapshot, lock_timeout_s)
-        _lock(connection, relations, lock_timeout_s)
+        _import(connection, snapshot)
+        lock_tables(connection, dsn, relations, "ACCESS SHARE", lock_timeout_s)
         then = _read_shape(connection, relations, publication)
         with_today = connect(dsn, "keeper check")
         try:
@@ -102,37 +103,13 @@ def keep(
     return Keeper(connection, exported, [then[0][relation.oid] for relation in relations])
 
 
-def _import(connection: Connection, snapshot: str, lock_timeout_s: float) -> None:
-    milliseconds = max(1, int(lock_timeout_s * 1000))
+def _import(connection: Connection, snapshot: str) -> None:
     with source_errors("importing the snapshot"), connection.cursor() as cursor:
         try:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
-            cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (str(milliseconds),))
         except (psycopg2.errors.InvalidParameterValue, psycopg2.errors.UndefinedObject):
             raise SnapshotError("the exported snapshot is gone: its connection was closed or lost") from None
-
-
-def _lock(connection: Connection, relations: list[Relation], lock_timeout_s: float) -> None:
-    tables = ", ".join(_locked(relation) for relation in relations)
-    if not tables:
-        return
-    with source_errors("locking the tables"), connection.cursor() as cursor:
-        try:
-            cursor.execute(f"LOCK TABLE {tables} IN ACCESS SHARE MODE")
-        except psycopg2.errors.LockNotAvailable:
-            raise SnapshotError(
-                f"the tables could not be locked (ACCESS SHARE) within {lock_timeout_s:g} s,"
-                " because DDL on one of them is going on",
-                "try again when it is done, or raise lock_timeout_s",
-            ) from None
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName) as error:
-            raise SnapshotError(f"a table was dropped or renamed meanwhile: {describe(error)}") from None
-
-
-def _locked(relation: Relation) -> str:
-    # Without ONLY a lock reaches the partitions, and also the children by inheritance, which are not ours.
-    return relation.table.sql if relation.relkind == "p" else f"ONLY {relation.table.sql}"
 
 
 def _read_shape(connection: Connection, relations: list[Relation], publication: str | None) -> Shape:

@@ -29,8 +29,9 @@ _BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED)
 
 def end_all_versions(
     relation: Relation, pipeline: Pipeline, position: LSN, epoch: Epoch, exported_at: datetime
-) -> None:
-    """Append what the lake table holds now to its history, as ended by the snapshot at `position`.
+) -> int:
+    """Append what the lake table holds now to its history, as ended by the snapshot at `position`; the
+    history's version after it.
 
     Ends nothing twice: neither what a snapshot ended that never replaced the table, nor what changes did that
     never reached it. Raises LakeError, LakeTableError, FencedError.
@@ -49,6 +50,7 @@ def end_all_versions(
         exported_at,
         snapshot_marks(pipeline.name, epoch, position),
     )
+    return int(history.version())
 
 
 def _open_versions(
