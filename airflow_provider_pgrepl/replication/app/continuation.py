@@ -1,0 +1,91 @@
+"""Whether a table that stopped can go on from where it stands, without a new copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from airflow_provider_pgrepl.errors import ChangelogError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.replication.app.drift import find_drift, lost_rights
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_floor_lsn
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.values import lake_schema
+
+
+@dataclass
+class Continuation:
+    """What source and lake have for tables that are to go on. One look at the changelog serves them all."""
+
+    source: Connection
+    pipeline: Pipeline
+    epoch: EpochRecord
+    floor: LSN
+    _points: Points = field(init=False, repr=False)
+    _index: RelationIndex = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._points = Points(self.pipeline.lake_root)
+        self._index = RelationIndex(relations_uri(self.pipeline.lake_root))
+
+    @classmethod
+    def open(cls, source: Connection, pipeline: Pipeline) -> Continuation:
+        """Raises ChangelogError, LakeUnavailableError; PublicationError when the publication has a gap."""
+        changelog = open_changelog(changelog_uri(pipeline.lake_root))
+        epoch = EpochRecord.from_json(changelog.metadata().description)
+        check_publication(source, epoch.publication, epoch.publication_oid)
+        return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch))
+
+    def check(self, record: TableRecord) -> Relation:
+        """What the lake table is for now.
+
+        Raises LakeTableError without a copy of this epoch, ChangelogError when changes that it needs are no
+        longer kept, DriftError when it is not what the source has, PrivilegeError when the source cannot be
+        read.
+        """
+        relation = self._relation_in_lake(record)
+        rights = lost_rights(self.source, [relation])
+        finding = find_drift(self.source, self.pipeline, [relation], rights).get(relation.table)
+        if finding is not None and finding.error is not None:
+            raise type(finding.error)(f"{record.table}: {finding.error.message}", finding.error.hint)
+        return relation
+
+    def _relation_in_lake(self, record: TableRecord) -> Relation:
+        anew = f"take it anew: run the snapshot app with --tables '{record.table}'"
+        if record.relation is None or record.position_lsn is None:
+            raise LakeTableError(f"{record.table}: was never copied as a whole", anew)
+        table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
+        own = read_position(table, app_id(self.pipeline.name, self.epoch.epoch))
+        if own is None:
+            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", anew)
+        point = self._points.last_of(record.table, self.epoch.epoch)
+        # Nothing of it was changed between its own position and a point that names it.
+        position = max(own, LSN(point.lsn) if point else LSN(0))
+        if position < self.floor:
+            raise ChangelogError(
+                f"{record.table}: is at {position}, but the changelog holds changes above {self.floor} only",
+                anew,
+            )
+        announced = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
+        return announced.catalog if announced and announced.catalog else record.relation
+
+    def choices(self, record: TableRecord, relation: Relation) -> str | None:
+        """The pipeline file as it is now, if the table is one that it would have made; else None."""
+        if record.config is None:
+            return None
+        now = self.pipeline
+        try:
+            before = Pipeline.from_json(record.config)
+        except PgReplError:
+            return None
+        histories = [pipeline.policy(relation.table).history for pipeline in (before, now)]
+        if histories[0] != histories[1] or lake_schema(relation, before) != lake_schema(relation, now):
+            return None
+        return now.to_json()

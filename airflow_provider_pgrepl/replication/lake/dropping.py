@@ -1,0 +1,84 @@
+"""Lake tables that are given up: the folder goes, with all versions and the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.lake.history.place import history_path
+from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.lake.table import app_id
+from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.relation import TableName
+
+
+def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:
+    """Raises LakeError, naming all, for Delta tables that this pipeline has not written up to this epoch."""
+    strange = [
+        f"{lake_root}/{table.path}"
+        for table in tables
+        if not _may_be_ours(f"{lake_root}/{table.path}", pipeline, epoch)
+    ]
+    if strange:
+        raise LakeError(
+            f"not dropped, because pipeline {pipeline} has not written it: {', '.join(strange)}",
+            "move it away, or drop it yourself",
+        )
+
+
+def _may_be_ours(uri: str, pipeline: str, epoch: int) -> bool:
+    try:
+        table = DeltaTable(uri)
+    except (TableNotFoundError, DeltaError, OSError):
+        return True  # nothing there, or what an earlier try has left
+    apps = (app_id(pipeline, Epoch(number)) for number in range(1, epoch + 1))
+    return any(table.transaction_version(app) is not None for app in apps)
+
+
+def drop_lake_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
+    """Delete these tables and their histories; says which of them were there. May be called again.
+
+    Nobody may be writing them. Raises LakeError, LakeUnavailableError.
+    """
+    filesystem, root = open_storage(lake_root)
+    dropped = []
+    for table in tables:
+        found = [_delete(filesystem, f"{root}/{path}") for path in (history_path(table), table.path)]
+        if any(found):
+            dropped.append(table)
+        _delete_if_empty(filesystem, f"{root}/{table.path.partition('/')[0]}")
+    return dropped
+
+
+def drop_system_folder(lake_root: str) -> None:
+    """Delete the changelog, the points and all else that is the pipeline's own; then the root, if empty.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    filesystem, root = open_storage(lake_root)
+    _delete(filesystem, open_storage(system_folder(lake_root))[1])
+    _delete_if_empty(filesystem, root)
+
+
+def _delete(filesystem: fs.FileSystem, folder: str) -> bool:
+    """Its log first: what is half deleted is then no table any more."""
+    there = False
+    for place in (f"{folder}/_delta_log", folder):
+        with storage_errors(place):
+            if filesystem.get_file_info(place).type == fs.FileType.Directory:
+                filesystem.delete_dir(place)
+                there = True
+    return there
+
+
+def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
+    with storage_errors(folder):
+        if filesystem.get_file_info(folder).type != fs.FileType.Directory:
+            return
+        if not filesystem.get_file_info(fs.FileSelector(folder)):
+            filesystem.delete_dir(folder)

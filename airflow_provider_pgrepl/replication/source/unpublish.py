@@ -1,0 +1,55 @@
+"""Tables leave a publication."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import SlotBusyError
+from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+
+_MEMBERS = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_publication p JOIN pg_catalog.pg_publication_rel m ON m.prpubid = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = m.prrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s
+"""
+
+
+def drop_tables(
+    connection: Connection, name: str, tables: Iterable[TableName], lock_timeout_s: float
+) -> list[TableName]:
+    """Take these tables out of the publication, all or none; says which of them were in it.
+
+    Raises SlotBusyError when a table is locked for longer than the timeout, PrivilegeError.
+    """
+    with source_errors(f"taking tables out of publication {name}"):
+        members = {TableName(*member) for member in rows(connection, _MEMBERS, (name,))}
+        leaving = sorted(members & set(tables))
+        if leaving:
+            _drop(connection, name, leaving, lock_timeout_s)
+    return leaving
+
+
+def _drop(connection: Connection, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
+    listed = ", ".join(f"ONLY {table.sql}" for table in tables)
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            milliseconds = str(max(1, int(lock_timeout_s * 1000)))
+            cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (milliseconds,))
+            cursor.execute(f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {listed}")
+            cursor.execute("COMMIT")
+        except psycopg2.errors.LockNotAvailable:
+            cursor.execute("ROLLBACK")
+            raise SlotBusyError(
+                f"{', '.join(map(str, tables))}: not taken out of publication {name}, because a lock was not"
+                f" had within {lock_timeout_s:g} s",
+                "somebody alters or vacuums one of them: run the same again when that is done",
+            ) from None
+        except BaseException:
+            if not connection.closed:
+                cursor.execute("ROLLBACK")
+            raise

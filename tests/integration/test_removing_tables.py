@@ -1,0 +1,171 @@
+"""Tables leave a pipeline: state, publication, and lake tables if wanted, whoever is at work meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBusyError
+from airflow_provider_pgrepl.replication.app.tables import remove_tables
+from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.conftest import closing_connection
+from tests.support.kept import Kept
+from tests.support.replicated import execute, wait_until
+
+A, B = "public.a", "public.b"
+
+
+@pytest.fixture
+def kept(dsn, tmp_path):
+    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
+    found = Kept(dsn, tmp_path, ("public.*",))
+    found.take(A, B)
+    return found
+
+
+def published(kept: Kept) -> set[str]:
+    with kept.source() as source:
+        found = read_publication(source, kept.pipeline.publication)
+    assert found is not None
+    return {str(table) for table in found.tables}
+
+
+def place(kept: Kept, table: str) -> Path:
+    return Path(kept.lake_path(table))
+
+
+def test_a_removed_table_leaves_the_publication_and_its_lake_table_stays(kept):
+    remove_tables(kept.access, [A])
+    assert (kept.record(A).state, kept.record(A).membership) == (TableState.REMOVED, "removed")
+    assert published(kept) == {B}
+    assert DeltaTable(kept.lake_path(A)).version() == 0
+    since = kept.record(A).since
+    remove_tables(kept.access, [A])
+    assert kept.record(A).since == since
+    assert kept.states()[B] == "streaming"
+
+
+def test_what_is_gone_at_the_source_can_be_removed(kept):
+    kept.fail(A)
+    execute(kept.dsn, "drop table a")
+    remove_tables(kept.access, [A])
+    assert kept.states()[A] == "removed"
+
+
+def test_the_last_table_is_not_removed_but_a_removed_one_is_again(kept):
+    with pytest.raises(ConfigError, match="no table would be left") as caught:
+        remove_tables(kept.access, [A, B])
+    assert "teardown" in caught.value.hint
+    remove_tables(kept.access, [A])
+    with pytest.raises(ConfigError, match="no table would be left"):
+        remove_tables(kept.access, [B, A])
+    with pytest.raises(ConfigError, match=r"not among the tables of pipeline .*public.nope"):
+        remove_tables(kept.access, ["public.nope", A])
+    assert kept.states() == {A: "removed", B: "streaming"}
+
+
+def test_a_publication_that_is_not_ours_is_left_alone(dsn, tmp_path):
+    execute(
+        dsn,
+        "create table a (id int primary key)",
+        "create table b (id int primary key)",
+        "create publication theirs for table a, b with (publish_via_partition_root)",
+    )
+    kept = Kept(dsn, tmp_path, ("public.*",), publication="theirs", publication_mode="use")
+    kept.take(A, B)
+    remove_tables(kept.access, [A])
+    assert kept.states()[A] == "removed"
+    assert published(kept) == {A, B}
+
+
+def test_a_lock_at_the_source_is_waited_for_only_so_long_and_then_it_can_be_run_again(kept):
+    kept.configure(lock_timeout_s=0.1)
+    with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("begin; lock table a in share row exclusive mode")
+        with pytest.raises(SlotBusyError, match=r"public.a: not taken out of publication") as caught:
+            remove_tables(kept.access, [A])
+        assert caught.value.retry is Retry.TIMED
+    assert published(kept) == {A, B}
+    remove_tables(kept.access, [A])
+    assert published(kept) == {B}
+
+
+def test_a_dropped_lake_table_goes_with_its_history_and_reading_it_says_so(dsn, tmp_path):
+    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
+    kept = Kept(dsn, tmp_path, ("public.*",))
+    kept.take(A, B)
+    write_deltalake(f"{kept.lake_path(A)}~history", pa.table({"id": [1]}))
+    kept.write_point(kept.source_lsn(), A, B)
+    remove_tables(kept.access, [A], drop_lake_tables=True)
+    assert sorted(path.name for path in place(kept, A).parent.iterdir()) == ["b"]
+    view = consistent_arrow(kept.pipeline)
+    with pytest.raises(LakeError, match=r"public.a cannot be read any more, or the table is gone"):
+        view.table(A)
+    assert view.table(B).num_rows == 0
+    remove_tables(kept.access, [A], drop_lake_tables=True)
+    assert kept.states() == {A: "removed", B: "streaming"}
+
+
+def test_a_delta_table_that_is_not_ours_is_not_dropped(kept):
+    place(kept, A).rename(place(kept, A).parent / "moved")
+    write_deltalake(kept.lake_path(A), pa.table({"id": [1]}))
+    with pytest.raises(LakeError, match="has not written it"):
+        remove_tables(kept.access, [A, B][:1], drop_lake_tables=True)
+    assert kept.states()[A] == "streaming"
+    assert DeltaTable(kept.lake_path(A)).version() == 0
+
+
+def test_a_lake_table_is_dropped_only_when_no_batch_of_before_can_still_run(kept):
+    with kept.access.store("replicate") as app:
+        app.lock(kept.pipeline.name, "replicate")
+        app.write_progress(kept.pipeline.name, idle_at=app.now() + timedelta(hours=-1))
+        version = DeltaTable(kept.changelog).version()
+        with pytest.raises(SlotBusyError, match=r"their lake tables not dropped: .* did not end") as caught:
+            remove_tables(kept.access, [A], drop_lake_tables=True, timeout_s=0.3)
+        assert "run the same again" in caught.value.hint
+        assert kept.states()[A] == "removed"
+        assert place(kept, A).exists()
+        assert DeltaTable(kept.changelog).version() > version  # so that a batch begins
+
+        remover = threading.Thread(
+            target=remove_tables, args=(kept.access, [A]), kwargs={"drop_lake_tables": True}, daemon=True
+        )
+        version = DeltaTable(kept.changelog).version()
+        remover.start()
+        wait_until(lambda: DeltaTable(kept.changelog).version() > version, 20)
+        assert place(kept, A).exists()
+        app.write_progress(kept.pipeline.name, idle_at=app.now())
+        remover.join(20)
+        assert not remover.is_alive()
+    assert not place(kept, A).exists()
+
+
+def test_a_table_that_is_being_copied_is_not_removed_under_the_copy(kept):
+    kept.set_states(A, TableState.SNAPSHOTTING)
+    with kept.access.store("snapshot") as app:
+        app.lock(kept.pipeline.name, "snapshot")
+        with pytest.raises(SlotBusyError, match="another process does snapshot already: pgrepl snapshot"):
+            remove_tables(kept.access, [A], timeout_s=0.2)
+        assert kept.states()[A] == "snapshotting"
+        with pytest.raises(SlotBusyError):
+            remove_tables(kept.access, [B], drop_lake_tables=True, timeout_s=0.2)
+        assert kept.states()[B] == "streaming"
+    remove_tables(kept.access, [A])
+    assert kept.states()[A] == "removed"
+
+
+def test_a_lake_that_cannot_be_told_to_be_ours_drops_nothing(kept):
+    nowhere = replace(kept.access, pipeline=replace(kept.pipeline, lake=f"{kept.pipeline.lake_root}/none"))
+    with pytest.raises(Exception, match="no changelog"):
+        remove_tables(nowhere, [A], drop_lake_tables=True)
+    assert kept.states()[A] == "streaming"
+    assert LSN(kept.begin() - 1) == kept.record(A).position_lsn

@@ -1,0 +1,245 @@
+"""Pause, resume and retry of single tables, against a real server, changelog and lake, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    ConfigError,
+    DriftError,
+    LakeTableError,
+    PrivilegeError,
+    PublicationError,
+    StateError,
+)
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.tables import pause_tables, resume_tables, retry_tables
+from airflow_provider_pgrepl.replication.changelog.layout import floor_app
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+A, B = "public.a", "public.b"
+
+
+@pytest.fixture
+def kept(dsn, tmp_path):
+    execute(
+        dsn,
+        "create table a (id int primary key, t text)",
+        "create table b (id int primary key, at timestamptz)",
+        "insert into a values (1, 'one')",
+        "insert into b values (1, now())",
+    )
+    found = Kept(dsn, tmp_path, ("public.*",))
+    found.take(A, B)
+    return found
+
+
+def marks(kept: Kept) -> int:
+    return DeltaTable(kept.changelog).version()
+
+
+def test_a_paused_table_goes_on_when_it_is_resumed_and_the_app_is_woken(kept):
+    pause_tables(kept.access, [A])
+    pause_tables(kept.access, [A, B])
+    assert kept.states() == {A: "paused", B: "paused"}
+    before = marks(kept)
+    resume_tables(kept.access, [A])
+    assert kept.states() == {A: "catching_up", B: "paused"}
+    resume_tables(kept.access, [A, B])
+    assert kept.states() == {A: "catching_up", B: "catching_up"}
+    assert marks(kept) == before + 2
+
+
+@pytest.mark.parametrize("operation", [pause_tables, resume_tables, retry_tables])
+def test_all_unknown_tables_are_listed_and_none_is_changed(kept, operation):
+    kept.fail(A)
+    before = kept.states()
+    with pytest.raises(ConfigError, match=r'public.nope, "Odd".x') as caught:
+        operation(kept.access, [A, "public.nope", '"Odd".x'])
+    assert "its tables: public.a, public.b" in caught.value.hint
+    with pytest.raises(ConfigError, match="not a schema-qualified"):
+        operation(kept.access, ["orders"])
+    with pytest.raises(ConfigError, match="no table was named"):
+        operation(kept.access, [])
+    assert kept.states() == before
+
+
+def test_one_table_that_cannot_be_paused_keeps_all_as_they_are(kept):
+    kept.fail(B)
+    with pytest.raises(StateError, match=r"public.b: is errored, and cannot be paused") as caught:
+        pause_tables(kept.access, [A, B])
+    assert "retry it" in caught.value.hint
+    with pytest.raises(StateError, match=r"public.b: is errored, and cannot be resumed"):
+        resume_tables(kept.access, [A, B])
+    assert kept.states() == {A: "streaming", B: "errored"}
+
+
+def test_a_pipeline_that_is_not_recorded_is_said(kept):
+    stranger = replace(kept.access, pipeline=replace(kept.pipeline, name="other"))
+    for operation in (pause_tables, resume_tables, retry_tables):
+        with pytest.raises(StateError, match="other is not recorded"):
+            operation(stranger, [A])
+    with pytest.raises(StateError, match="other is not recorded"):
+        retry_tables(stranger)
+
+
+def test_a_table_that_is_tried_again_goes_on_without_a_new_copy(kept):
+    execute(kept.dsn, "insert into a values (2, 'two')")
+    kept.fail(A)
+    (retried,) = retry_tables(kept.access, [A])
+    assert (str(retried.table), retried.refused) == (A, None)
+    record = kept.record(A)
+    assert (record.state, record.error, record.reason, record.hint) == (TableState.CATCHING_UP, "", "", "")
+    copied = DeltaTable(kept.lake_path(A)).history()[-1]
+    assert kept.bring_forward(A).error is None
+    kept.assert_equal(A)
+    assert DeltaTable(kept.lake_path(A)).history()[-1] == copied
+    assert retry_tables(kept.access, [A]) == ()
+
+
+def test_tables_that_are_not_in_error_are_not_tried_again(kept):
+    pause_tables(kept.access, [B])
+    with pytest.raises(StateError, match=r"public.b: is paused, and cannot be tried again") as caught:
+        retry_tables(kept.access, [A, B])
+    assert caught.value.hint == "resume it"
+    assert retry_tables(kept.access) == ()
+    assert kept.states() == {A: "streaming", B: "paused"}
+
+
+def test_without_names_each_table_goes_its_own_way(kept):
+    kept.fail(A)
+    kept.fail(B, "DriftError")
+    execute(kept.dsn, "alter table b alter at type text")
+    found = {str(one.table): one.refused for one in retry_tables(kept.access)}
+    assert found[A] is None
+    assert isinstance(found[B], DriftError)
+    assert "public.b: the type of column at changed" in found[B].message
+    assert kept.states() == {A: "catching_up", B: "errored"}
+    assert kept.record(B).reason == "it failed"
+
+
+def test_named_tables_are_tried_again_all_or_none(kept):
+    kept.fail(A)
+    kept.fail(B)
+    execute(kept.dsn, "drop table b")
+    with pytest.raises(DriftError, match=r"public.b: the table was dropped"):
+        retry_tables(kept.access, [A, B])
+    assert kept.states() == {A: "errored", B: "errored"}
+
+
+def test_a_table_without_a_copy_must_be_taken_anew(kept):
+    execute(kept.dsn, "create table c (id int primary key)")
+    kept.set_states("public.c", TableState.PENDING)
+    kept.fail("public.c")
+    with pytest.raises(LakeTableError, match=r"public.c: was never copied") as caught:
+        retry_tables(kept.access, ["public.c"])
+    assert "--tables 'public.c'" in caught.value.hint
+
+
+def test_a_lake_table_that_is_gone_or_not_of_this_epoch_must_be_taken_anew(kept, tmp_path):
+    kept.fail(A)
+    place = tmp_path / "lake" / "public" / "a"
+    place.rename(tmp_path / "away")
+    with pytest.raises(LakeTableError, match="there is no lake table"):
+        retry_tables(kept.access, [A])
+    write_deltalake(place, pa.table({"id": [1], "t": ["one"]}))
+    with pytest.raises(LakeTableError, match="was not made in this epoch"):
+        retry_tables(kept.access, [A])
+    assert kept.states()[A] == "errored"
+
+
+def raise_floor(kept: Kept, floor: LSN) -> None:
+    table = DeltaTable(kept.changelog)
+    table.create_write_transaction(
+        [],
+        "append",
+        table.schema(),
+        partition_by=["received_hour"],
+        commit_properties=CommitProperties(app_transactions=[Transaction(floor_app(1), floor)]),
+    )
+
+
+def test_changes_that_are_no_longer_kept_are_missed_unless_a_point_shows_that_there_were_none(kept):
+    kept.fail(A)
+    kept.fail(B)
+    lsn = kept.source_lsn()
+    raise_floor(kept, lsn)
+    kept.write_point(LSN(lsn + 1), B)
+    found = {str(one.table): one.refused for one in retry_tables(kept.access)}
+    assert isinstance(found[A], ChangelogError)
+    assert f"but the changelog holds changes above {lsn} only" in found[A].message
+    assert "--tables 'public.a'" in found[A].hint
+    assert found[B] is None
+
+
+def test_a_table_that_was_out_of_the_publication_has_a_gap(kept):
+    kept.fail(A)
+    name = kept.pipeline.publication
+    execute(kept.dsn, f"alter publication {name} drop table a", f"alter publication {name} add table a")
+    with pytest.raises(DriftError, match=r"public.a: .*publication"):
+        retry_tables(kept.access, [A])
+    execute(kept.dsn, f"drop publication {name}")
+    with pytest.raises(PublicationError, match="no longer exists"):
+        retry_tables(kept.access, [A])
+
+
+def test_a_table_that_may_not_be_read_stays_in_error_until_it_may(pg, kept):
+    execute(kept.dsn, f"create role {kept.pipeline.name} login", "revoke all on a from public")
+    try:
+        poor = kept.dsn.replace("user=postgres", f"user={kept.pipeline.name}")
+        access = Access(kept.pipeline, poor, kept.dsn)
+        kept.fail(A, "PrivilegeError")
+        with pytest.raises(PrivilegeError, match=r"lacks SELECT on public.a") as caught:
+            retry_tables(access, [A])
+        assert "GRANT SELECT ON public.a" in caught.value.hint
+        execute(kept.dsn, f"grant select on a to {kept.pipeline.name}")
+        retry_tables(access, [A])
+        assert kept.states()[A] == "catching_up"
+    finally:
+        execute(kept.dsn, f"drop owned by {kept.pipeline.name}", f"drop role {kept.pipeline.name}")
+
+
+def test_a_value_that_did_not_fit_does_under_another_choice_without_a_new_copy(kept):
+    execute(kept.dsn, "insert into b values (2, 'infinity')")
+    failed = kept.bring_forward(B)
+    assert failed.error_kind == "ValueRangeError"
+    kept.fail(B)
+    kept.configure(infinity="null")
+    retry_tables(kept.access, [B])
+    config = kept.record(B).config
+    assert config is not None
+    assert Pipeline.from_json(config).infinity == "null"
+    assert kept.bring_forward(B).error is None
+    assert sorted(pair["id"] for pair in pa.table(kept.lake_rows(B)).to_pylist()) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [{"types": {"public.b.at": "string"}}, {"per_table": {B: {"deletes": "soft"}}}, {"history": True}],
+)
+def test_choices_that_want_another_lake_table_do_not_hold_before_a_new_copy(kept, choices):
+    kept.fail(B)
+    before = kept.record(B).config
+    kept.configure(**choices)
+    retry_tables(kept.access, [B])
+    assert (kept.states()[B], kept.record(B).config) == ("catching_up", before)
+
+
+def test_what_drifted_safely_goes_on_once_the_policy_lets_it(kept):
+    kept.configure(on_drift="error")
+    kept.fail(A, "DriftError")
+    execute(kept.dsn, "alter table a add note text")
+    with pytest.raises(DriftError, match=r"public.a: .*note was added"):
+        retry_tables(kept.access, [A])
+    kept.configure(on_drift="evolve")
+    retry_tables(kept.access, [A])
+    assert kept.states()[A] == "catching_up"

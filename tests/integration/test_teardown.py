@@ -1,0 +1,216 @@
+"""A pipeline is given up: of what it made nothing is left, whatever is missing, and whoever is in the way."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg2
+import psycopg2.errors
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from psycopg2.extras import LogicalReplicationConnection
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBusyError, StateError
+from airflow_provider_pgrepl.replication.app.teardown import teardown
+from airflow_provider_pgrepl.replication.source.slot import read_slot
+from tests.conftest import closing_connection
+from tests.support.kept import Kept
+from tests.support.replicated import execute, wait_until
+
+A, B = "public.a", "public.b"
+
+
+@pytest.fixture
+def kept(dsn, tmp_path):
+    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
+    found = Kept(dsn, tmp_path, ("public.*",))
+    found.take(A, B)
+    return found
+
+
+def left(kept: Kept) -> dict[str, list[str]]:
+    """What the source still has of pipelines."""
+    queries = {
+        "slots": "select slot_name::text from pg_replication_slots where database = current_database()",
+        "publications": "select pubname::text from pg_publication",
+        "schemas": "select nspname::text from pg_namespace where nspname = '_pgrepl'",
+    }
+    with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
+        found = {}
+        for what, query in queries.items():
+            cursor.execute(query)
+            found[what] = [name for (name,) in cursor.fetchall()]
+    return {what: names for what, names in found.items() if names}
+
+
+def test_nothing_is_left_at_the_source_and_the_lake_stays(kept):
+    planned = teardown(kept.access, dry_run=True)
+    assert left(kept).keys() == {"slots", "publications", "schemas"}
+    done = teardown(kept.access)
+    assert left(kept) == {}
+    assert done == planned
+    assert done.to_text().splitlines() == [
+        f"dropped: slot {kept.pipeline.slot}",
+        f"dropped: publication {kept.pipeline.publication}",
+        f"dropped: what was recorded of pipeline {kept.pipeline.name}",
+        f"kept:    the lake {kept.pipeline.lake_root}: a snapshot into it would begin a new epoch",
+    ]
+    assert kept.lake_rows(A).num_rows == 0
+    again = teardown(kept.access)
+    assert (again.dropped, len(again.kept)) == ([], 1)
+
+
+def test_a_pipeline_that_was_never_set_up_is_no_error(dsn, tmp_path):
+    never = Kept(dsn, tmp_path, ("public.*",))
+    assert teardown(never.access, drop_lake=True).to_text() == "nothing was left of it"
+    assert left(never) == {}
+
+
+def test_with_the_lake_only_what_is_the_pipelines_goes(kept):
+    root = Path(kept.pipeline.lake_root)
+    (root / "public" / "notes.txt").write_text("mine")
+    write_deltalake(root / "other" / "table", pa.table({"id": [1]}))
+    teardown(kept.access, drop_lake=True)
+    files = sorted(str(path.relative_to(root)) for path in root.rglob("*") if "_delta_log" not in str(path))
+    assert [name for name in files if not name.endswith(".parquet")] == [
+        "other",
+        "other/table",
+        "public",
+        "public/notes.txt",
+    ]
+    assert left(kept) == {}
+
+
+def test_an_empty_lake_root_goes_as_well(kept):
+    teardown(kept.access, drop_lake=True)
+    assert not Path(kept.pipeline.lake_root).exists()
+    assert teardown(kept.access, drop_lake=True).to_text() == "nothing was left of it"
+
+
+def test_it_can_be_run_again_after_any_step(kept):
+    execute(kept.dsn, f"drop publication {kept.pipeline.publication}")
+    with kept.source() as source:
+        source.cursor().execute("select pg_drop_replication_slot(%s)", (kept.pipeline.slot,))
+    Path(kept.pipeline.lake_root).rename(Path(kept.pipeline.lake_root).with_name("gone"))
+    done = teardown(kept.access, drop_lake=True)
+    assert left(kept) == {}
+    assert done.dropped[-1] == f"what was recorded of pipeline {kept.pipeline.name}"
+
+
+def test_the_state_of_other_pipelines_stays(kept):
+    with kept.access.store("test") as store:
+        other = replace(kept.pipeline, name="other", lake="/other", slot="o", publication="o")
+        store.register(other, "1", True, True)
+    teardown(kept.access)
+    assert left(kept) == {"schemas": ["_pgrepl"]}
+    with kept.access.store("test") as store:
+        assert store.read_pipeline("other") is not None
+        assert store.read_tables(kept.pipeline.name) == {}
+
+
+def test_without_state_the_lake_says_what_is_the_pipelines(kept):
+    execute(kept.dsn, "drop schema _pgrepl cascade")
+    teardown(kept.access)
+    assert left(kept) == {}
+
+
+def test_what_nothing_shows_to_be_the_pipelines_stays(kept):
+    execute(kept.dsn, "drop schema _pgrepl cascade")
+    stranger = replace(kept.access, pipeline=replace(kept.pipeline, lake="/nowhere"))
+    done = teardown(stranger)
+    assert done.dropped == []
+    assert done.kept == [
+        f"slot {kept.pipeline.slot}, which nothing shows to be this pipeline's",
+        f"publication {kept.pipeline.publication}, which this pipeline has not made",
+    ]
+    assert left(kept).keys() == {"slots", "publications"}
+
+
+def test_a_publication_that_was_only_used_stays(dsn, tmp_path):
+    execute(
+        dsn,
+        "create table a (id int primary key)",
+        "create publication theirs for table a with (publish_via_partition_root)",
+    )
+    kept = Kept(dsn, tmp_path, ("public.*",), publication="theirs", publication_mode="use")
+    kept.take(A)
+    assert teardown(kept.access).kept[0] == "publication theirs, which this pipeline has not made"
+    assert left(kept) == {"publications": ["theirs"]}
+
+
+@pytest.mark.parametrize("purpose", ["replicate", "snapshot"])
+def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose):
+    before = left(kept)
+    with kept.access.store(purpose) as app:
+        app.lock(kept.pipeline.name, purpose)
+        with pytest.raises(SlotBusyError, match=f"another process does {purpose} already: pgrepl") as caught:
+            teardown(kept.access, timeout_s=0.2)
+        assert caught.value.retry is Retry.TIMED
+        assert left(kept) == before
+    teardown(kept.access)
+    assert left(kept) == {}
+
+
+def test_a_slot_that_is_read_is_waited_for(kept):
+    reader = psycopg2.connect(kept.dsn, connection_factory=LogicalReplicationConnection)
+    with reader.cursor() as cursor:
+        cursor.start_replication(
+            kept.pipeline.slot,
+            decode=False,
+            options={"proto_version": "1", "publication_names": kept.pipeline.publication},
+        )
+        with pytest.raises(SlotBusyError, match="is read by pid"):
+            teardown(kept.access, timeout_s=0.3)
+        worker = threading.Thread(target=teardown, args=(kept.access,), daemon=True)
+        worker.start()
+    reader.close()
+    worker.join(30)
+    assert not worker.is_alive()
+    assert left(kept) == {}
+
+
+def test_a_snapshots_temporary_slot_is_waited_for_and_another_pipelines_is_not(kept):
+    with (
+        closing_connection(kept.dsn + " application_name='pgrepl snapshot other'") as other,
+        closing_connection(kept.dsn) as gone,
+        closing_connection(kept.dsn) as control,
+    ):
+        theirs, ours = (f"pgrepl_tmp_{session.info.backend_pid}" for session in (other, gone))
+        cursor = control.cursor()
+        for name in (theirs, ours):
+            cursor.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', true)", (name,))
+        gone.close()
+        with pytest.raises(SlotBusyError, match=f"still there: {ours} ") as caught:
+            teardown(kept.access, timeout_s=0.2)
+        assert theirs not in str(caught.value)
+        cursor.execute("select pg_drop_replication_slot(%s)", (ours,))
+        teardown(kept.access, timeout_s=5)
+        assert left(kept) == {"slots": [theirs]}
+    wait_until(lambda: left(kept) == {}, 20)
+
+
+def test_the_wrong_server_or_lake_is_refused(kept):
+    with kept.access.store("test") as store:
+        store.register(kept.pipeline, "123", True, True, replace=True)
+    with pytest.raises(StateError, match="recorded with the server of system identifier 123, and this is"):
+        teardown(kept.access)
+    kept.take()
+    elsewhere = replace(kept.access, pipeline=replace(kept.pipeline, lake="/elsewhere"))
+    with pytest.raises(ConfigError, match="is recorded with the lake"):
+        teardown(elsewhere, drop_lake=True)
+    other = replace(kept.access, pipeline=replace(kept.pipeline, name="other", slot="o", publication="o"))
+    with pytest.raises(LakeError, match="belongs to the pipeline"):
+        teardown(other, drop_lake=True)
+    assert left(kept).keys() == {"slots", "publications", "schemas"}
+
+
+def test_a_lake_table_that_somebody_else_has_made_keeps_all_from_being_dropped(kept):
+    Path(kept.lake_path(A)).rename(Path(kept.lake_path(A)).with_name("moved"))
+    write_deltalake(kept.lake_path(A), pa.table({"id": [1]}))
+    with pytest.raises(LakeError, match="has not written it"):
+        teardown(kept.access, drop_lake=True)
+    with kept.source() as source:
+        assert read_slot(source, kept.pipeline.slot) is not None

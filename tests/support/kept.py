@@ -1,0 +1,76 @@
+"""A pipeline as its apps leave it, without Spark: copied, received, applied, and recorded in the state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.table import open_table
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog import read_server
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.handed import Handed
+
+_TO_STREAMING = (TableState.CATCHING_UP, TableState.STREAMING)
+
+
+class Kept(Handed):
+    """Handed, with several tables and their states."""
+
+    _began: LSN | None = None
+
+    @property
+    def access(self) -> Access:
+        return Access(self.pipeline, self.dsn, self.dsn)
+
+    def begin(self) -> LSN:
+        if self._began is None:
+            self._began = super().begin()
+        return self._began
+
+    def take(self, *tables: str) -> None:
+        """Copy tables that nobody writes, and have them streaming."""
+        self.begin()
+        owned = self.pipeline.publication_mode == "create"
+        with self.access.store("test") as store, self.source() as source:
+            identifier = read_server(source).system_identifier
+            store.register(self.pipeline, identifier, True, owned, replace=True)
+        for table in tables:
+            self.set_states(table, TableState.PENDING, TableState.SNAPSHOTTING)
+            relation = self.copy(table)
+            with self.access.store("test") as store:
+                position, config = LSN(self.begin() - 1), self.pipeline.to_json()
+                store.record_snapshot(self.pipeline.name, relation, position, 0, config)
+            self.set_states(table, *_TO_STREAMING)
+
+    def set_states(self, table: str, *states: TableState, **more: Any) -> None:
+        with self.access.store("test") as store:
+            for state in states:
+                store.set_state(self.pipeline.name, TableName.parse(table), state, **more)
+
+    def fail(self, table: str, error: str = "ValueRangeError") -> None:
+        """Put a table in error."""
+        self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint="mend it")
+
+    def record(self, table: str) -> TableRecord:
+        with self.access.store("test") as store:
+            return store.read_tables(self.pipeline.name)[TableName.parse(table)]
+
+    def states(self) -> dict[str, str]:
+        with self.access.store("test") as store:
+            records = store.read_tables(self.pipeline.name).values()
+        return {str(record.table): record.state.value for record in records}
+
+    def bring_forward(self, table: str) -> TableResult:
+        """What the replication app does with a table."""
+        relation = self.record(table).relation
+        assert relation is not None
+        return self.stream(relation)
+
+    def write_point(self, lsn: LSN, *tables: str) -> None:
+        versions = {table: open_table(self.lake_path(table)).version() for table in tables}
+        Points(self.pipeline.lake_root).append(ConsistentPoint(1, lsn, None, versions))
