@@ -55,7 +55,22 @@ PROVIDER_INFO: dict[str, object] = {
             "python-modules": [
                 "airflow_provider_pgrepl.operators.snapshot",
                 "airflow_provider_pgrepl.operators.replication",
+                "airflow_provider_pgrepl.operators.resnapshot",
+                "airflow_provider_pgrepl.operators.tables",
+                "airflow_provider_pgrepl.operators.teardown",
             ],
+        }
+    ],
+    "sensors": [
+        {
+            "integration-name": "PostgreSQL replication",
+            "python-modules": ["airflow_provider_pgrepl.sensors.drift"],
+        }
+    ],
+    "triggers": [
+        {
+            "integration-name": "PostgreSQL replication",
+            "python-modules": ["airflow_provider_pgrepl.triggers.drift"],
         }
     ],
     "connection-types": [

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
+NAMES = ("snapshot", "replicate", "resnapshot", "drift", "tables")
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def bag(monkeypatch: pytest.MonkeyPatch, airflow_db: None) -> Any:
 
 def test_the_example_dags_import_without_connections_or_a_pipeline_file(bag: Any) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"pgrepl_snapshot", "pgrepl_replicate"}
+    assert set(bag.dags) == {f"pgrepl_{name}" for name in NAMES}
 
 
 def test_replication_runs_continuously_and_gives_up_after_failed_runs(bag: Any) -> None:

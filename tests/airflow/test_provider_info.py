@@ -26,7 +26,7 @@ def test_provider_info_is_valid_for_airflow() -> None:
 
 
 def test_every_named_module_and_hook_can_be_imported() -> None:
-    for kind in ("hooks", "operators"):
+    for kind in ("hooks", "operators", "sensors", "triggers"):
         for group in info()[kind]:
             for module in group["python-modules"]:
                 importlib.import_module(module)

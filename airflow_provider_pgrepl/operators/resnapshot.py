@@ -1,0 +1,66 @@
+"""PgResnapshotOperator and PgAddTablesOperator: the snapshot application for chosen tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.operators.pipeline_argument import read_tables
+from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+
+
+class PgResnapshotOperator(SparkAppOperator):
+    """Copy these tables anew, whatever their state, while everything else goes on.
+
+    Readers see the old rows until the new ones are complete. A table that cannot be copied fails the task
+    once the others are done.
+
+    :param tables: a list, or a comma list (templated)
+    :param reason: for the log, and for who looks at the run later (templated)
+
+    The rest as in SparkAppOperator. XCom: `tables` and `reason`.
+    """
+
+    app = "snapshot"
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "reason")
+
+    def __init__(self, *, tables: Sequence[str] | str, reason: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+        self.reason = reason
+
+    def app_arguments(self) -> list[str]:
+        tables = read_tables(self.tables)
+        if not tables:
+            raise ConfigError("tables: none was named", "name at least one, as public.orders")
+        return ["--tables", ",".join(tables)]
+
+    def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
+        self.log.info("Tables %s are taken anew; reason: %s", self.tables, self.reason or "none given")
+        super().execute(context)
+        return {"tables": read_tables(self.tables), "reason": self.reason}
+
+
+class PgAddTablesOperator(SparkAppOperator):
+    """Take tables into the pipeline that its file does not list, or that are new under one of its patterns.
+
+    :param tables: a list, or a comma list; None: those that match a pattern now, whatever `new_tables` says
+        (templated)
+
+    The rest as in SparkAppOperator. XCom: `tables`, as given.
+    """
+
+    app = "snapshot"
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables")
+
+    def __init__(self, *, tables: Sequence[str] | str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+
+    def app_arguments(self) -> list[str]:
+        return [f"--add={','.join(read_tables(self.tables))}"]
+
+    def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
+        super().execute(context)
+        return {"tables": read_tables(self.tables)}

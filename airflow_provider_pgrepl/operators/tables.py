@@ -1,0 +1,119 @@
+"""Operators on single tables that need no Spark: pause, resume, retry, remove."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.operators.failures import translated
+from airflow_provider_pgrepl.operators.pipeline_argument import (
+    PipelineArgument,
+    check_at_parse_time,
+    read_flag,
+    read_pipeline,
+    read_tables,
+)
+from airflow_provider_pgrepl.replication.app.access import Access
+
+
+class TablesOperator(BaseOperator):
+    """What these operators share.
+
+    :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
+    :param tables: a list, or a comma list (templated)
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "tables")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
+    ui_color = "#d9e8f5"
+
+    def __init__(
+        self, *, pipeline: PipelineArgument, tables: Sequence[str] | str | None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        check_at_parse_time(pipeline)
+        self.pipeline = pipeline
+        self.tables = tables
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        with translated():
+            return self.operate(access_to(read_pipeline(self.pipeline)), read_tables(self.tables), context)
+
+    def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:
+        """Do it; the result goes to XCom."""
+        raise NotImplementedError
+
+
+# The operations are imported where they run: they bring deltalake along, which no parsing of a DAG needs.
+
+
+class PgPauseTablesOperator(TablesOperator):
+    """Let tables stand still; the changelog keeps what they need to go on. XCom: `tables`."""
+
+    def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
+        from airflow_provider_pgrepl.replication.app.tables import pause_tables
+
+        pause_tables(access, tables)
+        return {"tables": tables}
+
+
+class PgResumeTablesOperator(TablesOperator):
+    """Have paused tables catch up with the others. XCom: `tables`."""
+
+    def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
+        from airflow_provider_pgrepl.replication.app.tables import resume_tables
+
+        resume_tables(access, tables)
+        return {"tables": tables}
+
+
+class PgRetryTablesOperator(TablesOperator):
+    """Have tables in error, whose cause is gone, catch up from the changelog, without a new copy.
+
+    :param tables: None, or an empty list: all that are in error (templated)
+
+    XCom: `tables` that go on, and `refused` with the reasons of those that cannot, which fail the task.
+    """
+
+    def __init__(self, *, tables: Sequence[str] | str | None = None, **kwargs: Any) -> None:
+        super().__init__(tables=tables, **kwargs)
+
+    def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:
+        from airflow_provider_pgrepl.replication.app.tables import retry_tables
+
+        tried = retry_tables(access, tables or None)
+        refused = {str(table.table): str(table.refused) for table in tried if table.refused is not None}
+        result = {
+            "tables": [str(table.table) for table in tried if table.refused is None],
+            "refused": refused,
+        }
+        if refused:
+            context["ti"].xcom_push(key="return_value", value=result)
+            raise AirflowFailException("\n".join(f"{table}: {why}" for table, why in refused.items()))
+        return result
+
+
+class PgRemoveTablesOperator(TablesOperator):
+    """Take tables out of the pipeline and of its publication.
+
+    :param drop_lake_tables: drop their lake tables and histories, too (templated; only `true` or `false`)
+
+    XCom: `tables` and `dropped`.
+    """
+
+    template_fields: Sequence[str] = (*TablesOperator.template_fields, "drop_lake_tables")
+
+    def __init__(self, *, drop_lake_tables: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.drop_lake_tables = drop_lake_tables
+
+    def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
+        from airflow_provider_pgrepl.replication.app.tables import remove_tables
+
+        dropped = read_flag("drop_lake_tables", self.drop_lake_tables)
+        remove_tables(access, tables, drop_lake_tables=dropped)
+        return {"tables": tables, "dropped": dropped}

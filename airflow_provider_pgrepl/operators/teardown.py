@@ -1,0 +1,65 @@
+"""PgTeardownOperator: give a pipeline up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.operators.failures import translated
+from airflow_provider_pgrepl.operators.pipeline_argument import (
+    PipelineArgument,
+    check_at_parse_time,
+    read_flag,
+    read_pipeline,
+)
+
+
+class PgTeardownOperator(BaseOperator):
+    """Drop what the pipeline made at its source: slots, publication, records; with `drop_lake` the lake, too.
+
+    Stop the pipeline's tasks first. While an application runs, it waits and then fails, to be retried.
+
+    :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
+    :param drop_lake: drop its lake tables and changelog, too (templated; only `true` or `false`)
+    :param only_say: only say what would be dropped (templated; only `true` or `false`)
+    :param timeout_s: how long to wait for applications that run
+
+    XCom: `dropped` and `kept`, in words.
+    """
+
+    template_fields: Sequence[str] = ("pipeline", "drop_lake", "only_say")
+    template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
+    ui_color = "#d9e8f5"
+
+    def __init__(
+        self,
+        *,
+        pipeline: PipelineArgument,
+        drop_lake: bool | str = False,
+        only_say: bool | str = False,
+        timeout_s: float = 60.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_at_parse_time(pipeline)
+        self.pipeline = pipeline
+        self.drop_lake = drop_lake
+        self.only_say = only_say
+        self.timeout_s = timeout_s
+
+    def execute(self, context: Any) -> dict[str, Any]:  # noqa: ARG002
+        # Imported here, as it brings deltalake along, which no parsing of a DAG needs.
+        from airflow_provider_pgrepl.replication.app.teardown import teardown
+
+        with translated():
+            result = teardown(
+                access_to(read_pipeline(self.pipeline)),
+                drop_lake=read_flag("drop_lake", self.drop_lake),
+                timeout_s=self.timeout_s,
+                dry_run=read_flag("only_say", self.only_say),
+            )
+        self.log.info("%s", result.to_text())
+        return {"dropped": result.dropped, "kept": result.kept}

@@ -1,0 +1,66 @@
+"""pgrepl_tables: add, pause, resume, retry or remove tables, by hand.
+
+Trigger it and fill in the form; by API: `{"conf": {"action": "pause", "tables": ["public.orders"]}}`.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from airflow.sdk import DAG, Param, task
+
+from airflow_provider_pgrepl.operators.forms import tables_param
+from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator
+from airflow_provider_pgrepl.operators.tables import (
+    PgPauseTablesOperator,
+    PgRemoveTablesOperator,
+    PgResumeTablesOperator,
+    PgRetryTablesOperator,
+)
+
+PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
+COMMON = {"pipeline": PIPELINE_FILE, "tables": "{{ params.tables }}"}
+ACTIONS = {
+    "add": "Add: copy them, and keep them current",
+    "pause": "Pause: let them stand still",
+    "resume": "Resume: have paused ones catch up",
+    "retry": "Retry: have those in error catch up",
+    "remove": "Remove: the lake tables stay",
+}
+
+with DAG(
+    "pgrepl_tables",
+    description="Add, pause, resume, retry or remove tables",
+    schedule=None,
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    # A run that is triggered while the DAG is paused would wait without a word.
+    is_paused_upon_creation=False,
+    render_template_as_native_obj=True,
+    params={
+        "action": Param(
+            "pause", type="string", enum=list(ACTIONS), values_display=ACTIONS, title="What to do"
+        ),
+        "tables": tables_param(
+            PIPELINE_FILE,
+            title="Tables",
+            description="As public.orders; none: add all that are new under a pattern, retry all in error",
+        ),
+    },
+    tags=["pgrepl"],
+    doc_md=__doc__,
+) as dag:
+
+    @task.branch
+    def choose(params: dict[str, str]) -> str:
+        return params["action"]
+
+    choose() >> [
+        PgAddTablesOperator(task_id="add", spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"), **COMMON),
+        PgPauseTablesOperator(task_id="pause", **COMMON),
+        PgResumeTablesOperator(task_id="resume", **COMMON),
+        PgRetryTablesOperator(task_id="retry", **COMMON),
+        PgRemoveTablesOperator(task_id="remove", **COMMON),
+    ]
