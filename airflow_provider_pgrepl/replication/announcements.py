@@ -15,9 +15,8 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.changelog.stamping import Ddl
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.ddl_function import PREFIX
 from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
-from airflow_provider_pgrepl.replication.wire.messages import LogicalMessage, RelationMessage
+from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX, LogicalMessage, RelationMessage
 
 ReadRelation = Callable[[int], Relation | None]
 ReadTrigger = Callable[[], str | None]
@@ -70,7 +69,7 @@ class Announcements:
 
     def look_at_ddl(self, message: LogicalMessage, commit_lsn: int) -> Ddl | None:
         """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
-        if message.prefix != PREFIX:
+        if message.prefix != DDL_PREFIX:
             return None
         ddl = parse_ddl_message(message.content, self._publication)
         if ddl is None or ddl.pipeline != self._pipeline:

@@ -25,10 +25,10 @@ from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import catalog, event_trigger
+from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
+from airflow_provider_pgrepl.replication.source_watch import SourceWatch
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 
 log = logging.getLogger(__name__)
@@ -101,15 +101,18 @@ class Receiver:
         self._writer = writer = ChangelogWriter(uri)
         self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(uri, writer, self._confirmed)
+        self._watch = SourceWatch(self._catalog, writer.epoch_record)
         index = RelationIndex(relations_uri(pipeline.lake_root))
         announcements = Announcements(
             pipeline.name,
             pipeline.publication,
             writer.epoch,
             index,
-            read_relation=self._read_relation,
+            read_relation=self._watch.read_relation,
             read_trigger=self._read_trigger,
         )
+        if pipeline.event_trigger and self._read_trigger() is None:
+            log.warning("the event trigger is not there, or does not fire: run the snapshot app")
         self._splitter = Splitter()
         self._stamper = Stamper(writer.epoch, announcements.announced, announcements.look_at_ddl)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
@@ -212,6 +215,7 @@ class Receiver:
 
     def _write(self) -> None:
         while True:
+            self._watch.check_if_due()
             try:
                 chunk = self._chunks.get(timeout=self._until_flush())
             except queue.Empty:
@@ -280,11 +284,5 @@ class Receiver:
         self._last_record = time.monotonic()
         self._settle()
 
-    def _read_relation(self, oid: int) -> Relation | None:
-        return catalog.read_relation(self._catalog, oid, self._pipeline.publication)
-
     def _read_trigger(self) -> str | None:
-        """Only one that the pipeline asks for counts: nobody keeps another as it has to be."""
-        if not self._pipeline.event_trigger:
-            return None
-        return event_trigger.read_identity(self._catalog, self._pipeline.name)
+        return event_trigger.read_watching(self._catalog, self._pipeline)

@@ -37,6 +37,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.preflight import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.selection import (
     Selected,
@@ -242,6 +243,7 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         store.migrate()
         store.lock(pipeline.name, "snapshot")
         source = stack.enter_context(access.source("snapshot"))
+        event_trigger.keep_installed(source, pipeline)
         session = _Session(f"pgrepl snapshot {pipeline.name}")
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX
 
 MESSAGE_SCHEMA = pa.schema(
     [
@@ -41,7 +42,8 @@ def read_messages(
     """The kept messages of an epoch (the newest) in commit order, above an LSN and of a prefix when given.
 
     Columns as in MESSAGE_SCHEMA. A consumer gives the last `lsn` that it has read as `above_lsn` and gets
-    each message once: all those of one transaction are there at once or not at all. Raises ChangelogError
+    each message once: all those of one transaction are there at once or not at all. Those of this package's
+    event trigger are not among them. Raises ChangelogError
     when retention has dropped changes above `above_lsn`, and when there is no changelog;
     LakeUnavailableError when it cannot be read.
     """
@@ -59,6 +61,7 @@ def read_messages(
     filesystem, root = pafs.FileSystem.from_uri(uri)
     rows = read_rows(filesystem, root, paths, _NO_RELATION, above)
     found = _as_messages(rows.filter(pc.equal(rows["op"], "M")))
+    found = found.filter(pc.not_equal(found["prefix"], DDL_PREFIX))
     return found if prefix is None else found.filter(pc.equal(found["prefix"], prefix))
 
 

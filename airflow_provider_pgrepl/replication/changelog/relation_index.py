@@ -87,6 +87,8 @@ class RelationIndex:
         self, epoch: Epoch, relation_id: int, before_lsn: int
     ) -> tuple[RelationRecord, Place] | None:
         """The relation as it was before the transaction at this commit LSN; None when it is not known."""
+        if not self._placed[epoch, relation_id]:
+            self._reload()  # it may have been copied since
         last = self._last_placed(epoch, relation_id, before_lsn - 1)
         end = self._last_placed(epoch, _ANY_RELATION, before_lsn - 1)
         if last is None or (end is not None and end.order > last.order):
@@ -128,6 +130,10 @@ class RelationIndex:
     def all(self) -> list[RelationRecord]:
         """Every relation version of every epoch, in no order."""
         return [RelationRecord.from_json(text) for text in self._entries().values()]
+
+    def _reload(self) -> None:
+        self._known = None
+        self._placed.clear()
 
     def _entries(self) -> dict[tuple[int, int], str]:
         if self._known is None:

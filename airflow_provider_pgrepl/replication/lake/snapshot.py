@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.range_copies import CopyJob, Range
 from airflow_provider_pgrepl.replication.lake.table import commit_snapshot
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -74,6 +75,8 @@ class SnapshotCopy:
         # A commit at the consistent point itself is not in the snapshot.
         self._position = LSN(exported.consistent_point - 1)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
+        watching = event_trigger.read_watching(keeper.connection, pipeline)
+        self._place = None if watching is None else Place(self._position, watching)
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
 
@@ -147,7 +150,7 @@ class SnapshotCopy:
         files = RangeCopies(self._spark, job, self._keeper).run(ranges)
         record = RelationRecord.of_catalog(relation)
         with self._index_lock:
-            self._index.add(self._record.epoch, record)
+            self._index.add(self._record.epoch, record, self._place)
         if keeps_history:
             self._versions[history_key(relation.table)] = end_all_versions(
                 relation, self._pipeline, *self._moment

@@ -11,9 +11,7 @@ from airflow_provider_pgrepl.replication.source import types
 from airflow_provider_pgrepl.replication.source.carried_catalog import carried_format, carried_queries
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
 from airflow_provider_pgrepl.replication.source.membership import COLUMN_LISTS_SINCE
-
-PREFIX = "pgrepl.ddl"
-"""Of our messages; nobody else's."""
+from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX
 
 ENDED_TAGS = (
     "CREATE TABLE",
@@ -255,7 +253,7 @@ def function_sql(pipeline: str, publication: str, *, identity: str, server_versi
         format=_literal(carried_format(server_version)),
         by_alter="('ALTER TABLE', 'ALTER TYPE')",
         may_rewrite="('ALTER TABLE')",
-        prefix=_literal(PREFIX),
+        prefix=_literal(DDL_PREFIX),
         pipeline=_literal(pipeline),
         publication=_literal(publication),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PrivilegeError
+from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
@@ -44,7 +44,7 @@ def function_name(pipeline: str) -> str:
 def install(connection: Connection, pipeline: Pipeline) -> None:
     """Have the event triggers there, as this program wants them; nothing is written when they are.
 
-    Raises PrivilegeError when the role may not create them.
+    Raises PrivilegeError when the role may not create them, ServerSettingError on a standby.
     """
     body = function_sql(
         pipeline.name,
@@ -72,10 +72,24 @@ def install(connection: Connection, pipeline: Pipeline) -> None:
                 "let a superuser run the snapshot app once, or set event_trigger: false (DDL is then noticed"
                 " early rather than at its exact place)",
             ) from None
+        except psycopg2.errors.ReadOnlySqlTransaction:
+            connection.cursor().execute("ROLLBACK")
+            raise ServerSettingError(
+                "the event trigger cannot be installed: the source is read-only",
+                "run the snapshot app once with the primary's connection, or set event_trigger: false",
+            ) from None
         except BaseException:
             if not connection.closed:
                 connection.cursor().execute("ROLLBACK")
             raise
+
+
+def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
+    """Install or uninstall, as the pipeline wants it. Raises as those do."""
+    if pipeline.event_trigger:
+        install(connection, pipeline)
+    elif is_installed(connection, pipeline.name):
+        uninstall(connection, pipeline.name)
 
 
 def uninstall(connection: Connection, pipeline: str) -> None:
@@ -91,11 +105,15 @@ def uninstall(connection: Connection, pipeline: str) -> None:
 
 def is_installed(connection: Connection, pipeline: str) -> bool:
     """Whether the event triggers are there and fire."""
-    return read_identity(connection, pipeline) is not None
+    return _read_identity(connection, pipeline) is not None
 
 
-def read_identity(connection: Connection, pipeline: str) -> str | None:
-    """Which event triggers watch, as they say it themselves; None when they are not there or do not fire."""
+def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:
+    """Which event trigger tells of DDL; None without one, and for a pipeline that wants none."""
+    return _read_identity(connection, pipeline.name) if pipeline.event_trigger else None
+
+
+def _read_identity(connection: Connection, pipeline: str) -> str | None:
     with source_errors("reading the event trigger"):
         found = rows(connection, IDENTITY, {"names": list(trigger_names(pipeline))})
     return found[0][0] if found else None

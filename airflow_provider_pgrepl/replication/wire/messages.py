@@ -12,6 +12,9 @@ _UINT32 = struct.Struct(">I")
 _INT32 = struct.Struct(">i")
 _UINT64 = struct.Struct(">Q")
 
+DDL_PREFIX = "pgrepl.ddl"
+"""Of the logical messages that are our event trigger's."""
+
 TRUNCATE_CASCADE = 1
 TRUNCATE_RESTART_IDENTITY = 2
 
