@@ -225,6 +225,22 @@ def rows(connection: Connection, query: str, parameters: Any = None) -> list[tup
     return found
 
 
+@contextmanager
+def one_moment(connection: Connection) -> Iterator[None]:
+    """All that is read inside the block is of one moment. The connection is in autocommit mode.
+
+    Raises psycopg2's errors.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            with connection.cursor() as cursor:
+                cursor.execute("ROLLBACK")
+
+
 def row(connection: Connection, query: str, parameters: Any = None) -> tuple[Any, ...]:
     """The one row of a query. Raises psycopg2's errors, and LookupError without a row."""
     found = rows(connection, query, parameters)

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation, TableName
 from airflow_provider_pgrepl.replication.source.attached import with_had_rows
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows, source_errors
 from airflow_provider_pgrepl.replication.source.membership import (
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,
@@ -67,12 +67,16 @@ def read_relation(
     """The table with this oid, as `publication` publishes it; None when it is gone.
 
     Without a publication all columns that are not generated; a table that is not a member of it, as if it
-    were added without a column list. `had_rows`: say of its partitions which may have held rows when they
-    became partitions, which needs a connection in autocommit mode, and the right to look into small ones.
+    were added without a column list. `had_rows`: all as it is at one moment, and with what is said of
+    partitions that may have held rows before they were partitions; that needs a connection in autocommit
+    mode, and the right to look into small ones.
     """
-    found = read_relations(connection, [oid], publication).get(oid)
-    if found is None or not had_rows:
-        return found
+    if not had_rows:
+        return read_relations(connection, [oid], publication).get(oid)
+    with source_errors("reading the catalog"), one_moment(connection):
+        found = read_relations(connection, [oid], publication).get(oid)
+    if found is None:
+        return None
     with source_errors("looking into the partitions"):
         return with_had_rows(connection, found)
 

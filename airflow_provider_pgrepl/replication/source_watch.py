@@ -1,0 +1,65 @@
+"""SourceWatch: pg_catalog as the receiver needs it, and whether the publication is still the pipeline's."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError, SourceError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.relations import read_relation
+
+log = logging.getLogger(__name__)
+
+_CHECK_INTERVAL_S = 5.0
+_PAUSES_S = (0.02, 0.1, 0.5)
+
+
+class SourceWatch:
+    """Reads over one connection, of which it is the only user. Waits for no lock on a table."""
+
+    def __init__(self, connection: Connection, record: EpochRecord) -> None:
+        self._connection = connection
+        self._record = record
+        self._last_check = time.monotonic()
+
+    def read_relation(self, oid: int) -> Relation | None:
+        """The table as it is now; None when it is gone. Raises PublicationError, SourceConnectionError.
+
+        One whose catalog cannot be read, although it was tried again, is as good as gone: the others go on.
+        """
+        self.check_publication()
+        for pause_s in _PAUSES_S:
+            try:
+                return self._read(oid)
+            except (PublicationError, SourceConnectionError):
+                raise
+            except (SourceError, LookupError):
+                # Some of what the server looks up is of a later moment: DDL may have come between.
+                time.sleep(pause_s)
+        try:
+            return self._read(oid)
+        except (PublicationError, SourceConnectionError):
+            raise
+        except (SourceError, LookupError) as error:
+            log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
+            return None
+
+    def _read(self, oid: int) -> Relation | None:
+        return read_relation(self._connection, oid, self._record.publication, had_rows=True)
+
+    def check_publication(self) -> None:
+        """Raises PublicationError when it was dropped, made anew, or altered to leave out kinds of changes.
+
+        A server from 18 on only warns of a missing publication, and sends nothing.
+        """
+        check_publication(self._connection, self._record.publication, self._record.publication_oid)
+        self._last_check = time.monotonic()
+
+    def check_if_due(self) -> None:
+        """`check_publication`, every few seconds."""
+        if time.monotonic() - self._last_check >= _CHECK_INTERVAL_S:
+            self.check_publication()
