@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError
+from airflow_provider_pgrepl.errors import DriftError, IdentityError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.merging.collapse import Collapsed, collapse
 from airflow_provider_pgrepl.replication.relation import Relation
 from tests.support.changes import column, relation, table_of
@@ -130,13 +130,23 @@ def test_with_full_identity_unsent_values_do_not_blur_the_row() -> None:
         pytest.param([Change("I", new=("1", None), unsent=(1,))], id="insert with an unsent value"),
         pytest.param([Change("D")], id="delete without a key"),
         pytest.param([Change("U", old=("1", None))], id="update without a row"),
-        pytest.param([insert("1"), Change("D", old=(None, None))], id="null as key"),
         pytest.param([Change("M", new=("1", "2"))], id="a message among the changes"),
-        pytest.param([Change("U", new=(None, "x"), unsent=(0,))], id="unsent key without old key"),
     ],
 )
 def test_changes_that_contradict_each_other_are_refused(changes: list[Change]) -> None:
     with pytest.raises(LakeTableError, match="inconsistent"):
+        collapse(table_of(changes), BY_KEY)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param([insert("1"), Change("D", old=(None, None))], id="null as key"),
+        pytest.param([Change("U", new=(None, "x"), unsent=(0,))], id="unsent key without old key"),
+    ],
+)
+def test_changes_that_do_not_carry_their_key_are_refused(changes: list[Change]) -> None:
+    with pytest.raises(IdentityError, match="does not carry the key"):
         collapse(table_of(changes), BY_KEY)
 
 
@@ -160,7 +170,7 @@ def test_a_keyless_table_takes_equal_rows_and_no_other_change() -> None:
     assert len(collapsed) == 2
     assert collapsed.only_inserts
     for change in (update("1"), delete("1")):
-        with pytest.raises(LakeTableError, match="no key"):
+        with pytest.raises(IdentityError, match="no key"):
             collapse(table_of([insert("1"), change]), KEYLESS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
 from tests.support.changes import column, relation, table_of
@@ -108,6 +108,6 @@ def test_different_texts_that_are_one_value_in_the_lake_are_counted_together() -
 
 def test_without_columns_nothing_can_be_taken_away() -> None:
     changes = table_of([Change("I", new=(), commit_lsn=10), Change("D", old=(), commit_lsn=20)])
-    with pytest.raises(LakeTableError, match="no column by which"):
+    with pytest.raises(IdentityError, match="no column by which"):
         net_rows(changes, relation(identity="f"), pipeline())
     assert len(net_rows(changes.slice(0, 1), relation(identity="f"), pipeline()).gained) == 1

@@ -45,11 +45,11 @@ def snapshot(table: DeltaTable) -> None:
 
 
 def append(table: DeltaTable) -> None:
-    SliceCommit(table, APP, LSN(2), None).write(ROWS, "append")
+    SliceCommit(table, APP, LSN(2), None, 1).write(ROWS, "append")
 
 
 def merge(table: DeltaTable) -> None:
-    commit = SliceCommit(table, APP, LSN(2), None)
+    commit = SliceCommit(table, APP, LSN(2), None, 1)
     merger = commit.merge(ROWS, ["t.id = s.id"])
     names = [f'"{name.replace(chr(34), chr(34) * 2)}"' for name in ROWS.column_names]
     commit.run(merger.when_not_matched_insert({name: f"s.{name}" for name in names}))
@@ -57,7 +57,7 @@ def merge(table: DeltaTable) -> None:
 
 def compact(table: DeltaTable) -> None:
     for lsn, row in ((2, ROWS.slice(0, 1)), (3, ROWS.slice(1))):
-        SliceCommit(table, APP, LSN(lsn), None).write(row, "append")
+        SliceCommit(table, APP, LSN(lsn), None, 1).write(row, "append")
     assert compact_small_files(table, APP, at_least=2) == 2
 
 

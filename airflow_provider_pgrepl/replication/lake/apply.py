@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.recorded_tables import RecordedTables
 from airflow_provider_pgrepl.replication.lake.shares import (
     RESULT,
     CatchUp,
@@ -29,11 +30,12 @@ from airflow_provider_pgrepl.replication.lake.shares import (
     read_results,
     warm_up,
 )
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork
 from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource
 from airflow_provider_pgrepl.replication.lake.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -85,6 +87,7 @@ class Applier:
         self._record = record
         self._uri = changelog_uri(pipeline.lake_root)
         self._points = Points(pipeline.lake_root)
+        self._tables = RecordedTables(pipeline, record, self._points)
         self._levels: dict[int, _Level] = {}
         # Files that hold no change of a table do not move its position: they must not be taken for ever.
         self._looked_through: dict[int, LSN] = {}
@@ -187,9 +190,8 @@ class Applier:
 
     def _work_of(self, record: TableRecord) -> TableWork:
         assert record.relation is not None
-        return TableWork(
-            record.relation, self._pipeline, app_id(self._pipeline.name, self._record.epoch), self._uri
-        )
+        level = self._levels.get(record.relation.oid)
+        return self._tables.work(record, None if level is None else level.version)
 
     def _run_items(
         self, frame: DataFrame, works: dict[int, TableWork], levels: dict[int, int]
@@ -213,6 +215,8 @@ class Applier:
     def _take(self, results: list[TableResult], records: dict[int, TableRecord], mark: WorkItem) -> None:
         for result in results:
             record = records[result.relation_id]
+            if result.relation is not None:
+                self._record_relation(record, Relation.from_json(result.relation))
             if result.error is None:
                 self._levels[result.relation_id] = _Level(
                     _snapshot_of(record),
@@ -226,6 +230,10 @@ class Applier:
                 self._levels.pop(result.relation_id, None)
                 del records[result.relation_id]
                 self._put_in_error(record, result)
+
+    def _record_relation(self, record: TableRecord, relation: Relation) -> None:
+        """What the lake table itself says already, for people and for the sensor to see."""
+        self._store.record_relation(self._pipeline.name, relation, _snapshot_of(record))
 
     def _put_in_error(self, record: TableRecord, result: TableResult) -> None:
         """A table's own trouble stays its own; any other ends us, unless the table left meanwhile."""
@@ -241,6 +249,7 @@ class Applier:
             self._pipeline.name,
             record.table,
             TableState.ERRORED,
+            error=result.error_kind,
             reason=str(result.error),
             hint=result.hint,
             lsn=LSN(result.error_lsn) if result.error_lsn else None,
@@ -354,6 +363,7 @@ def _snapshot_of(record: TableRecord) -> LSN:
 def _too_old(relation_id: int, position: LSN, floor: LSN) -> TableResult:
     return TableResult(
         relation_id,
+        error_kind="ChangelogError",
         error=f"the table is at {position}, but the changelog holds changes above {floor} only",
         hint=RESNAPSHOT_HINT,
     )

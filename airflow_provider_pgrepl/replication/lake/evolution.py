@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Tuples, unsent_pairs
-from airflow_provider_pgrepl.replication.lake.widened_text import widened_text
+from airflow_provider_pgrepl.replication.lake.widened_text import changes_text, widened_text
 from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
 
@@ -41,7 +41,9 @@ def translated(changes: pa.Table, before: Relation, after: Relation) -> pa.Table
     old = _rebuilt(array_of(changes, "old", TEXTS), before, after, whole=whole_old)
     unchanged = _moved(array_of(changes, "unchanged", pa.list_(pa.int16())), before, after)
     for name, values in (("new", new), ("old", old), ("unchanged", unchanged)):
-        changes = changes.set_column(changes.schema.get_field_index(name), name, values)
+        index = changes.schema.get_field_index(name)
+        field = changes.schema.field(index)
+        changes = changes.set_column(index, field, values.cast(field.type))
     return changes
 
 
@@ -113,6 +115,16 @@ def evolved(rows: pa.Table, before: Relation, after: Relation, pipeline: Pipelin
             added_values(typed, len(rows)) if own is None else _widened(rows[own.name], own, typed)
         )
     return pa.table({**columns, **{name: rows[name] for name in rows.column_names if name not in columns}})
+
+
+def changes_texts(before: Relation, after: Relation, pipeline: Pipeline) -> bool:
+    """Whether a column that is text in the lake reads otherwise, though its lake type stays."""
+    known = {typed.column.attnum: typed for typed in typed_columns(before, pipeline)}
+    pairs = ((known.get(typed.column.attnum), typed) for typed in typed_columns(after, pipeline))
+    return any(
+        own is not None and pa.types.is_string(own.lake_type) and changes_text(own.column, typed.column)
+        for own, typed in pairs
+    )
 
 
 def added_values(typed: TypedColumn, count: int) -> pa.Array:

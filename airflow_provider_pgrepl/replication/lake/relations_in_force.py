@@ -1,17 +1,31 @@
-"""Which relation some changes obey, and where it stops to be the one that their lake table was built for."""
+"""Which relation holds for which changes of a table: a walk through the changelog's rows, in order.
+
+Call `walk_relations(relation, rows, find_record, pipeline)`, where `relation` is the one that holds before
+the rows: of a lake table, the second of what `read_relations` says. It gives stretches: rows, and the
+relation in whose layout they are. The lake table is for the first stretch's relation when the walk begins
+(or, where the two that `read_relations` says differ, for that with which a later one `begins`); before
+another stretch goes in, it must be evolved (`evolution.evolved`) from the relation of the one before.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
+from airflow_provider_pgrepl.errors import DriftError, PgReplError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.evolution import is_same_layout, translated
+from airflow_provider_pgrepl.replication.lake.table import BEFORE_APP, RELATION_APP
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.drift import find_drift
+from airflow_provider_pgrepl.replication.state.drift import Kind, judge
+from airflow_provider_pgrepl.replication.values import history_problems, lake_schema
 
 FindRecord = Callable[[int], RelationRecord | None]
 """Gives the relation of a relation version."""
@@ -19,21 +33,186 @@ FindRecord = Callable[[int], RelationRecord | None]
 _OBEYING = ["I", "U", "D", "R"]
 
 
-def find_first_drift(relation: Relation, rows: pa.Table, find_record: FindRecord) -> tuple[LSN, str] | None:
-    """The commit LSN from which on the table is no longer what was recorded, and what changed.
+@dataclass(frozen=True)
+class Stretch:
+    """Rows in the layout of one relation; whole transactions.
 
-    `rows` are changelog rows of the relation, op R among them, in order; of their columns commit_lsn, op and
-    relation_version are used.
+    `begins`: the relation with which the stretch began; `relation`: that with which it ends, which differs in
+    nothing that the lake table, or the reading of changes, could tell. The `relation_version` of each row is
+    that of the relation in force after it, as a commit that ends there says it under RELATION_APP.
+    `before`: the relation in which the stretch's first transaction begins in the changelog, when that is
+    another one than `begins`.
     """
-    rows = rows.filter(pc.is_in(rows["op"], pa.array(_OBEYING)))
-    versions, first = np.unique(rows["relation_version"].to_numpy(), return_index=True)
-    lsns = rows["commit_lsn"].to_numpy()
-    found = []
-    for version, index in zip(versions.tolist(), first.tolist(), strict=True):
-        if version == relation.version:
-            continue
+
+    begins: Relation
+    relation: Relation
+    rows: pa.Table
+    before: Relation | None = None
+
+
+@dataclass(frozen=True)
+class Walk:
+    """`stop`: the commit LSN from which on nothing may be applied, and why. `unannounced`: relations in force
+    that no stream has announced in this form, which the relation index must know before a commit names them.
+    """
+
+    stretches: tuple[Stretch, ...]
+    stop: tuple[LSN, DriftError] | None = None
+    unannounced: tuple[Relation, ...] = ()
+
+    @property
+    def relation(self) -> Relation:
+        """The relation in force at the end."""
+        return self.stretches[-1].relation
+
+
+def read_relations(table: DeltaTable) -> tuple[int, int] | None:
+    """The versions of the relation for which the lake table is built, and of that in which the changes above
+    its position begin; None for a table that says neither.
+
+    They differ while a table has evolved for a transaction that is not in it yet.
+    """
+    built = table.transaction_version(RELATION_APP)
+    if built is None:
+        return None
+    before = table.transaction_version(BEFORE_APP)
+    return built, built if before is None else before
+
+
+def walk_relations(relation: Relation, rows: pa.Table, find_record: FindRecord, pipeline: Pipeline) -> Walk:
+    """Judge each relation that the rows announce or obey, in order.
+
+    `rows` are changelog rows of the relation, op R among them, by (commit_lsn, ordinal), of whole
+    transactions. A relation that changed in the middle of a transaction holds from that transaction's
+    beginning: its earlier rows are translated. Without the columns new, old and unchanged nothing is.
+    At an unsafe change the walk stops: the stretches hold the transactions before. Raises ChangelogError for
+    a version that is lost.
+    """
+    return _Walker(rows, pipeline, relation).walk(find_record)
+
+
+@dataclass
+class _Step:
+    """The relation from a row on, to which the lake table must be brought before that row."""
+
+    start: int
+    begins: Relation
+    relation: Relation
+    before: Relation | None = None
+
+
+@dataclass
+class _Walker:
+    rows: pa.Table
+    pipeline: Pipeline
+    first: Relation
+    stamps: list[tuple[int, Relation]] = field(default_factory=list)
+    unannounced: list[Relation] = field(default_factory=list)
+
+    def walk(self, find_record: FindRecord) -> Walk:
+        self.lsns = self.rows["commit_lsn"].to_numpy()
+        self.steps = [_Step(0, self.first, self.first)]
+        self.stamps.append((0, self.first))
+        end, stop = len(self.rows), None
+        for at, version in self._announced():
+            if version == self.steps[-1].relation.version:
+                continue
+            error = self._follow(at, version, find_record)
+            if error is not None:
+                end = self._transaction_start(at)
+                stop = LSN(self.lsns[at]), error
+                # What the same transaction has changed before is not to be followed either.
+                self.steps = [step for step in self.steps if step.start < end or step is self.steps[0]]
+                break
+        return Walk(tuple(self._stretches(end)), stop, tuple(self.unannounced))
+
+    def _announced(self) -> Iterator[tuple[int, int]]:
+        """Where the version of rows differs from that of the row before, and that version."""
+        obeying = pc.is_in(self.rows["op"], pa.array(_OBEYING)).to_numpy()
+        places = np.flatnonzero(obeying)
+        versions = self.rows["relation_version"].to_numpy()[places]
+        first = np.append(True, versions[1:] != versions[:-1])[: len(versions)]
+        return zip(places[first].tolist(), versions[first].tolist(), strict=True)
+
+    def _transaction_start(self, at: int) -> int:
+        return int(np.searchsorted(self.lsns, self.lsns[at]))
+
+    def _follow(self, at: int, version: int, find_record: FindRecord) -> DriftError | None:
+        """Take the relation that was announced at a row as the one in force; the error if that cannot be."""
+        step = self.steps[-1]
+        hint = f"take it anew: run the snapshot app with --tables '{step.relation.table}'"
         record = find_record(version)
-        reason = find_drift(relation, record) if record else "its definition is no longer in the changelog"
-        if reason:
-            found.append((LSN(lsns[index]), reason))
-    return min(found, default=None)
+        if record is None:
+            return DriftError("its definition is no longer in the changelog", hint)
+        verdict = judge(step.relation, record, self.pipeline)
+        if verdict.kind is Kind.UNSAFE or verdict.relation is None:
+            return DriftError(verdict.reason, verdict.hint or hint)
+        problem = _problem(verdict.relation, self.pipeline)
+        if problem is not None:
+            return DriftError(f"{verdict.reason}: {problem[0]}", problem[1] or hint)
+        if verdict.relation.version != record.version:
+            self.unannounced.append(verdict.relation)
+        self.stamps.append((at, verdict.relation))
+        if self._is_same_table(step.relation, verdict.relation):
+            step.relation = verdict.relation
+            return None
+        begin = self._transaction_start(at)
+        self._translate(begin, at, step.relation, verdict.relation)
+        before = self._in_force_before(begin) if self._obeys_any(begin, at) else None
+        self.steps.append(_Step(begin, verdict.relation, verdict.relation, before))
+        return None
+
+    def _in_force_before(self, at: int) -> Relation:
+        return next((held for place, held in reversed(self.stamps) if place < at), self.first)
+
+    def _obeys_any(self, start: int, end: int) -> bool:
+        ops = self.rows["op"].slice(start, end - start)
+        return bool(pc.any(pc.is_in(ops, pa.array(_OBEYING))).as_py())
+
+    def _is_same_table(self, before: Relation, after: Relation) -> bool:
+        return is_same_layout(before, after) and lake_schema(before, self.pipeline) == lake_schema(
+            after, self.pipeline
+        )
+
+    def _translate(self, begin: int, at: int, before: Relation, after: Relation) -> None:
+        if begin == at or "new" not in self.rows.column_names:
+            return
+        self.rows = pa.concat_tables(
+            [
+                self.rows.slice(0, begin),
+                translated(self.rows.slice(begin, at - begin), before, after),
+                self.rows.slice(at),
+            ]
+        )
+
+    def _stretches(self, end: int) -> Iterator[Stretch]:
+        rows = self._stamped()
+        ends = [*(step.start for step in self.steps[1:]), end]
+        for step, until in zip(self.steps, ends, strict=True):
+            yield Stretch(step.begins, step.relation, rows.slice(step.start, until - step.start), step.before)
+
+    def _stamped(self) -> pa.Table:
+        places = np.array([place for place, _ in self.stamps])
+        versions = np.array([held.version for _, held in self.stamps], np.int64)
+        index = np.searchsorted(places, np.arange(len(self.rows)), side="right") - 1
+        column = self.rows.schema.get_field_index("relation_version")
+        return self.rows.set_column(column, "relation_version", pa.array(versions[index]))
+
+
+def _problem(relation: Relation, pipeline: Pipeline) -> tuple[str, str] | None:
+    """What keeps a lake table from having the columns of a relation, and what to do."""
+    try:
+        lake_schema(relation, pipeline)
+    except PgReplError as error:
+        return error.message, error.hint
+    problems = history_problems(relation) if pipeline.policy(relation.table).history else iter(())
+    return next(((problem, "") for problem in problems), None)
+
+
+def find_first_drift(
+    relation: Relation, rows: pa.Table, find_record: FindRecord, pipeline: Pipeline | None = None
+) -> tuple[LSN, str] | None:
+    """The commit LSN from which on a table cannot be followed, and what changed."""
+    pipeline = pipeline or Pipeline(name="any", lake="/", tables=(str(relation.table),))
+    stop = walk_relations(relation, rows, find_record, pipeline).stop
+    return None if stop is None else (stop[0], stop[1].message)

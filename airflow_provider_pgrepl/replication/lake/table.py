@@ -40,7 +40,13 @@ CLOSED = 2**63 - 1
 """The version under which the app id of an epoch that is over stands in a table."""
 
 RELATION_APP = "pgrepl-relation"
-"""Delta app id whose version is the relation version for which the table was copied."""
+"""Delta app id whose version is that of the relation for which the table is built."""
+BEFORE_APP = "pgrepl-relation-before"
+"""Delta app id whose version is that of the relation in which the changes above the position begin.
+
+It is another one than RELATION_APP's while the table has evolved for a transaction that is not in it yet:
+what the transaction changed before its DDL is still of the older relation.
+"""
 EXPORTED_APP = "pgrepl-exported-us"
 """Delta app id whose version is when the copied snapshot was exported: microseconds since 1970."""
 
@@ -87,6 +93,22 @@ def read_position(table: DeltaTable, app: str) -> LSN | None:
     if version == CLOSED:
         raise FencedError(f"{table.table_uri}: a later epoch than that of {app} has written it", _FENCED_HINT)
     return None if version is None else LSN(version)
+
+
+def earlier_apps(pipeline_name: str, epoch: Epoch) -> list[str]:
+    """The app ids of all epochs before this one, oldest first."""
+    return [app_id(pipeline_name, Epoch(number)) for number in range(1, epoch)]
+
+
+def epoch_of(app: str) -> Epoch:
+    """The epoch that an app id is of."""
+    return Epoch(int(app.rpartition(":")[2]))
+
+
+def relation_marks(table: DeltaTable, version: int) -> dict[str, int]:
+    """App ids of a commit after which the table, and the changes above its position, are of one relation."""
+    known = table.transaction_version(BEFORE_APP)
+    return {RELATION_APP: version, **({} if known in (None, version) else {BEFORE_APP: version})}
 
 
 def commit_properties(
@@ -172,6 +194,21 @@ def commit_files(
     fenced(table, app, position, lambda: _add_files(table, adds, "append", table.schema(), properties))
 
 
+def replace_files(
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    files: Sequence[WrittenFile],
+    schema: pa.Schema,
+    properties: CommitProperties,
+) -> None:
+    """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
+    adds = [_add_action(file) for file in files]
+    allow_timestamp_without_tz(table, schema)
+    delta_schema = Schema.from_arrow(schema)
+    fenced(table, app, position, lambda: _add_files(table, adds, "overwrite", delta_schema, properties))
+
+
 def _add_files(
     table: DeltaTable, adds: list[AddAction], mode: str, schema: Schema, properties: CommitProperties
 ) -> None:
@@ -198,22 +235,20 @@ def commit_snapshot(
     included. Raises LakeError for a Delta table that is not this pipeline's, FencedError when it holds a
     later epoch, a position beyond `position`, or is written by another process meanwhile.
     """
-    adds = [_add_action(file) for file in files]
     app = app_id(pipeline_name, epoch)
-    older = [app_id(pipeline_name, Epoch(number)) for number in range(1, epoch)]
+    older = earlier_apps(pipeline_name, epoch)
     others = dict.fromkeys(older, CLOSED)
     if relation_version is not None:
-        others[RELATION_APP] = relation_version
+        others |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
     if exported_at is not None:
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
-    delta_schema = Schema.from_arrow(schema)
     if not DeltaTable.is_deltatable(uri):
-        return create_table(uri, delta_schema, adds, properties)
+        adds = [_add_action(file) for file in files]
+        return create_table(uri, Schema.from_arrow(schema), adds, properties)
     table = open_table(uri)
     check_ours(table, app, older, position)
-    allow_timestamp_without_tz(table, schema)
-    fenced(table, app, position, lambda: _add_files(table, adds, "overwrite", delta_schema, properties))
+    replace_files(table, app, position, files, schema, properties)
     return int(table.version())
 
 

@@ -4,50 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, PgReplError, Scope
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog import reader
-from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
+from airflow_provider_pgrepl.replication.lake.announced import Announced
+from airflow_provider_pgrepl.replication.lake.evolving_table import EvolvingTable
+from airflow_provider_pgrepl.replication.lake.foreign_writes import check_writers
+from airflow_provider_pgrepl.replication.lake.handles import forget, open_newest
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
-from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, refused_truncate
-from airflow_provider_pgrepl.replication.lake.relations_in_force import find_first_drift
-from airflow_provider_pgrepl.replication.lake.table import (
-    RESNAPSHOT_HINT,
-    compact_small_files,
-    open_table,
-    read_position,
-)
+from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
+from airflow_provider_pgrepl.replication.lake.relations_in_force import read_relations, walk_relations
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, epoch_of, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-
-_handles: dict[str, tuple[DeltaTable, tuple[int | None, int | None]]] = {}
-"""Open tables of this worker process, and what tells them apart from later ones in their place.
-
-Opening one anew reads its whole log.
-"""
-
-_records: dict[tuple[str, int, int], RelationRecord] = {}
-"""Relation versions by changelog, relation and version: what one says never changes."""
+from airflow_provider_pgrepl.replication.values import lake_schema
 
 
 @dataclass(frozen=True)
 class TableWork:
-    """All a task needs to know of a table: where it lies, whose it is, what it was built for."""
+    """All a task needs to know of a table: where it lies, whose it is, what it was built for.
+
+    `relation`: as recorded; the lake table itself says better. `pipeline`: with the choices by which the
+    table was copied. `version`: a version of the lake table that is known to be ours; None when none is.
+    """
 
     relation: Relation
     pipeline: Pipeline
     app: str
     changelog: str
+    version: int | None = None
 
     @property
     def uri(self) -> str:
@@ -64,14 +55,19 @@ class TableWork:
         """Forget the open tables: after an error they may not stand where the next work expects them."""
         for uri in (self.uri, self.history_uri):
             if uri is not None:
-                _handles.pop(uri, None)
+                forget(uri)
+
+    @property
+    def announced(self) -> Announced:
+        return Announced(self.pipeline.lake_root, self.changelog, self.relation.oid)
 
 
 @dataclass(frozen=True)
 class TableResult:
     """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
 
-    `history_version` is that of its history, None when it keeps none.
+    `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
+    for now, None when that is what was recorded.
     """
 
     relation_id: int
@@ -84,6 +80,17 @@ class TableResult:
     stops_pipeline: bool = False
     error_lsn: int = 0
     history_version: int | None = None
+    relation: str | None = None
+
+    def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
+        """The same, for a table that stops before the transaction at an LSN."""
+        return replace(
+            self,
+            error=error.message,
+            hint=error.hint,
+            error_kind=type(error).__name__,
+            error_lsn=int(lsn),
+        )
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -118,99 +125,68 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
 
 
 def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
-    table = _open(work.uri)
-    position = read_position(table, work.app)
-    if position is None:
-        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch", RESNAPSHOT_HINT)
+    lake = _open(work)
     filesystem, root = pafs.FileSystem.from_uri(work.changelog)
-    rows = reader.read_rows(filesystem, root, paths, work.relation.oid, position)
+    rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
     rows = rows.filter(pc.less(rows["commit_lsn"], upto_lsn))
-    stop = _find_first_stop(work, rows)
-    if stop:
+    work.announced.remember(rows)
+    stop: tuple[LSN, PgReplError] | None = refused_truncate(rows, work.relation, work.pipeline)
+    if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    changes = rows.filter(pc.is_in(rows["op"], pa.array(["I", "U", "D", "T"])))
-    history = _open(work.history_uri) if work.history_uri else None
-    version, applied = table.version(), 0
-    if changes.num_rows:
-        done = _apply_changes(work, table, history, changes)
-        position, version, applied = done.position, done.version, done.changes
-        if compact_small_files(table, work.app):
-            version = table.version()
+    walk = walk_relations(lake.first, rows, work.announced.find, work.pipeline)
+    work.announced.add(walk.unannounced, epoch_of(work.app))
+    changes = lake.follow(walk)
     result = TableResult(
         work.relation.oid,
-        position,
-        version,
-        applied,
-        history_version=None if history is None else history.version(),
+        lake.position,
+        lake.table.version(),
+        changes,
+        history_version=None if lake.history is None else lake.history.version(),
+        relation=_changed_relation(work, lake),
     )
-    if stop is None:
-        return result
-    lsn, error = stop
-    return TableResult(
-        **{
-            **asdict(result),
-            "error": error.message,
-            "hint": error.hint,
-            "error_kind": type(error).__name__,
-            "error_lsn": lsn,
-        }
-    )
+    stop = walk.stop or stop
+    return result if stop is None else result.stopped(*stop)
 
 
-def _apply_changes(
-    work: TableWork, table: DeltaTable, history: DeltaTable | None, changes: pa.Table
-) -> Applied:
-    if history is None:
-        return apply_changes(table, changes, work.relation, work.pipeline, work.app)
-    done = apply_with_history(table, history, changes, work.relation, work.pipeline, work.app)
-    compact_small_files(history, work.app)
-    return done
+def _open(work: TableWork) -> EvolvingTable:
+    """Raises DriftError, LakeTableError, FencedError when the table is not as this pipeline left it."""
+    table, left = open_newest(work.uri)
+    if read_position(table, work.app) is None:
+        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch", RESNAPSHOT_HINT)
+    known = max((version for version in (work.version, left) if version is not None), default=None)
+    if known is None or table.version() > known:
+        check_writers(table, work.relation.table, known)
+    built, first = _relations(work, table)
+    if left is None:
+        check_columns(table, lake_schema(built, work.pipeline), built)
+    history = None if work.history_uri is None else open_newest(work.history_uri)[0]
+    return EvolvingTable(work.pipeline, work.app, table, history, built, first)
 
 
-def _open(uri: str) -> DeltaTable:
-    """The table's newest version. One that was moved away, and made again, is not taken for the same."""
-    beginning = _beginning(uri)
-    table, began = _handles.get(uri, (None, None))
-    if table is None or began != beginning:
-        table = open_table(uri)
-        _handles[uri] = table, beginning
-    else:
-        table.update_incremental()
-    return table
+def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
+    """What the table is for, and in what its next changes begin; an old one does not say: as recorded."""
+    versions = read_relations(table)
+    if versions is None:
+        return work.relation, work.relation
+    built = _relation_of(work, versions[0])
+    return built, built if versions[1] == versions[0] else _relation_of(work, versions[1])
 
 
-def _beginning(uri: str) -> tuple[int | None, int | None]:
-    """When the table's first commit was written, and its size; Nones once upkeep has taken it away."""
-    filesystem, root = pafs.FileSystem.from_uri(uri)
-    first = filesystem.get_file_info(f"{root}/_delta_log/{0:020}.json")
-    return first.mtime_ns, first.size
+def _relation_of(work: TableWork, version: int) -> Relation:
+    if version == work.relation.version:
+        return work.relation
+    record = work.announced.find(version)
+    if record is None or record.catalog is None:
+        raise LakeTableError(
+            f"{work.relation.table}: the definition that its lake table is for is not known any more",
+            RESNAPSHOT_HINT,
+        )
+    return record.catalog
 
 
-def _find_first_stop(work: TableWork, rows: pa.Table) -> tuple[int, PgReplError] | None:
-    """The commit LSN from which on nothing may be applied to the table, and why."""
-    truncate = refused_truncate(rows, work.relation, work.pipeline)
-    _remember_announced(work, rows)
-    drift = find_first_drift(work.relation, rows, partial(_find_record, work))
-    if drift is None or (truncate is not None and truncate[0] < drift[0]):
-        return truncate
-    hint = f"snapshot the table anew: run the snapshot app with --tables '{work.relation.table}'"
-    return drift[0], DriftError(drift[1], hint)
-
-
-def _find_record(work: TableWork, version: int) -> RelationRecord | None:
-    """Looked up once a worker: after a TRUNCATE or VACUUM FULL every batch has a version of its own."""
-    key = (work.changelog, work.relation.oid, version)
-    if key not in _records:
-        index = RelationIndex(relations_uri(work.pipeline.lake_root))
-        found = index.find(*key[1:]) or reader.find_relation_record(*key)
-        if found is None:
-            return None
-        _records[key] = found
-    return _records[key]
-
-
-def _remember_announced(work: TableWork, rows: pa.Table) -> None:
-    """Relations that came with these very rows need no looking up."""
-    for new in rows.filter(pc.equal(rows["op"], "R"))["new"].to_pylist():
-        record = RelationRecord.from_json(new[0])
-        _records[work.changelog, work.relation.oid, record.version] = record
+def _changed_relation(work: TableWork, lake: EvolvingTable) -> str | None:
+    """The relation that the table is for now, if another than is recorded."""
+    versions = read_relations(lake.table)
+    if versions is None or versions[0] == work.relation.version:
+        return None
+    return _relation_of(work, versions[0]).to_json()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,27 +20,36 @@ _FINITE = r"^-?\d"
 _LARGE = 1e15
 
 
+def changes_text(before: Column, after: Column) -> bool:
+    """Whether texts of a column may read otherwise in its new type."""
+    return _rewriter(before, after) is not None
+
+
 def widened_text(texts: pa.Array, before: Column, after: Column) -> pa.Array:
     """Texts (`string` or `large_string`) of a column in its new type; most types keep them."""
+    rewrite = _rewriter(before, after)
+    return texts if rewrite is None else rewrite(texts)
+
+
+def _rewriter(before: Column, after: Column) -> Callable[[pa.Array], pa.Array] | None:
     was, now = (before.type_oid, before.typmod), (after.type_oid, after.typmod)
     if was == now:
-        return texts
+        return None
     if was[0] == _REAL and now[0] == _DOUBLE:
-        return _as_doubles(texts)
+        return _as_doubles
     if was[0] == now[0] == _NUMERIC and was[1] >= 0 and now[1] >= 0:
-        return _with_zeros(texts, precision_and_scale(was[1])[1], precision_and_scale(now[1])[1])
+        scales = precision_and_scale(was[1])[1], precision_and_scale(now[1])[1]
+        more = max(scales[1], 0) - max(scales[0], 0)
+        return partial(_with_zeros, more=more, point=scales[0] <= 0) if more > 0 else None
     if was[0] == _CHAR and now[0] == _CHAR and now[1] > 0:
-        return pc.utf8_rpad(texts, now[1] - _VARLENA)
+        return lambda texts: pc.utf8_rpad(texts, now[1] - _VARLENA)
     if was[0] == _CHAR:
-        return pc.utf8_rtrim(texts, " ")
-    return texts
+        return lambda texts: pc.utf8_rtrim(texts, " ")
+    return None
 
 
-def _with_zeros(texts: pa.Array, before: int, after: int) -> pa.Array:
-    more = max(after, 0) - max(before, 0)
-    if more <= 0:
-        return texts
-    zeros = ("." if before <= 0 else "") + "0" * more
+def _with_zeros(texts: pa.Array, more: int, *, point: bool) -> pa.Array:
+    zeros = ("." if point else "") + "0" * more
     finite = pc.match_substring_regex(texts, _FINITE)
     longer = pc.binary_join_element_wise(texts, pa.scalar(zeros, texts.type), pa.scalar("", texts.type))
     return pc.if_else(finite, longer, texts)

@@ -8,6 +8,7 @@ from airflow_provider_pgrepl.replication.values.schema import (
     COMMIT_TS,
     DELETED,
     choice_problems,
+    history_problems,
     lake_schema,
     typed_columns,
 )
@@ -19,6 +20,7 @@ __all__ = [
     "DELETED",
     "TypedColumn",
     "choice_problems",
+    "history_problems",
     "lake_schema",
     "typed_column",
     "typed_columns",

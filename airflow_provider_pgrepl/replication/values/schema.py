@@ -64,7 +64,7 @@ def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
     yield from _column_problems(relation, pipeline)
     yield from _key_problems(relation, pipeline)
     if pipeline.policy(relation.table).history:
-        yield from _history_problems(relation)
+        yield from history_problems(relation)
 
 
 def _column_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _has_free_numeric(pg_type: PgType) -> bool:
     return free or any(_has_free_numeric(part) for _, part in pg_type.parts)
 
 
-def _history_problems(relation: Relation) -> Iterator[str]:
+def history_problems(relation: Relation) -> Iterator[str]:
     """What keeps a table from having its past versions kept."""
     if not relation.key_columns:
         yield (

@@ -18,8 +18,13 @@ from airflow_provider_pgrepl.replication.lake.merging.merge import (
     check_columns,
     slices,
 )
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, read_position
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.table import (
+    RELATION_APP,
+    RESNAPSHOT_HINT,
+    epoch_of,
+    read_position,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 
@@ -95,11 +100,10 @@ def _append(
     reached, position = read_position(history, app), LSN(part["commit_lsn"][-1].as_py())
     if reached is None or position <= reached:
         return
-    epoch = Epoch(int(app.rpartition(":")[2]))
-    rows = ended_rows(table, part, relation, pipeline, epoch, reached)
-    append_versions(
-        history, rows, relation.table, pipeline.lake_root, app, position, part["commit_ts"][-1].as_py()
-    )
+    rows = ended_rows(table, part, relation, pipeline, epoch_of(app), reached)
+    commit_ts, version = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
+    marks = {RELATION_APP: version}
+    append_versions(history, rows, relation.table, pipeline.lake_root, app, position, commit_ts, marks)
 
 
 def _sum(before: Applied, now: Applied) -> Applied:

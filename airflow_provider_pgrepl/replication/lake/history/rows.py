@@ -34,11 +34,11 @@ _NOBODY = -1
 
 
 def ended_rows(
-    table: DeltaTable, changes: pa.Table, relation: Relation, pipeline: Pipeline, epoch: Epoch, above: LSN
+    table: DeltaTable | pa.Table, changes: pa.Table, relation: Relation, pipeline: Pipeline, epoch: Epoch, above: LSN
 ) -> Iterator[pa.Table]:
     """The versions that `changes` (whole transactions, in order) end above an LSN, as rows of the history.
 
-    `table` is the lake table at the version on which the changes are to be applied.
+    `table` is the lake table, or its rows, at the version on which the changes are to be applied.
     Raises DriftError, LakeTableError, ValueRangeError.
     """
     ignoring = pipeline.policy(relation.table).truncate == "ignore"
@@ -47,9 +47,16 @@ def ended_rows(
 
 
 def current_rows(
-    table: DeltaTable, names: Sequence[str], condition: str = "", batch_rows: int = _ROWS_AT_ONCE
+    table: DeltaTable | pa.Table, names: Sequence[str], condition: str = "", batch_rows: int = _ROWS_AT_ONCE
 ) -> Iterator[pa.Table]:
-    """The table's rows that are no marked deletions, batch by batch. Raises LakeTableError."""
+    """The table's rows that are no marked deletions, batch by batch. Raises LakeTableError.
+
+    Of rows that are no table of the lake, but as one would have them: all, whatever the condition.
+    """
+    if isinstance(table, pa.Table):
+        live = table.filter(pc.invert(table[DELETED])) if DELETED in table.column_names else table
+        yield live.select(list(names))
+        return
     held = pa.schema(table.schema().to_arrow())
     wanted = pa.schema([held.field(name) for name in names])
     conditions = [condition] if condition else []
@@ -74,7 +81,7 @@ def current_rows(
 class _Slice:
     """Whole transactions, with what they ended and the lake table before them."""
 
-    table: DeltaTable
+    table: DeltaTable | pa.Table
     changes: pa.Table
     ended: EndedVersions
     relation: Relation
@@ -136,13 +143,15 @@ class _Slice:
 
     def _typed(self, entries: Ints, where: Ints, lake: pa.Table) -> pa.Table:
         columns: dict[str, Any] = {}
+        made = np.flatnonzero(self.ended.made_by[entries] >= 0)
         for typed in typed_columns(self.relation, self.pipeline):
             if typed.index is None:
-                columns[typed.name] = pa.nulls(len(entries), typed.lake_type)
-                continue
-            texts, sent = self.ended.texts(typed.index, entries)
-            columns[typed.name] = self._filled(typed.parse(texts), sent, typed.name, where, lake)
-        made = np.flatnonzero(self.ended.made_by[entries] >= 0)
+                # What was dropped stays in the versions from before.
+                values, sent = pa.nulls(len(made), typed.lake_type), made
+            else:
+                texts, sent = self.ended.texts(typed.index, entries)
+                values = typed.parse(texts)
+            columns[typed.name] = self._filled(values, sent, typed.name, where, lake)
         maker = pa.array(self.ended.made_by[entries[made]])
         for name, column, kind in (
             (history.FROM_LSN, "commit_lsn", pa.int64()),

@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
     commit_properties,
     commit_snapshot,
     create_table,
+    earlier_apps,
     open_table,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -39,7 +40,7 @@ def snapshot_app(app: str) -> str:
 
 def snapshot_marks(pipeline_name: str, epoch: Epoch, position: LSN) -> dict[str, int]:
     """App ids of a commit by which a snapshot ends all versions, beside the epoch's own."""
-    older = {app_id(pipeline_name, Epoch(number)): CLOSED for number in range(1, epoch)}
+    older = dict.fromkeys(earlier_apps(pipeline_name, epoch), CLOSED)
     return {**older, snapshot_app(app_id(pipeline_name, epoch)): position}
 
 
@@ -60,14 +61,14 @@ def append_versions(
     schema = pa.schema(history.schema().to_arrow())
     with ParquetFiles(lake_root, history_path(table), schema) as files:
         for some in rows:
-            for batch in _aligned(some, schema).to_batches():
+            for batch in aligned(some, schema).to_batches():
                 files.write(batch)
         written = files.finish()
     commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, marks))
 
 
-def _aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """In the history's order; a column that the table has no more is null."""
+def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """In the columns of the schema; one that the rows have not, or no more, is null."""
     columns = [
         rows[field.name].cast(field.type)
         if field.name in rows.column_names

@@ -82,13 +82,11 @@ def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = Fa
     read = read_changes(changes, relation, whole=True)
     keys, old_code, new_code = key_codes(relation, read)
     old_image, new_image = images(relation, read)
-    is_key = np.array([column.is_key for column in relation.columns])
-    beside_key = ~is_key[read.unsent_column]
-    columns, numbers = np.unique(read.unsent_column[beside_key], return_inverse=True)
+    unsent = read.unsent_beside_key(relation)
     status, fault, origin, code, last, ended_in, how, sent_by, maybe, touched, emptied_in = follow_versions(
         read.op, old_code, new_code, len(keys[0]), transaction[read.places],
         read.truncates, transaction[read.truncate_places], ignoring,
-        read.unsent_row[beside_key], numbers.astype(np.int64), len(columns), old_image, new_image,
+        unsent.row, unsent.number, len(unsent.columns), old_image, new_image,
     )  # fmt: skip
     if status != kernels.OK:
         lsn = LSN(commit_lsn[read.places[fault]])
@@ -106,7 +104,7 @@ def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = Fa
         _new=read.new,
         _code=code,
         _last=last,
-        _sent_by={int(column): sent_by[:, number] for number, column in enumerate(columns)},
+        _sent_by={int(column): sent_by[:, number] for number, column in enumerate(unsent.columns)},
     )
 
 

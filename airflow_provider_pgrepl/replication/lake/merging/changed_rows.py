@@ -21,6 +21,15 @@ _HINT = "take it anew: run the snapshot app with --tables"
 
 
 @dataclass(frozen=True)
+class Unsent:
+    """Values that updates did not send: of each the row, and the number of its column among `columns`."""
+
+    row: Ints
+    number: Ints
+    columns: Ints
+
+
+@dataclass(frozen=True)
 class ChangedRows:
     """Changes without the TRUNCATEs among them, numbered from 0.
 
@@ -37,6 +46,13 @@ class ChangedRows:
     places: Ints
     truncates: Ints
     truncate_places: Ints
+
+    def unsent_beside_key(self, relation: Relation) -> Unsent:
+        """The values that were not sent and that the key, which every change carries, does not tell."""
+        is_key = np.array([column.is_key for column in relation.columns])
+        beside_key = ~is_key[self.unsent_column]
+        columns, number = np.unique(self.unsent_column[beside_key], return_inverse=True)
+        return Unsent(self.unsent_row[beside_key], number.astype(np.int64), columns)
 
     @property
     def truncated(self) -> bool:

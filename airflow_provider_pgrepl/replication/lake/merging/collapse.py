@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.errors import IdentityError
 from airflow_provider_pgrepl.replication.lake.merging import kernels
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
     ChangedRows,
@@ -83,19 +83,17 @@ def collapse(changes: pa.Table, relation: Relation) -> Collapsed:
 
     For deletes that take rows away and a TRUNCATE that empties the table; `held_keys` has the other policies.
     Raises DriftError when rows have another number of columns than the relation, LakeTableError when the
-    changes contradict each other, or change rows of a table without a key.
+    changes contradict each other, IdentityError when they do not tell the row that they change.
     """
     read = read_changes(changes, relation)
     if not relation.key_columns:
         return _keyless(read, relation)
     keys, old_code, new_code = key_codes(relation, read)
     old_image, new_image = images(relation, read)
-    is_key = np.array([column.is_key for column in relation.columns])
-    beside_key = ~is_key[read.unsent_column]
-    columns, numbers = np.unique(read.unsent_column[beside_key], return_inverse=True)
+    unsent = read.unsent_beside_key(relation)
     status, at, entities, origin, final, last, source = kernels.replay(
         read.op, old_code, new_code, len(keys[0]), read.truncated,
-        read.unsent_row[beside_key], numbers.astype(np.int64), len(columns), old_image, new_image,
+        unsent.row, unsent.number, len(unsent.columns), old_image, new_image,
     )  # fmt: skip
     if status != kernels.OK:
         lsn = LSN(changes["commit_lsn"][int(read.places[at])].as_py())
@@ -110,13 +108,13 @@ def collapse(changes: pa.Table, relation: Relation) -> Collapsed:
         _keys=keys,
         _new=read.new,
         _at=last[stays],
-        _unsent={int(column): source[stays, number] for number, column in enumerate(columns)},
+        _unsent={int(column): source[stays, number] for number, column in enumerate(unsent.columns)},
     )
 
 
 def _keyless(read: ChangedRows, relation: Relation) -> Collapsed:
     if bool((read.op != _INSERT).any()):
-        raise LakeTableError(
+        raise IdentityError(
             f"{relation.table}: rows were updated or deleted, but the table has no key",
             "it is listed under insert_only: give it a primary key, or take it anew after each such change",
         )
@@ -133,7 +131,10 @@ def key_codes(relation: Relation, read: ChangedRows) -> tuple[list[pa.Array], In
         if column.is_key:
             texts.append(pa.concat_arrays([read.after(index), old.column(index)]))
     if any(column.null_count for column in texts):
-        raise contradiction(relation, "a change lacks its key")
+        raise IdentityError(
+            f"{relation.table}: a change does not carry the key of its row",
+            f"see to its replica identity, then run the snapshot app with --tables '{relation.table}'",
+        )
     codes, representative = _encode(texts)
     new_code = np.full(len(new.present), -1, np.int64)
     new_code[new.present] = codes[: new.count]

@@ -76,14 +76,12 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
     read = read_changes(changes, relation, whole=True)
     keys, old_code, new_code = key_codes(relation, read)
     old_image, new_image = images(relation, read)
-    is_key = np.array([column.is_key for column in relation.columns])
-    beside_key = ~is_key[read.unsent_column]
-    columns, numbers = np.unique(read.unsent_column[beside_key], return_inverse=True)
+    unsent = read.unsent_beside_key(relation)
     commit = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     status, at, row, gone, since, in_lake, origin, last, source = replay_keys(
         read.op, old_code, new_code, len(keys[0]), commit[read.places], read.places,
         read.truncates, commit[read.truncate_places], read.truncate_places, truncate == "ignore",
-        read.unsent_row[beside_key], numbers.astype(np.int64), len(columns), old_image, new_image,
+        unsent.row, unsent.number, len(unsent.columns), old_image, new_image,
     )  # fmt: skip
     if status != kernels.OK:
         lsn = LSN(commit[read.places[at]])
@@ -101,5 +99,5 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
         _keys=keys,
         _new=read.new,
         _last=last[record],
-        _unsent={int(column): source[record, number] for number, column in enumerate(columns)},
+        _unsent={int(column): source[record, number] for number, column in enumerate(unsent.columns)},
     )

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeTableError, TruncatedError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
@@ -45,8 +45,10 @@ def apply_changes(
 ) -> Applied:
     """Apply changelog rows of one relation (ops I U D T, ordered by commit_lsn and ordinal), exactly once.
 
-    Changes at or below the table's position are skipped. `table` is the handle on which the position is
-    read and every commit made; it must not be refreshed meanwhile, and stands at the last commit afterwards.
+    Changes at or below the table's position are skipped. The `relation_version` of each is that of the
+    relation in force after it, which reads like `relation`: the commit that ends there says it. `table` is
+    the handle on which the position is read and every commit made; it must not be refreshed meanwhile, and
+    stands at the last commit afterwards.
 
     Raises FencedError when another process writes the table; LakeTableError when the table is not as this
     pipeline left it or the changes contradict each other; TruncatedError when the table was truncated and
@@ -70,7 +72,8 @@ def apply_changes(
     for start, end in slices(changes, pipeline.slice_bytes):
         part = changes.slice(start, end - start)
         position = LSN(commit_lsn[end - 1])
-        _commit(part, relation, pipeline, SliceCommit(table, app, position, part["commit_ts"][-1].as_py()))
+        at_end = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
+        _commit(part, relation, pipeline, SliceCommit(table, app, position, *at_end))
         commits += 1
     if refused:
         raise refused[1]
@@ -97,14 +100,14 @@ def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
 
 
 def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
-    """Raises LakeTableError when the lake table has other columns than the pipeline gives it."""
+    """Raises LakeChangedError when the lake table has other columns than the pipeline gives it."""
     found = {field.name: field.type for field in table.schema().fields}
     expected = {field.name: field.type for field in Schema.from_arrow(wanted).fields}
     unlike = [name for name in {**expected, **found} if expected.get(name) != found.get(name)]
     if unlike:
         names = ", ".join(map(quote_identifier, unlike))
-        raise LakeTableError(
-            f"{relation.table}: these columns of the lake table are not as the pipeline has them: {names}",
+        raise LakeChangedError(
+            f"{relation.table}: these columns of the lake table are not as this pipeline has them: {names}",
             RESNAPSHOT_HINT,
         )
 

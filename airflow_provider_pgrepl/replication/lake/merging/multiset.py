@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
 from airflow_provider_pgrepl.replication.choices import Truncate
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merging import kernels
@@ -38,8 +38,8 @@ class NetRows:
     """What changes do to the rows of a table without key.
 
     `overwrite`: the table was truncated; nothing that was there before counts, and `lost` is empty.
-    `lost`: different rows, typed, without bookkeeping columns; `times`, alongside: how many copies of each
-    the lake loses. `gained`: the new rows, all columns of the lake table, one entry for each copy.
+    `lost`: different rows, typed, in the columns that changes carry; `times`, alongside: how many copies of
+    each the lake loses. `gained`: the new rows, all columns of the lake table, one entry for each copy.
     """
 
     overwrite: bool
@@ -98,12 +98,13 @@ def net_rows(
     read = read_changes(changes, relation, whole=ignoring)
     overwrite = read.truncated and not ignoring
     columns = typed_columns(relation, pipeline)
-    if not columns and bool((read.op != kernels.INSERT).any()):
-        raise LakeTableError(
+    indexes = [typed.index for typed in columns if typed.index is not None]
+    if not indexes and bool((read.op != kernels.INSERT).any()):
+        raise IdentityError(
             f"{relation.table}: rows were updated or deleted, but the lake has no column by which to count",
             "give it a column",
         )
-    old, new, count = _codes(read, [typed.index for typed in columns if typed.index is not None])
+    old, new, count = _codes(read, indexes)
     status, at, lost, stays = kernels.replay_rows(read.op, old, new, count, overwrite)
     if status != kernels.OK:
         lsn = LSN(changes["commit_lsn"][int(read.places[at])].as_py())
@@ -136,16 +137,15 @@ def _after(typed: TypedColumn, read: ChangedRows, made: Ints) -> pa.Array:
 def _lost(
     columns: tuple[TypedColumn, ...], read: ChangedRows, old: Ints, lost: Ints
 ) -> tuple[pa.Table, Ints]:
-    """Different texts may be one value in the lake: a NULL that was an infinity."""
+    """Different texts may be one value in the lake: a NULL that was an infinity.
+
+    What a dropped column holds in the lake says nothing about which row is meant.
+    """
     taker = np.full(len(lost), -1, np.int64)
     taker[old[old >= 0]] = np.flatnonzero(old >= 0)
     going = np.flatnonzero(lost)
-    rows = [
-        pa.nulls(len(going), typed.lake_type)
-        if typed.index is None
-        else typed.parse(read.old.column(typed.index, taker[going]))
-        for typed in columns
-    ]
+    sent = [(typed, typed.index) for typed in columns if typed.index is not None]
+    rows = [typed.parse(read.old.column(index, taker[going])) for typed, index in sent]
     _, first, own = np.unique(row_codes(rows, len(going)), return_index=True, return_inverse=True)
     times = np.bincount(own, weights=lost[going], minlength=len(first)).astype(np.int64)
-    return pa.table(rows, [typed.name for typed in columns]).take(pa.array(first)), times
+    return pa.table(rows, [typed.name for typed, _ in sent]).take(pa.array(first)), times

@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
     commit_nothing,
     commit_properties,
     fenced,
+    relation_marks,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 
@@ -29,6 +30,8 @@ _DIVISION = "Divide by zero"
 class SliceCommit:
     """The commit that brings `table`, through this very handle, to `position`. Only one method is called.
 
+    `relation_version`: of the relation in force at the position.
+
     All raise FencedError when another process has written the table, LakeTableError, LakeUnavailableError.
     """
 
@@ -36,10 +39,12 @@ class SliceCommit:
     app: str
     position: LSN
     commit_ts: datetime | None
+    relation_version: int
 
     @property
     def _properties(self) -> CommitProperties:
-        return commit_properties(self.app, self.position, "changes", self.commit_ts)
+        marks = relation_marks(self.table, self.relation_version)
+        return commit_properties(self.app, self.position, "changes", self.commit_ts, marks)
 
     @property
     def _writer(self) -> WriterProperties:
