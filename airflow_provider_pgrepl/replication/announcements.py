@@ -94,10 +94,20 @@ class Announcements:
     def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
         """The message's relation as if the stream had announced it; None for a table that is not known."""
         if ddl.relation is not None:
-            return replace(RelationRecord.of_catalog(ddl.relation), using=ddl.using)
+            relation = self._with_had_rows(ddl.relation)
+            return replace(RelationRecord.of_catalog(relation), using=ddl.using)
         known = self._last_known(ddl.oid, commit_lsn)
         last = self._messages.get(ddl.oid) or (known[0].message if known else None)
         return None if last is None else RelationRecord(last, None, ddl.using)
+
+    def _with_had_rows(self, relation: Relation) -> Relation:
+        """No message says which partitions had rows before. Of one that is gone by now nobody can say."""
+        if not relation.partitions:
+            return relation
+        now = self._read_relation(relation.oid)
+        had_rows = {part.oid: part.had_rows for part in now.partitions} if now else {}
+        partitions = (replace(part, had_rows=had_rows.get(part.oid, True)) for part in relation.partitions)
+        return replace(relation, partitions=tuple(partitions))
 
     def _look_at_all(self, commit_lsn: int) -> Ddl:
         """Anything may have changed: relations are from here on what the catalog says now."""
@@ -128,10 +138,13 @@ class Announcements:
 
 
 def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> bool:
-    """Whether all that happened is TRUNCATE, VACUUM FULL or the like, which are no DDL to event triggers."""
+    """Whether all that happened is TRUNCATE, VACUUM FULL or the like, which are no DDL to event triggers.
+
+    Whether a partition had rows is looked up anew each time, and not always with the same certainty.
+    """
     return earlier is not None and now is not None and _without_files(earlier) == _without_files(now)
 
 
 def _without_files(relation: Relation) -> Relation:
-    partitions = tuple(replace(part, relfilenode=0) for part in relation.partitions)
+    partitions = tuple(replace(part, relfilenode=0, had_rows=False) for part in relation.partitions)
     return replace(relation, relfilenode=0, partitions=partitions)
