@@ -61,9 +61,14 @@ class RelationRecord:
         message, catalog = self.message, self.catalog
         if catalog is None or message.oid != catalog.oid:
             return False
-        sent = [(column.name, column.type_oid, column.typmod) for column in message.columns]
-        known = [(column.name, column.type_oid, column.typmod) for column in catalog.columns]
-        return sent == known and message.replica_identity == catalog.replica_identity and self._same_key
+        return self.same_columns and message.replica_identity == catalog.replica_identity and self._same_key
+
+    @property
+    def same_columns(self) -> bool:
+        """Whether stream and catalog name the same columns with the same types, in one order."""
+        sent = [(column.name, column.type_oid, column.typmod) for column in self.message.columns]
+        columns = self.catalog.columns if self.catalog else ()
+        return sent == [(column.name, column.type_oid, column.typmod) for column in columns]
 
     @property
     def _same_key(self) -> bool:

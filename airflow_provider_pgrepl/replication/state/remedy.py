@@ -1,0 +1,33 @@
+"""What is unsafe, and the way out of it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from airflow_provider_pgrepl.replication.relation import TableName
+
+
+class Remedy(StrEnum):
+    """What somebody has to do; `{anew}` is how a table is taken anew."""
+
+    ANEW = "{anew}"
+    UNDO = "set it back at the source, then retry the table; or {anew}"
+    PUBLISH = "put it into the publication again, then {anew}"
+    GONE = "remove the table from the pipeline; or make it again, then {anew}"
+    POLICY = "set on_drift to evolve for it, then retry the table; or {anew}"
+    CHOICE = "mend that at the source or in the pipeline, then retry the table; or {anew}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing because of which a lake table cannot go on."""
+
+    text: str
+    remedy: Remedy = Remedy.ANEW
+
+    def hint(self, table: TableName, *, was_sent: bool) -> str:
+        """`was_sent`: rows of this shape are in the changelog, so that setting it back does not help them."""
+        anew = f"take it anew: run the snapshot app with --tables '{table}', or PgResnapshotOperator"
+        remedy = Remedy.ANEW if was_sent and self.remedy is Remedy.UNDO else self.remedy
+        return remedy.format(anew=anew)

@@ -1,0 +1,83 @@
+"""Drift of a table as a whole: what it is, how it is published and identified, where its rows are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.state.layout import Place
+from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
+
+
+def table_findings(recorded: Relation, announced: RelationRecord, current: Relation) -> Iterator[Finding]:
+    """What keeps the lake table from going on, whatever its columns are."""
+    message = announced.message
+    if not recorded.oid == current.oid == message.oid:
+        yield Finding("the table was dropped and another made under its name")
+        return
+    name = TableName(message.schema, message.name)
+    # Renamed and renamed back, it has been the same table all the time.
+    if recorded.table not in (name, current.table):
+        yield Finding(f"the table was renamed or moved to {name}", Remedy.UNDO)
+    if current.relkind != recorded.relkind:
+        yield Finding("the table became another kind of relation")
+    if message.replica_identity != recorded.replica_identity:
+        yield Finding("the replica identity changed", Remedy.UNDO)
+    yield from _publication_findings(recorded, current)
+
+
+def _publication_findings(recorded: Relation, current: Relation) -> Iterator[Finding]:
+    if _differ(recorded.publication_oid, current.publication_oid):
+        yield Finding("the publication was dropped, or made anew: changes between are missing")
+    elif _differ(recorded.membership_oid, current.membership_oid):
+        if current.membership_oid:
+            text = "the table was taken out of the publication and put back: changes between are missing"
+            yield Finding(text)
+        else:
+            yield Finding("the table was taken out of the publication", Remedy.PUBLISH)
+    elif _differ(recorded.publication_xmin, current.publication_xmin):
+        yield Finding("the publication was altered: changes of some kind may be missing")
+    elif _differ(recorded.membership_xmin, current.membership_xmin):
+        yield Finding("the column list or row filter of the publication changed")
+
+
+def _differ(recorded: int, current: int) -> bool:
+    return recorded not in (0, current)
+
+
+def key_findings(
+    recorded: Relation, announced: RelationRecord, current: Relation, places: list[Place]
+) -> Iterator[Finding]:
+    """Columns that joined the key or left it.
+
+    With FULL the stream marks every column, so the catalog must do; a key that is published only in part is
+    none of the lake's, although the stream marks it.
+    """
+    before = {column.attnum for column in recorded.key_columns}
+    now = {column.attnum for column in current.key_columns}
+    if announced.message.replica_identity != "f" and (before or now):
+        now = {place.attnum for place in places if place.sent.is_identity}
+    for place in places:
+        if (place.attnum in before) != (place.attnum in now):
+            verb = "left" if place.attnum in before else "joined"
+            yield Finding(f"the key changed: column {place.shown} {verb} it", Remedy.UNDO)
+
+
+def partition_findings(recorded: Relation, current: Relation, *, rewritten: bool) -> Iterator[Finding]:
+    """Rows that came or went with a partition, which no stream tells of.
+
+    `rewritten`: a column's type became wider, for which PostgreSQL writes all partitions anew.
+    """
+    if current.relkind != "p" or not (recorded.natts or recorded.partitions):
+        return
+    before = {part.oid: part for part in recorded.partitions}
+    now = {part.oid: part for part in current.partitions}
+    for oid, part in before.items():
+        if oid not in now:
+            yield Finding(f"partition {part.table} was detached or dropped")
+        elif not rewritten and abs(now[oid].relfilenode) != abs(part.relfilenode):
+            yield Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
+    for oid, part in now.items():
+        if oid not in before and part.had_rows:
+            yield Finding(f"partition {part.table} was attached and may have held rows")
