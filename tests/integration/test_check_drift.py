@@ -187,3 +187,40 @@ def test_a_report_survives_json_and_reads_well(shop, run):
     assert "pipeline shop: 3 tables checked, 1 drifted, 1 of them unsafely" in text
     assert "public.b: unsafe, now in error: " in text
     assert "hint: " in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "listed", "unsafe"), [("add", 1, False), ("error", 1, True), ("ignore", 0, False)]
+)
+def test_tables_that_a_pattern_matches_since_are_reported_by_policy(dsn, run, policy, listed, unsafe):
+    run("create table a (id int primary key)")
+    shop = Recorded(dsn, new_tables=policy)
+    run("create table fresh (id int primary key)", "create table keyless (x int)")
+    report = check_drift(shop.access)
+    assert report.new_tables == ("public.fresh",) * listed
+    assert report.is_unsafe is unsafe
+    assert ("new: public.fresh" in report.to_text()) is bool(listed)
+
+
+@pytest.mark.parametrize(("row", "kind"), [("", "safe"), ("; insert into p2 values (15)", "unsafe")])
+def test_a_partition_that_held_rows_when_it_was_attached_stops_the_table(dsn, run, row, kind):
+    run(
+        "create table p (id int primary key) partition by range (id)",
+        "create table p1 partition of p for values from (0) to (10)",
+    )
+    shop = Recorded(dsn)
+    run(
+        f"create table p2 (id int primary key){row}",
+        "alter table p attach partition p2 for values from (10) to (20)",
+    )
+    assert kinds(check_drift(shop.access)).get("public.p", ("safe",))[0] == kind
+
+
+def test_what_is_safe_is_only_reported(shop, run):
+    run("alter table a add extra text")
+    report = check_drift(shop.access)
+    assert kinds(report) == {"public.a": ("safe", False)}
+    assert not report.is_unsafe
+    assert report.found_anything
+    assert shop.record("public.a").state is TableState.STREAMING
+    assert "public.a: safe: " in report.to_text()

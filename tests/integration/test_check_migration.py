@@ -162,3 +162,41 @@ def test_a_copy_that_lacks_tables_of_the_pipeline_is_refused(copy):
     pipeline = Pipeline(name="shop", lake="/nowhere", tables=("public.missing",))
     with pytest.raises(TableError, match=r"public\.missing"):
         check_migration(copy, pipeline, "")
+
+
+def test_new_tables_under_a_pattern_are_listed_and_renamed_ones_are_not(copy):
+    report = check(copy, "create table fresh (id int primary key); alter table a rename to z")
+    assert report.new_tables == ("public.fresh",)
+    assert kinds(report) == {"public.a": "unsafe"}
+
+
+def test_safe_changes_are_called_so(copy):
+    assert kinds(check(copy, "alter table a add extra text")) == {"public.a": "safe"}
+
+
+def test_generated_columns_of_a_copy_without_the_publication_have_not_drifted(copy, run):
+    run("alter table a add double int generated always as (x * 2) stored")
+    assert kinds(check(copy, "create index on a (x)")) == {}
+
+
+@pytest.mark.parametrize(
+    ("sql", "kind"),
+    [
+        ("create table p2 partition of p for values from (10) to (20)", None),
+        (
+            "create table p3 (id int primary key);"
+            " alter table p attach partition p3 for values from (20) to (30)",
+            None,
+        ),
+        ("alter table p attach partition stock for values from (30) to (40)", "unsafe"),
+    ],
+)
+def test_a_table_that_was_there_may_hold_rows_when_it_is_attached(copy, run, sql, kind):
+    run(
+        "create table p (id int primary key) partition by range (id)",
+        "create table p1 partition of p for values from (0) to (10)",
+        "create schema store; create table store.stock (id int primary key)",
+    )
+    assert kinds(check(copy, "")) == {}
+    found = kinds(check(copy, sql.replace("stock", "store.stock"))).get("public.p")
+    assert found == kind if kind else found != "unsafe"

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, TableDrift
+from airflow_provider_pgrepl.replication.app.membership import new_tables
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relations, written_lsn
+from airflow_provider_pgrepl.replication.source.catalog import (
+    find_relation,
+    read_relation,
+    read_relations,
+    written_lsn,
+)
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
@@ -52,27 +58,27 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
         watched = {record.table: record for record in records.values() if _is_watched(record)}
         _check_publications(source, pipeline, watched.values())
         relations = [record.relation for record in watched.values() if record.relation is not None]
-        findings = find_drift(source, pipeline, relations, lost_rights(source, relations))
-        lsn = written_lsn(source)
-        report = _Report(store, pipeline, lsn, put_in_error)
+        current = _with_partitions(source, pipeline, current_relations(source, pipeline, relations))
+        findings = find_drift(pipeline, relations, current, lost_rights(source, relations))
+        report = _Report(store, pipeline, written_lsn(source), put_in_error)
         tables = tuple(report.drifts(watched, findings))
-    return DriftReport(
-        pipeline.name, checked=len(watched), tables=tables, new_tables_policy=pipeline.new_tables
-    )
+        new = _new_tables(source, pipeline, records)
+    return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables)
 
 
 def find_drift(
-    source: Connection, pipeline: Pipeline, recorded: list[Relation], rights: Mapping[int, PgReplError]
+    pipeline: Pipeline,
+    recorded: Iterable[Relation],
+    current: Mapping[TableName, Relation | None],
+    rights: Mapping[int, PgReplError],
 ) -> dict[TableName, Finding]:
-    """What became of these relations at the source, by the names that they were recorded with.
+    """What became of these relations, by the names that they were recorded with.
 
     `rights` are the errors of tables that may not be read any more, by oid.
     """
-    current = current_relations(source, recorded, pipeline.publication)
     findings = {}
     for relation in recorded:
-        now = current[relation.table]
-        verdict = judge_catalog(relation, now, pipeline)
+        verdict = judge_catalog(relation, current[relation.table], pipeline)
         if verdict.kind is Kind.UNSAFE:
             error: PgReplError | None = DriftError(verdict.reason, verdict.hint)
         else:
@@ -84,14 +90,40 @@ def find_drift(
 
 
 def current_relations(
-    source: Connection, recorded: list[Relation], publication: str | None
+    source: Connection, pipeline: Pipeline, recorded: list[Relation], *, planned: bool = False
 ) -> dict[TableName, Relation | None]:
-    """Each relation as it is now: the table itself, else the one that has taken its name, else None."""
-    found = read_relations(source, [relation.oid for relation in recorded], publication)
+    """Each relation as it is now: the table itself, else the one that has taken its name, else None.
+
+    `planned`: see `read_relations`.
+    """
+    oids = {relation.table: relation.oid for relation in recorded}
+    found = read_relations(source, oids.values(), pipeline.publication, planned=planned)
+    for table, oid in oids.items():
+        if oid not in found and (successor := find_relation(source, table)) is not None:
+            oids[table] = successor.oid
+    taken = set(oids.values()) - found.keys()
+    found |= read_relations(source, taken, pipeline.publication, planned=planned) if taken else {}
+    return {table: found.get(oid) for table, oid in oids.items()}
+
+
+def _with_partitions(
+    source: Connection, pipeline: Pipeline, current: dict[TableName, Relation | None]
+) -> dict[TableName, Relation | None]:
+    """Partitioned ones read once more, with what only looking into their partitions tells."""
     return {
-        relation.table: found.get(relation.oid) or find_relation(source, relation.table, publication)
-        for relation in recorded
+        table: read_relation(source, relation.oid, pipeline.publication, had_rows=True)
+        if relation is not None and relation.partitions
+        else relation
+        for table, relation in current.items()
     }
+
+
+def _new_tables(
+    source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
+) -> tuple[str, ...]:
+    if pipeline.new_tables == "ignore":
+        return ()
+    return tuple(str(table) for table in new_tables(source, pipeline, records))
 
 
 def _is_watched(record: TableRecord) -> bool:

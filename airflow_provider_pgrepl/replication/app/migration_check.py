@@ -2,47 +2,30 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from typing import Any
+from contextlib import closing
+from dataclasses import replace
 
-import psycopg2
-
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, PublicationError, SourceConnectionError
-from airflow_provider_pgrepl.replication.app.drift import find_drift
+from airflow_provider_pgrepl.errors import PublicationError
+from airflow_provider_pgrepl.replication.app.drift import Finding, current_relations, find_drift
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.catalog import resolve_tables
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
-    describe,
-    pin_statement,
     row,
+    rows,
     source_errors,
-    translate,
 )
 from airflow_provider_pgrepl.replication.source.publication import read_identity
+from airflow_provider_pgrepl.replication.source.selection import Wishes, select_tables
+from airflow_provider_pgrepl.replication.source.trial import run_on_trial, undone
 from airflow_provider_pgrepl.replication.state.drift import Kind
 
-_RUN = "DO 'BEGIN EXECUTE pg_catalog.current_setting(''pgrepl.migration''); END'"
-"""A text that is executed as one cannot end the transaction that it runs in, however it tries."""
-
-_SKIPPED = r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*"
-_BEGIN = re.compile(
-    _SKIPPED + r"(?:BEGIN|START\s+TRANSACTION)(?:\s+(?:WORK|TRANSACTION))?\s*;", re.IGNORECASE
-)
-_COMMIT = re.compile(r";\s*(COMMIT(?:\s+(?:WORK|TRANSACTION))?\s*;?)" + _SKIPPED + r"\Z", re.IGNORECASE)
-
-_HINTS = {
-    "0A000": "take BEGIN, COMMIT, ROLLBACK and SAVEPOINT out, or try the parts between them one by one",
-    "2D000": "no block or procedure of it may end the transaction: take that part out of what is tried",
-    "25001": "it cannot be undone, so it cannot be tried: take it out of what is tried",
-    "42501": "the role that tries it needs the rights of the one that will run it",
-    "57014": "it took longer than the check may take: give it more time, or a smaller database",
-}
+_HAS_ROW = "SELECT EXISTS (SELECT FROM ONLY {})"
+_TABLES = "SELECT oid::bigint FROM pg_catalog.pg_class WHERE relkind = 'r'"
 
 
 def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 300.0) -> DriftReport:
@@ -53,113 +36,62 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
     known, when the SQL fails or cannot be tried; TableError when the database lacks tables of the pipeline;
     SourceConnectionError, also when a lock is not to be had.
     """
-    with closing(connect(dsn, f"migration {pipeline.name}")) as connection, _undone(connection):
-        relations = resolve_tables(connection, pipeline)
+    with closing(connect(dsn, f"migration {pipeline.name}")) as connection, undone(connection):
+        before = resolve_tables(connection, pipeline)
         publication = read_identity(connection, pipeline.publication)
-        _run(connection, pipeline, sql, timeout_s)
-        findings = find_drift(connection, pipeline, relations, {})
+        holders = _tables_with_rows(connection)
+        run_on_trial(connection, sql, pipeline.lock_timeout_s, timeout_s)
+        current = current_relations(
+            connection, pipeline, before, planned=pipeline.publication_mode == "create"
+        )
+        attached = {
+            table: relation and _with_had_rows(connection, relation, holders)
+            for table, relation in current.items()
+        }
+        findings = find_drift(pipeline, before, attached, {})
+        new = _new_tables(connection, pipeline, before)
         problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
-    tables = tuple(
-        TableDrift(
-            str(table),
-            (Kind.UNSAFE if finding.error else Kind.SAFE).value,
-            finding.reason,
-            finding.error.hint if finding.error else "",
+    tables = tuple(_drift(table, finding) for table, finding in findings.items())
+    return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
+
+
+def _drift(table: TableName, finding: Finding) -> TableDrift:
+    if finding.error is None:
+        return TableDrift(str(table), Kind.SAFE.value, finding.reason)
+    return TableDrift(str(table), Kind.UNSAFE.value, finding.reason, finding.error.hint)
+
+
+def _tables_with_rows(connection: Connection) -> frozenset[int]:
+    """Tables that are there before the migration, and so may hold rows where it will be run."""
+    with source_errors("listing the tables"):
+        return frozenset(oid for (oid,) in rows(connection, _TABLES))
+
+
+def _with_had_rows(connection: Connection, relation: Relation, holders: frozenset[int]) -> Relation:
+    """With what is to be thought of its partitions: a copy need not hold the rows that the source has."""
+    with source_errors("looking into the partitions"):
+        return replace(
+            relation,
+            partitions=tuple(
+                replace(
+                    part, had_rows=part.oid in holders or row(connection, _HAS_ROW.format(part.table.sql))[0]
+                )
+                for part in relation.partitions
+            ),
         )
-        for table, finding in findings.items()
+
+
+def _new_tables(connection: Connection, pipeline: Pipeline, before: list[Relation]) -> tuple[str, ...]:
+    """Tables that a pattern matches, and that neither were there before nor are those that were, renamed."""
+    if pipeline.new_tables == "ignore":
+        return ()
+    selected = select_tables(connection, pipeline, Wishes())
+    known, names = {relation.oid for relation in before}, {relation.table for relation in before}
+    return tuple(
+        str(relation.table)
+        for relation in selected.relations
+        if relation.table in selected.matched - names and relation.oid not in known
     )
-    return DriftReport(
-        pipeline.name,
-        checked=len(relations),
-        tables=tables,
-        new_tables_policy=pipeline.new_tables,
-        problems=problems,
-    )
-
-
-@contextmanager
-def _undone(connection: Connection) -> Iterator[None]:
-    """A transaction that is rolled back, whatever happens, and seen to have been."""
-    with source_errors("trying a migration"):
-        _execute(connection, "BEGIN")
-        number = _transaction(connection)
-    try:
-        yield
-        with source_errors("trying a migration"):
-            same = _transaction(connection) == number
-    finally:
-        if not connection.closed:
-            with source_errors("undoing the migration"):
-                _execute(connection, "ROLLBACK")
-    with source_errors("undoing the migration"):
-        ended = row(connection, "SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,))[0]
-    if not same or ended != "aborted":
-        raise ConfigError("the migration has ended the transaction that it was tried in, and was not undone")
-
-
-def _transaction(connection: Connection) -> str:
-    return str(row(connection, "SELECT pg_catalog.pg_current_xact_id()::text")[0])
-
-
-def _run(connection: Connection, pipeline: Pipeline, sql: str, timeout_s: float) -> None:
-    with source_errors("preparing to try a migration"):
-        _execute(connection, "SET LOCAL search_path TO DEFAULT")
-        for setting, seconds in (("lock_timeout", pipeline.lock_timeout_s), ("statement_timeout", timeout_s)):
-            row(
-                connection,
-                "SELECT pg_catalog.set_config(%s, %s, true)",
-                (setting, str(max(1, int(seconds * 1000)))),
-            )
-        row(connection, "SELECT pg_catalog.set_config('pgrepl.migration', %s, true)", (_bare(sql),))
-    try:
-        _execute(connection, _RUN)
-    except psycopg2.Error as error:
-        raise _failure(error, sql) from None
-    with source_errors("reading what a migration did"):
-        # It may have changed them, and only its tables are to be judged.
-        _execute(connection, "RESET SESSION AUTHORIZATION")
-        _execute(connection, "RESET ROLE")
-        _execute(connection, pin_statement())
-
-
-def _bare(sql: str) -> str:
-    """Without a BEGIN and COMMIT around the whole, which tools write; every other place stays where it is."""
-    begin, commit = _BEGIN.match(sql), _COMMIT.search(sql)
-    if begin is None or commit is None:
-        return sql
-    start = begin.end()
-    return re.sub(r"[^\n]", " ", sql[:start]) + sql[start : commit.start(1)]
-
-
-def _failure(error: Any, sql: str) -> PgReplError:
-    """What PostgreSQL said, without texts that may be values; and where, if it said that."""
-    code = error.pgcode or ""
-    if code in ("55P03", "40P01"):
-        return SourceConnectionError(
-            f"the migration could not be tried: {describe(error)}",
-            "others hold locks on its tables; try again",
-        )
-    if not code or code[:2] in ("08", "53", "58") or code.startswith("57P"):
-        return translate(error, "trying a migration")
-    place, found = _place(error, sql)
-    # What is near a syntax error may be a value.
-    said = f"syntax error (SQLSTATE {code})" if code == "42601" else describe(error)
-    hint = _HINTS.get(code, "")
-    if code == "42601" and found == "\\":
-        hint = "this is a command of psql, which the server does not know: take it out of what is tried"
-    if code == "0A000" and "transaction commands" not in str(error.diag.message_primary):
-        hint = ""
-    return ConfigError(f"the migration fails{place}: {said}", hint)
-
-
-def _place(error: Any, sql: str) -> tuple[str, str]:
-    """Line and column in the migration, and the character that is there; empty when it is not of its text."""
-    position = error.diag.internal_position
-    if not position or (error.diag.internal_query or "").strip() != _bare(sql).strip():
-        return "", ""
-    before = sql[: int(position) - 1]
-    column = len(before) - before.rfind("\n")
-    return f" at line {before.count(chr(10)) + 1}, column {column}", sql[len(before) : len(before) + 1]
 
 
 def _publication_problems(connection: Connection, pipeline: Pipeline, oid: int | None) -> tuple[str, ...]:
@@ -170,8 +102,3 @@ def _publication_problems(connection: Connection, pipeline: Pipeline, oid: int |
     except PublicationError as error:
         return (error.message,)
     return ()
-
-
-def _execute(connection: Connection, command: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(command)

@@ -1,0 +1,132 @@
+"""SQL on trial: run in a transaction that is undone, and that the SQL itself cannot end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg2
+
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConnectionError
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    describe,
+    pin_statement,
+    row,
+    source_errors,
+    translate,
+)
+
+_RUN = "DO 'BEGIN EXECUTE pg_catalog.current_setting(''pgrepl.migration''); END'"
+"""A text that is executed as one cannot end the transaction that it runs in, however it tries."""
+
+_SKIPPED = r"(?:\s|--[^\n]*\n|/\*(?:[^*]|\*(?!/))*\*/)*"
+_BEGIN = re.compile(
+    _SKIPPED + r"(?:BEGIN|START\s+TRANSACTION)(?:\s+(?:WORK|TRANSACTION))?\s*;", re.IGNORECASE
+)
+_COMMIT = re.compile(r";\s*(COMMIT(?:\s+(?:WORK|TRANSACTION))?\s*;?)" + _SKIPPED + r"\Z", re.IGNORECASE)
+
+_HINTS = {
+    "0A000": "take BEGIN, COMMIT, ROLLBACK and SAVEPOINT out, or try the parts between them one by one",
+    "2D000": "no block or procedure of it may end the transaction: take that part out of what is tried",
+    "25001": "it cannot be undone, so it cannot be tried: take it out of what is tried",
+    "42501": "the role that tries it needs the rights of the one that will run it",
+    "57014": "it took longer than the check may take: give it more time, or a smaller database",
+}
+
+
+@contextmanager
+def undone(connection: Connection) -> Iterator[None]:
+    """A transaction that is rolled back, whatever happens, and seen to have been."""
+    with source_errors("trying a migration"):
+        _execute(connection, "BEGIN")
+        number = _transaction(connection)
+    try:
+        yield
+        with source_errors("trying a migration"):
+            same = _transaction(connection) == number
+    finally:
+        if not connection.closed:
+            with source_errors("undoing the migration"):
+                _execute(connection, "ROLLBACK")
+    with source_errors("undoing the migration"):
+        ended = row(connection, "SELECT pg_catalog.pg_xact_status(%s::pg_catalog.xid8)", (number,))[0]
+    if not same or ended != "aborted":
+        raise ConfigError("the migration has ended the transaction that it was tried in, and was not undone")
+
+
+def _transaction(connection: Connection) -> str:
+    return str(row(connection, "SELECT pg_catalog.pg_current_xact_id()::text")[0])
+
+
+def run_on_trial(connection: Connection, sql: str, lock_timeout_s: float, timeout_s: float) -> None:
+    """Run SQL of any number of statements inside `undone`; with the settings of a plain session.
+
+    Raises ConfigError, with the line where known, when it fails or cannot be tried; SourceConnectionError
+    when a lock is not to be had. Neither carries texts that may be values.
+    """
+    with source_errors("preparing to try a migration"):
+        _execute(connection, "SET LOCAL search_path TO DEFAULT")
+        for setting, seconds in (("lock_timeout", lock_timeout_s), ("statement_timeout", timeout_s)):
+            row(
+                connection,
+                "SELECT pg_catalog.set_config(%s, %s, true)",
+                (setting, str(max(1, int(seconds * 1000)))),
+            )
+        row(connection, "SELECT pg_catalog.set_config('pgrepl.migration', %s, true)", (_bare(sql),))
+    try:
+        _execute(connection, _RUN)
+    except psycopg2.Error as error:
+        raise _failure(error, sql) from None
+    with source_errors("reading what a migration did"):
+        # It may have changed them, and only its tables are to be judged.
+        _execute(connection, "RESET SESSION AUTHORIZATION")
+        _execute(connection, "RESET ROLE")
+        _execute(connection, pin_statement())
+
+
+def _bare(sql: str) -> str:
+    """Without a BEGIN and COMMIT around the whole, which tools write; every other place stays where it is."""
+    begin, commit = _BEGIN.match(sql), _COMMIT.search(sql)
+    if begin is None or commit is None:
+        return sql
+    start = begin.end()
+    return re.sub(r"[^\n]", " ", sql[:start]) + sql[start : commit.start(1)]
+
+
+def _failure(error: Any, sql: str) -> PgReplError:
+    """What PostgreSQL said, without texts that may be values; and where, if it said that."""
+    code = error.pgcode or ""
+    if code in ("55P03", "40P01"):
+        return SourceConnectionError(
+            f"the migration could not be tried: {describe(error)}",
+            "others hold locks on its tables; try again",
+        )
+    if not code or code[:2] in ("08", "53", "58") or code.startswith("57P"):
+        return translate(error, "trying a migration")
+    place, found = _place(error, sql)
+    # What is near a syntax error may be a value.
+    said = f"syntax error (SQLSTATE {code})" if code == "42601" else describe(error)
+    hint = _HINTS.get(code, "")
+    if code == "42601" and found == "\\":
+        hint = "this is a command of psql, which the server does not know: take it out of what is tried"
+    if code == "0A000" and "transaction commands" not in str(error.diag.message_primary):
+        hint = ""
+    return ConfigError(f"the migration fails{place}: {said}", hint)
+
+
+def _place(error: Any, sql: str) -> tuple[str, str]:
+    """Line and column in the migration, and the character that is there; empty when it is not of its text."""
+    position = error.diag.internal_position
+    if not position or (error.diag.internal_query or "").strip() != _bare(sql).strip():
+        return "", ""
+    before = sql[: int(position) - 1]
+    column = len(before) - before.rfind("\n")
+    return f" at line {before.count(chr(10)) + 1}, column {column}", sql[len(before) : len(before) + 1]
+
+
+def _execute(connection: Connection, command: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(command)
