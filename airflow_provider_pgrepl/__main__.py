@@ -1,21 +1,39 @@
-"""`python -m airflow_provider_pgrepl status FILE.json [--json]`: how a pipeline stands, without Airflow.
+"""`python -m airflow_provider_pgrepl COMMAND FILE.json …`: a pipeline looked at and mended, without Airflow.
 
 The DSN of the source is taken from PGREPL_DSN, that of the state from PGREPL_STATE_DSN (else the source).
-Exit codes: 0 said, 75 trying again may help, 78 it will not.
+Exit codes: 0 done, 75 trying again may help, 78 it will not (or `--yes` is missing).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift import check_drift
+from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+from airflow_provider_pgrepl.replication.app.migration_check import check_migration
 from airflow_provider_pgrepl.replication.app.status import read_status
 from airflow_provider_pgrepl.replication.app.status_text import to_json, to_text
+from airflow_provider_pgrepl.replication.app.tables import (
+    pause_tables,
+    remove_tables,
+    resume_tables,
+    retry_tables,
+)
+from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.config import Pipeline
+
+Arguments = argparse.Namespace
+Work = Callable[[Pipeline, Arguments], int]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,21 +45,134 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
-        status = read_status(Pipeline.read(arguments.pipeline))
+        work: Work = arguments.work
+        return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
         sys.stderr.write(f"{error}\n")
         return process.exit_code(error)
-    sys.stdout.write((to_json(status) if arguments.json else to_text(status)) + "\n")
+
+
+def _say(*lines: str) -> int:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     return process.DONE
+
+
+def _status(pipeline: Pipeline, arguments: Arguments) -> int:
+    status = read_status(pipeline)
+    return _say(to_json(status) if arguments.json else to_text(status))
+
+
+def _pause(pipeline: Pipeline, arguments: Arguments) -> int:
+    pause_tables(Access.from_environment(pipeline), arguments.tables)
+    return _say(*(f"{table}: paused" for table in arguments.tables))
+
+
+def _resume(pipeline: Pipeline, arguments: Arguments) -> int:
+    resume_tables(Access.from_environment(pipeline), arguments.tables)
+    return _say(*(f"{table}: catching up" for table in arguments.tables))
+
+
+def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
+    retried = retry_tables(Access.from_environment(pipeline), arguments.tables or None)
+    if not retried:
+        return _say("no table is in error")
+    _say(*(f"{found.table}: catching up" for found in retried if found.refused is None))
+    refused = [found.refused for found in retried if found.refused is not None]
+    sys.stderr.write("".join(f"stays in error: {error}\n" for error in refused))
+    codes = {process.exit_code(error) for error in refused}
+    return max(codes, default=process.DONE)
+
+
+def _remove(pipeline: Pipeline, arguments: Arguments) -> int:
+    if arguments.drop_lake_tables and not arguments.yes:
+        return _ask(
+            f"this would drop the lake tables of {', '.join(arguments.tables)}, with their histories, in"
+            f" {pipeline.lake_root}"
+        )
+    access = Access.from_environment(pipeline)
+    remove_tables(access, arguments.tables, arguments.drop_lake_tables, arguments.timeout)
+    lake = "lake table dropped" if arguments.drop_lake_tables else "lake table kept"
+    return _say(*(f"{table}: removed, {lake}" for table in arguments.tables))
+
+
+def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
+    access = Access.from_environment(pipeline)
+    done = teardown(access, arguments.drop_lake, arguments.timeout, dry_run=not arguments.yes)
+    if arguments.yes or not done.dropped:
+        return _say(done.to_text())
+    return _ask(f"this would be done:\n{done.to_text()}")
+
+
+def _ask(what: str) -> int:
+    sys.stderr.write(f"{what}\nnothing was changed: run the same with --yes to do it\n")
+    return process.WILL_NOT_HELP
+
+
+def _drift(pipeline: Pipeline, arguments: Arguments) -> int:
+    access = Access.from_environment(pipeline)
+    return _report(check_drift(access, put_in_error=not arguments.look_only), arguments)
+
+
+def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
+    try:
+        sql = Path(arguments.migration).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {arguments.migration}: {type(error).__name__}") from None
+    return _report(check_migration(process.source_dsn(), pipeline, sql), arguments)
+
+
+def _report(report: DriftReport, arguments: Arguments) -> int:
+    _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
+    return process.WILL_NOT_HELP if report.is_unsafe else process.DONE
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An argument of a command: what argparse is told."""
+
+    name: str
+    how: dict[str, object]
+
+    def add_to(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(self.name, **self.how)  # type: ignore[arg-type]
+
+
+_JSON = _Option("--json", {"action": "store_true", "help": "for programs"})
+_YES = _Option("--yes", {"action": "store_true", "help": "do it; without, it is only said"})
+_TABLES = _Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
+_ANY_TABLES = _Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all that are in error, if none"})
+_TIMEOUT = _Option(
+    "--timeout",
+    {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
+)
+_DROP_TABLES = _Option("--drop-lake-tables", {"action": "store_true", "help": "and their histories"})
+_DROP_LAKE = _Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
+_LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "put no table in error"})
+_MIGRATION = _Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
+
+_COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
+    ("status", "tables, states, positions and lag of a pipeline", _status, (_JSON,)),
+    ("pause", "let tables stand still; their changes are kept", _pause, (_TABLES,)),
+    ("resume", "have paused tables catch up", _resume, (_TABLES,)),
+    ("retry", "have tables in error catch up, when the cause is gone", _retry, (_ANY_TABLES,)),
+    ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES)),
+    ("teardown", "drop slot, publication and records", _teardown, (_DROP_LAKE, _TIMEOUT, _YES)),
+    ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
+    ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
+)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m airflow_provider_pgrepl")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
-    status = commands.add_parser("status", help="tables, states, positions and lag of a pipeline")
-    status.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
-    status.add_argument("--json", action="store_true", help="for programs")
+    for name, purpose, work, options in _COMMANDS:
+        command = commands.add_parser(name, help=purpose, description=purpose)
+        command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
+        for option in options:
+            option.add_to(command)
+        command.set_defaults(work=work)
     return parser
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -67,6 +68,7 @@ class Shop:
                 name,
                 TableName("public", "broken"),
                 TableState.ERRORED,
+                error="ValueRangeError",
                 reason="column price: a value of numeric(5,2) does not fit into decimal(5,2)",
                 hint=f"snapshot the table anew: run the snapshot app with --tables public.broken {'x' * 60}",
                 lsn=at,
@@ -166,13 +168,54 @@ def test_the_text_reads_well_at_a_hundred_columns(shop: Shop) -> None:
     orders = next(line for line in lines if line.startswith("public.orders "))
     assert orders.index("streaming") == header.index("state")
     assert orders.index(str(LSN(at - 1))) == header.index("position")
-    assert (
-        f"public.broken: column price: a value of numeric(5,2) does not fit into decimal(5,2) (at {at})"
-        in lines
+    note = lines.index(next(line for line in lines if line.startswith("public.broken: ")))
+    assert re.fullmatch(
+        rf"public.broken: ValueRangeError at {at}, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d UTC", lines[note]
     )
-    assert "  hint: snapshot the table anew: run the snapshot app with --tables public.broken" in lines
+    assert lines[note + 1 : note + 3] == [
+        "  column price: a value of numeric(5,2) does not fit into decimal(5,2)",
+        "  hint: snapshot the table anew: run the snapshot app with --tables public.broken",
+    ]
     assert "not running; was on host:42, last report" in found.stdout
     assert f"{shop.pipeline.slot}, not read by anybody, holds " in found.stdout
+
+
+def test_tables_that_are_paused_or_removed_are_told_from_others(shop: Shop) -> None:
+    at = shop.set_up()
+    with Store(shop.dsn, "test") as store:
+        for table in ("paused", "removed", "old"):
+            for state in TO_STREAMING:
+                store.set_state(shop.pipeline.name, TableName("public", table), state)
+            shop.write_table(table, at)
+        store.set_state(shop.pipeline.name, TableName("public", "paused"), TableState.PAUSED)
+        store.set_state(shop.pipeline.name, TableName("public", "removed"), TableState.REMOVED)
+        # As a version that knew no classes has left it.
+        store.set_state(
+            shop.pipeline.name,
+            TableName("public", "old"),
+            TableState.ERRORED,
+            reason="one line\nand another",
+        )
+    text = shop.status().stdout
+    lines = text.splitlines()
+    assert max(map(len, lines[3:])) <= 100
+    assert "5 tables: 2 errored, " in text
+    tables = {table["table"]: table for table in shop.json()["tables"]}
+    assert tables["public.broken"]["error"] == "ValueRangeError"
+    assert tables["public.paused"]["lag_bytes"] >= 0
+    assert tables["public.removed"]["lag_bytes"] is None
+    old = lines.index(next(line for line in lines if line.startswith("public.old: error, since ")))
+    assert lines[old + 1 : old + 3] == ["  one line", "  and another"]
+    assert not any(line.startswith(("public.paused: ", "public.removed: ")) for line in lines)
+
+
+def test_a_state_of_an_older_version_is_a_problem_and_not_a_failure(shop: Shop) -> None:
+    shop.set_up()
+    with shop.pg.cursor() as cursor:
+        cursor.execute("alter table _pgrepl.tables drop column error")
+    found = shop.status()
+    assert found.returncode == 0, found.stderr
+    assert "schema _pgrepl is of an older version" in found.stdout
 
 
 def test_a_slot_that_is_gone_and_a_lake_that_is_not_ours_are_said(shop: Shop) -> None:

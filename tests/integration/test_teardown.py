@@ -15,6 +15,7 @@ from psycopg2.extras import LogicalReplicationConnection
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBusyError, StateError
 from airflow_provider_pgrepl.replication.app.teardown import teardown
+from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.slot import read_slot
 from tests.conftest import closing_connection
 from tests.support.kept import Kept
@@ -61,6 +62,16 @@ def test_nothing_is_left_at_the_source_and_the_lake_stays(kept):
     assert kept.lake_rows(A).num_rows == 0
     again = teardown(kept.access)
     assert (again.dropped, len(again.kept)) == ([], 1)
+
+
+def test_the_event_trigger_goes_as_well(kept):
+    with kept.source() as source:
+        event_trigger.install(source, kept.pipeline)
+    assert "the event trigger" in teardown(kept.access).dropped
+    assert left(kept) == {}
+    with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select evtname from pg_event_trigger")
+        assert cursor.fetchall() == []
 
 
 def test_a_pipeline_that_was_never_set_up_is_no_error(dsn, tmp_path):

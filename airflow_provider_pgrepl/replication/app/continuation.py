@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeTableError, PgReplError
-from airflow_provider_pgrepl.replication.app.drift import find_drift, lost_rights
+from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.replication.app.chosen_tables import raise_all
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_floor_lsn
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -15,7 +15,10 @@ from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.table_problems import right_problems
+from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.values import lake_schema
 
@@ -51,10 +54,14 @@ class Continuation:
         read.
         """
         relation = self._relation_in_lake(record)
-        rights = lost_rights(self.source, [relation])
-        finding = find_drift(self.source, self.pipeline, [relation], rights).get(relation.table)
-        if finding is not None and finding.error is not None:
-            raise type(finding.error)(f"{record.table}: {finding.error.message}", finding.error.hint)
+        publication = self.epoch.publication
+        current = read_relation(self.source, relation.oid, publication) or find_relation(
+            self.source, relation.table, publication
+        )
+        verdict = judge_catalog(relation, current, self.pipeline)
+        if verdict.kind is Kind.UNSAFE:
+            raise DriftError(f"{record.table}: {verdict.reason}", verdict.hint)
+        raise_all(list(right_problems(self.source, [relation])))
         return relation
 
     def _relation_in_lake(self, record: TableRecord) -> Relation:

@@ -61,7 +61,8 @@ class Step:
 @dataclass(frozen=True)
 class TableStatus:
     """A table. All that was committed at or before `position_lsn` is in the lake; `lag_bytes` is the source's
-    WAL after it, or after the last consistent point where that is later and holds the table."""
+    WAL after it, or after the last consistent point where that is later and holds the table. `error`: the
+    class of its error, `error_lsn` where it happened."""
 
     table: str
     state: TableState
@@ -69,6 +70,7 @@ class TableStatus:
     position_lsn: LSN | None
     lag_bytes: int | None
     rows_copied: int | None
+    error: str
     reason: str
     hint: str
     error_lsn: LSN | None
@@ -113,7 +115,7 @@ def read_status(pipeline: Pipeline) -> Status:
         end = wal_lsn(connection)
         source = SourceStatus(address(dsn), read_server(connection).version_num, end)
         slot = read_slot(connection, pipeline.slot)
-    recorded, progress, tables = _read_state(pipeline)
+    recorded, progress, tables, problems = _read_state(pipeline)
     lake = _read_lake(pipeline)
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(_table(pipeline, record, lake, end) for record in tables)
@@ -134,19 +136,23 @@ def read_status(pipeline: Pipeline) -> Status:
         last_applied_commit_age_s=_age(lake.point),
         consistent_point=lake.point,
         tables=statuses,
-        problems=lake.problems,
+        problems=(*problems, *lake.problems),
     )
 
 
-def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord]]:
+def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:
     with Store(process.state_dsn(), f"status {pipeline.name}") as store:
         try:
             if store.read_pipeline(pipeline.name) is None:
-                return False, None, []
+                return False, None, [], ()
         except StateError:
             # Its schema is made by the first snapshot.
-            return False, None, []
-        return True, store.read_progress(pipeline.name), list(store.read_tables(pipeline.name).values())
+            return False, None, [], ()
+        try:
+            tables = list(store.read_tables(pipeline.name).values())
+            return True, store.read_progress(pipeline.name), tables, ()
+        except StateError as error:
+            return True, None, [], (f"{error.message}: {error.hint}",)
 
 
 def _read_lake(pipeline: Pipeline) -> _Lake:
@@ -187,6 +193,7 @@ def _table(pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN) -> Ta
         position_lsn=position,
         lag_bytes=_lag(reached, end) if in_lake else None,
         rows_copied=record.rows_copied,
+        error=record.error,
         reason=record.reason,
         hint=record.hint,
         error_lsn=record.lsn,

@@ -156,14 +156,21 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
 def _note(table: TableStatus) -> list[str]:
     if not table.reason:
         return []
-    where = f" (at {table.error_lsn})" if table.error_lsn else ""
-    indent = "  "
-    lines = textwrap.wrap(f"{table.table}: {table.reason}{where}", _WIDTH, subsequent_indent=indent)
-    if table.hint:
-        lines += textwrap.wrap(
-            f"hint: {table.hint}", _WIDTH, initial_indent=indent, subsequent_indent=indent * 2
+    what = " ".join([table.error or "error", *([f"at {table.error_lsn}"] if table.error_lsn else [])])
+    since = f"since {table.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    lines = [f"{table.table}: {what}, {since}", *_wrapped(table.reason)]
+    return [*lines, *_wrapped(f"hint: {table.hint}")] if table.hint else lines
+
+
+def _wrapped(text: str) -> list[str]:
+    """Names are not cut, and lines of a text stay lines."""
+    return [
+        line
+        for part in text.splitlines()
+        for line in textwrap.wrap(
+            part, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
         )
-    return lines
+    ]
 
 
 def _aligned(rows: Sequence[tuple[str, ...]], right: set[int]) -> list[str]:

@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.lake.dropping import (
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import read_server
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
@@ -44,7 +45,7 @@ class TornDown:
 def teardown(
     access: Access, drop_lake: bool = False, timeout_s: float = 60.0, *, dry_run: bool = False
 ) -> TornDown:
-    """Drop the pipeline's slot, its publication, its temporary slots, and what is recorded of it; with
+    """Drop the pipeline's slot, publication, event trigger, temporary slots, and what is recorded of it; with
     `drop_lake` also its lake tables and changelog. What was not made by the pipeline stays.
 
     Nothing that runs is ended: while an app holds the pipeline's locks, or the slot is read, it waits, and
@@ -76,7 +77,7 @@ class _Teardown:
         self._recorded = _recorded(self.store, self.pipeline.name)
         self._epoch = self._read_epoch()
         self._check_place()
-        for step in (self._slots, self._publication, self._lake, self._state):
+        for step in (self._slots, self._event_trigger, self._publication, self._lake, self._state):
             step(dry_run)
         return self.result
 
@@ -123,6 +124,17 @@ class _Teardown:
         if not dry_run and self._is_ours(name, "slot"):
             self.deadline.retry(lambda: drop_slot(self.source, name))
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
+
+    def _event_trigger(self, dry_run: bool) -> None:
+        was_there = event_trigger.is_installed(self.source, self.pipeline.name)
+        if read_server(self.source).in_recovery:
+            if was_there:
+                self.result.kept.append("the event trigger: tear down with the primary for a source")
+            return
+        if not dry_run:
+            event_trigger.uninstall(self.source, self.pipeline.name)
+        if was_there:
+            self._done("the event trigger")
 
     def _publication(self, dry_run: bool) -> None:
         name = self._recorded.publication if self._recorded else self.pipeline.publication

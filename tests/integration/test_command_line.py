@@ -1,0 +1,139 @@
+"""`python -m airflow_provider_pgrepl`: what each command says and with which code it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.__main__ import main
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+A, B = "public.a", "public.b"
+
+
+class Line:
+    """The command line of one pipeline."""
+
+    def __init__(self, kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+        self.kept = kept
+        self._capsys = capsys
+
+    def __call__(self, command: str, *arguments: str) -> tuple[int, str, str]:
+        """The exit code, and what was said on stdout and stderr."""
+        try:
+            code = main([command, str(self.kept.file), *arguments])
+        except SystemExit as ended:
+            code = int(str(ended.code))
+        said = self._capsys.readouterr()
+        return code, said.out, said.err
+
+
+@pytest.fixture
+def line(dsn, tmp_path, monkeypatch, capsys):
+    execute(
+        dsn, "create table a (id int primary key, t text)", "create table b (id int primary key, at date)"
+    )
+    kept = Kept(dsn, tmp_path, ("public.*",))
+    kept.take(A, B)
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    return Line(kept, capsys)
+
+
+def test_tables_are_paused_and_resumed(line):
+    assert line("pause", A, B) == (0, f"{A}: paused\n{B}: paused\n", "")
+    assert line("resume", A) == (0, f"{A}: catching up\n", "")
+    assert line.kept.states() == {A: "catching_up", B: "paused"}
+
+
+def test_what_is_refused_is_said_with_what_to_do_instead(line):
+    code, out, err = line("pause", "public.c")
+    assert (code, out) == (78, "")
+    assert err.startswith(
+        f"not among the tables of pipeline {line.kept.pipeline.name}: public.c\n  hint: its"
+    )
+
+
+def test_retry_says_what_stays_in_error(line):
+    assert line("retry") == (0, "no table is in error\n", "")
+    line.kept.fail(A)
+    line.kept.fail(B)
+    execute(line.kept.dsn, "alter table b alter at type text")
+    code, out, err = line("retry")
+    assert (code, out) == (78, f"{A}: catching up\n")
+    assert err.startswith(f"stays in error: {B}: the type of column at changed from date to text")
+    assert "\n  hint: take it anew: run the snapshot app with --tables 'public.b'" in err
+    code, out, err = line("retry", B)
+    assert (code, out) == (78, "")
+    assert line.kept.states() == {A: "catching_up", B: "errored"}
+
+
+def test_a_lake_table_is_dropped_only_with_yes(line):
+    assert line("remove", A) == (0, f"{A}: removed, lake table kept\n", "")
+    code, out, err = line("remove", A, "--drop-lake-tables")
+    assert (code, out) == (78, "")
+    assert err.splitlines() == [
+        f"this would drop the lake tables of {A}, with their histories, in {line.kept.pipeline.lake_root}",
+        "nothing was changed: run the same with --yes to do it",
+    ]
+    assert Path(line.kept.lake_path(A)).exists()
+    assert line("remove", A, "--drop-lake-tables", "--yes") == (0, f"{A}: removed, lake table dropped\n", "")
+    assert not Path(line.kept.lake_path(A)).exists()
+
+
+def test_teardown_first_says_what_it_would_do(line):
+    slot, publication = line.kept.pipeline.slot, line.kept.pipeline.publication
+    code, out, err = line("teardown")
+    assert (code, out) == (78, "")
+    assert err.splitlines()[:3] == [
+        "this would be done:",
+        f"dropped: slot {slot}",
+        f"dropped: publication {publication}",
+    ]
+    assert line.kept.slot().name == slot
+    code, out, err = line("teardown", "--drop-lake", "--yes")
+    assert (code, err) == (0, "")
+    assert f"dropped: the lake {line.kept.pipeline.lake_root} with 2 tables and the changelog" in out
+    assert line("teardown", "--drop-lake") == (0, "nothing was left of it\n", "")
+
+
+def test_who_is_in_the_way_may_be_gone_with_the_next_try(line):
+    with line.kept.access.store("replicate") as app:
+        app.lock(line.kept.pipeline.name, "replicate")
+        code, _, err = line("teardown", "--yes", "--timeout", "0.1")
+    assert code == 75
+    assert "another process does replicate already" in err
+
+
+def test_drift_is_said_and_unsafe_drift_ends_with_78(line):
+    code, out, _ = line("drift")
+    assert (code, "none has drifted" in out) == (0, True)
+    execute(line.kept.dsn, "drop table b")
+    code, out, _ = line("drift", "--look-only", "--json")
+    assert (code, json.loads(out)["tables"][0]["table"]) == (78, B)
+    assert line.kept.states()[B] == "streaming"
+    code, out, _ = line("drift")
+    assert (code, "public.b: unsafe, now in error: the table was dropped" in out) == (78, True)
+    assert line.kept.states()[B] == "errored"
+
+
+def test_a_migration_is_checked_and_leaves_nothing(line, tmp_path):
+    migration = tmp_path / "migration.sql"
+    code, _, err = line("check-migration", str(migration))
+    assert (code, "cannot read" in err) == (78, True)
+    migration.write_text("alter table a alter t type int using 1; drop table b;")
+    code, out, _ = line("check-migration", str(migration))
+    assert code == 78
+    assert "public.a: unsafe" in out
+    assert "public.b: unsafe" in out
+    migration.write_text("create index on a (t);")
+    assert line("check-migration", str(migration))[0] == 0
+
+
+@pytest.mark.parametrize("arguments", [("pause",), ("remove",), ("teardown", "public.a"), ("restart",)])
+def test_a_wrong_command_line_ends_with_78_and_the_usage(line, arguments):
+    code, _, err = line(*arguments)
+    assert code == 78
+    assert "usage: " in err
