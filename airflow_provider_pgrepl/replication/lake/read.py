@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -26,10 +25,12 @@ from airflow_provider_pgrepl.replication.lake.reading.as_of import (
     arrow_view_as_of,
     as_of,
     read_as_of,
+    verified,
 )
 from airflow_provider_pgrepl.replication.lake.reading.history import HistoryAt
 from airflow_provider_pgrepl.replication.lake.reading.moment import parse_lsn
-from airflow_provider_pgrepl.replication.lake.reading.table_plan import unreadable
+from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
+from airflow_provider_pgrepl.replication.lake.reading.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.reading.views import create_views
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -43,6 +44,7 @@ __all__ = [
     "ArrowView",
     "ConsistentView",
     "SparkAsOf",
+    "UnverifiedWarning",
     "arrow_as_of",
     "arrow_view_as_of",
     "as_of",
@@ -50,6 +52,7 @@ __all__ = [
     "consistent_read",
     "create_views",
     "read_as_of",
+    "verified",
 ]
 
 
@@ -92,8 +95,9 @@ class _View:
         return tuple(sorted(key for key in self.point.tables if not is_history(key)))
 
     def _history(self, table: str) -> HistoryAt:
-        name, epoch, lsn = self._parsed(table), Epoch(self.point.epoch), LSN(self.point.lsn)
-        return HistoryAt.find(self.lake_root, name, epoch, lsn)
+        pinned, epoch, lsn = self._pinned(table), Epoch(self.point.epoch), LSN(self.point.lsn)
+        current = pa.schema(pinned.open().schema().to_arrow())
+        return HistoryAt.find(self.lake_root, pinned.name, current, epoch, lsn)
 
     def _parsed(self, table: str) -> TableName:
         try:
@@ -101,8 +105,8 @@ class _View:
         except ValueError as error:
             raise LakeError(str(error)) from None
 
-    def _pinned(self, table: str) -> tuple[str, int]:
-        """Where a table is and its version. Raises LakeError when the point does not name it."""
+    def _pinned(self, table: str) -> TableVersion:
+        """The version of a table. Raises LakeError when the point does not name it."""
         name = self._parsed(table)
         version = self.point.tables.get(str(name))
         if version is None:
@@ -111,7 +115,7 @@ class _View:
                 "it is being copied, in error, or not replicated; `python -m airflow_provider_pgrepl status`"
                 f" says which. The point holds: {', '.join(self.tables)}",
             )
-        return f"{self.lake_root}/{name.path}", version
+        return TableVersion(name, f"{self.lake_root}/{name.path}", version)
 
 
 @dataclass(frozen=True)
@@ -123,12 +127,7 @@ class ConsistentView(_View):
     def table(self, name: str) -> DataFrame:
         """A table, as `public.orders` or `"My Schema"."My Table"`. Raises LakeError, never reads another
         version."""
-        uri, version = self._pinned(name)
-        try:
-            return self.spark.read.format("delta").option("versionAsOf", version).load(uri)
-        except Exception as error:
-            # Spark raises one of many classes; all that can be wrong here is the table or its version.
-            raise unreadable(name, version) from error
+        return self._pinned(name).frame(self.spark)
 
     def history(self, name: str) -> DataFrame:
         """Every version that a row had up to the point, with its lifetime; the end of those valid then is
@@ -142,10 +141,7 @@ class ArrowView(_View):
 
     def table(self, name: str) -> pa.Table:
         """The whole table. Raises LakeError, never reads another version."""
-        opened = self._open(name)
-        schema = pa.schema(opened.schema().to_arrow())
-        found = self._run("select * from it", {"it": opened})
-        return found.select(schema.names).cast(schema)
+        return self._pinned(name).read()
 
     def history(self, name: str) -> pa.Table:
         """Every version that a row had up to the point, with its lifetime; the end of those valid then is
@@ -158,14 +154,9 @@ class ArrowView(_View):
         Raises LakeError for a table that the point does not name, and for SQL that cannot be run.
         """
         named = {table: quote_identifier(table) for table in self.tables}
-        return self._run(sql, {quoted: self._open(key) for key, quoted in named.items() if quoted in sql})
-
-    def _open(self, name: str) -> DeltaTable:
-        uri, version = self._pinned(name)
-        try:
-            return DeltaTable(uri, version=version)
-        except (DeltaError, TableNotFoundError, OSError) as error:
-            raise unreadable(name, version) from error
+        return self._run(
+            sql, {quoted: self._pinned(key).open() for key, quoted in named.items() if quoted in sql}
+        )
 
     def _run(self, sql: str, tables: dict[str, DeltaTable]) -> pa.Table:
         builder = QueryBuilder()

@@ -34,7 +34,12 @@ _NOBODY = -1
 
 
 def ended_rows(
-    table: DeltaTable | pa.Table, changes: pa.Table, relation: Relation, pipeline: Pipeline, epoch: Epoch, above: LSN
+    table: DeltaTable | pa.Table,
+    changes: pa.Table,
+    relation: Relation,
+    pipeline: Pipeline,
+    epoch: Epoch,
+    above: LSN,
 ) -> Iterator[pa.Table]:
     """The versions that `changes` (whole transactions, in order) end above an LSN, as rows of the history.
 

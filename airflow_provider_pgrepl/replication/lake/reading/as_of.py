@@ -6,20 +6,20 @@ JVM. Several tables of one view show the same transactions.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.reading.history import HistoryAt, ended_since
+from airflow_provider_pgrepl.replication.lake.reading.history import HistoryAt
 from airflow_provider_pgrepl.replication.lake.reading.moment import Moment, find_moment
-from airflow_provider_pgrepl.replication.lake.reading.table_plan import Planner, TablePlan, unreadable
+from airflow_provider_pgrepl.replication.lake.reading.table_plan import Planner, TablePlan
+from airflow_provider_pgrepl.replication.lake.reading.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
@@ -82,6 +82,22 @@ def arrow_as_of(
     return arrow_view_as_of(pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).table(table)
 
 
+def verified(
+    pipeline: Pipeline,
+    table: str,
+    *,
+    lsn: int | str | None = None,
+    timestamp: datetime | None = None,
+    epoch: int | None = None,
+) -> bool:
+    """Whether all DDL up to a moment is known to show in the table as of it.
+
+    It is not where the table was altered later, or before, at a place that the stream does not tell. What has
+    not been found yet cannot be said: later the answer may be another. Raises what `read_as_of` does.
+    """
+    return arrow_view_as_of(pipeline, lsn=lsn, timestamp=timestamp, epoch=epoch).verified(table)
+
+
 def _find(
     pipeline: Pipeline, lsn: int | str | None, timestamp: datetime | None, epoch: int | None
 ) -> tuple[Moment, Planner]:
@@ -116,14 +132,21 @@ class _AsOf:
         return self.planner.tables
 
     def relation(self, table: str) -> Relation:
-        """What the source's table was at the moment: columns, types, key. Raises LakeError."""
+        """What the source's table was at the moment: columns, types, key. Raises what `table` does."""
         return self.planner.relation(_parse(table))
 
-    def _history(self, plan: TablePlan) -> HistoryAt:
-        return HistoryAt.find(self.planner.lake_root, plan.table, self.epoch, plan.lsn)
+    def verified(self, table: str) -> bool:
+        """Whether all DDL up to the moment is known to show in the table. Raises what `table` does."""
+        return self.planner.plan(_parse(table)).unverified is None
 
     def _plan(self, table: str) -> TablePlan:
-        return self.planner.plan(_parse(table))
+        plan = self.planner.plan(_parse(table))
+        if plan.unverified is not None:
+            warnings.warn(str(plan.unverified), UnverifiedWarning, stacklevel=4)
+        return plan
+
+    def _history(self, plan: TablePlan) -> HistoryAt:
+        return HistoryAt.find(self.planner.lake_root, plan.table, plan.schema, self.epoch, plan.lsn)
 
 
 def _parse(table: str) -> TableName:
@@ -138,18 +161,15 @@ class ArrowAsOf(_AsOf):
     """Tables as of one moment, without a JVM."""
 
     def table(self, name: str) -> pa.Table:
-        """The whole table. Raises LakeError, DriftError, ValueRangeError; never shows another moment."""
-        plan = self._plan(name)
-        return _laid_over(plan)
+        """The whole table. Raises LakeError, DriftError, ValueRangeError; never shows another moment. Warns
+        with UnverifiedWarning."""
+        return self._plan(name).rows()
 
     def history(self, name: str) -> pa.Table:
         """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
         null. Raises LakeError also when the table keeps no history."""
         plan = self._plan(name)
-        history = self._history(plan)
-        job = plan.overlay
-        ended = None if job is None else ended_since(job, plan.uri, plan.version, self.epoch)
-        return history.arrow(_laid_over(plan), ended)
+        return self._history(plan).arrow(plan.rows(), plan)
 
 
 @dataclass(frozen=True)
@@ -161,42 +181,18 @@ class SparkAsOf(_AsOf):
     def table(self, name: str) -> DataFrame:
         """The table, read when it is used and on the executors only.
 
-        Raises LakeError and DriftError; what is wrong with single values comes up when it is used.
+        Raises LakeError and DriftError; what is wrong with single values comes up when it is used. Warns with
+        UnverifiedWarning.
         """
-        return self._laid_over(self._plan(name))
+        return self._frame(self._plan(name))
 
     def history(self, name: str) -> DataFrame:
         """Every version that a row had up to the moment, with its lifetime; the end of those valid then is
         null. Raises LakeError also when the table keeps no history."""
-        from airflow_provider_pgrepl.replication.lake.reading.spark_overlay import ended_frame
-
         plan = self._plan(name)
-        history = self._history(plan)
-        ended = ended_frame(history.versions(self.spark), plan, self.epoch)
-        return history.frame(self.spark, self._laid_over(plan), ended)
+        return self._history(plan).frame(self.spark, self._frame(plan), plan)
 
-    def _laid_over(self, plan: TablePlan) -> DataFrame:
-        from airflow_provider_pgrepl.replication.lake.reading.spark_overlay import lay_over
+    def _frame(self, plan: TablePlan) -> DataFrame:
+        from airflow_provider_pgrepl.replication.lake.reading.spark_overlay import frame_of
 
-        try:
-            version = self.spark.read.format("delta").option("versionAsOf", plan.version).load(plan.uri)
-        except Exception as error:
-            # Spark raises one of many classes; all that can be wrong here is the table or its version.
-            raise unreadable(plan.table, plan.version) from error
-        return lay_over(version, plan)
-
-
-def _laid_over(plan: TablePlan) -> pa.Table:
-    version = read_version(plan)
-    return version if plan.overlay is None else plan.overlay.lay_over(version)
-
-
-def read_version(plan: TablePlan) -> pa.Table:
-    """The version of a plan, all of it. Raises LakeError."""
-    try:
-        opened = DeltaTable(plan.uri, version=plan.version)
-        schema = pa.schema(opened.schema().to_arrow())
-        found = pa.table(QueryBuilder().register("it", opened).execute("select * from it").read_all())
-    except (DeltaError, TableNotFoundError, OSError):
-        raise unreadable(plan.table, plan.version) from None
-    return found.select(schema.names).cast(schema)
+        return frame_of(plan, self.spark)

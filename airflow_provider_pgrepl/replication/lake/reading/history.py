@@ -1,7 +1,12 @@
-"""All versions of a table's rows as of one moment: those that had ended, and those valid then (no end)."""
+"""All versions of a table's rows as of one moment: those that had ended, and those valid then (no end).
+
+The columns are those that the history has by now, and those that the table had at the moment. A version that
+ended before a column was added has null there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +16,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake.evolution import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import (
     FROM_EPOCH,
     FROM_LSN,
@@ -20,10 +26,13 @@ from airflow_provider_pgrepl.replication.lake.history.place import (
     history_uri,
 )
 from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
-from airflow_provider_pgrepl.replication.lake.reading.overlay import OverlayJob
+from airflow_provider_pgrepl.replication.lake.history.table import aligned
+from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
+from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePlan
+from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, typed_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,63 +42,131 @@ _FROM = {FROM_LSN: COMMIT_LSN, FROM_TS: COMMIT_TS}
 
 @dataclass(frozen=True)
 class HistoryAt:
-    """The history of a table up to a moment; it is only ever appended to, so a later version will do."""
+    """The history of a table up to a moment; it is only ever appended to, so a later version will do.
 
-    uri: str
-    version: int
+    `schema`: the columns of the result.
+    """
+
+    version: TableVersion
+    schema: pa.Schema
     epoch: Epoch
     lsn: LSN
 
     @classmethod
-    def find(cls, lake_root: str, table: TableName, epoch: Epoch, lsn: LSN) -> HistoryAt:
-        """Raises LakeError when the table keeps none."""
+    def find(cls, lake_root: str, table: TableName, current: pa.Schema, epoch: Epoch, lsn: LSN) -> HistoryAt:
+        """`current`: the lake table's columns at the moment. Raises LakeError when the table keeps none."""
         uri = history_uri(lake_root, table)
         try:
-            return cls(uri, int(DeltaTable(uri).version()), epoch, lsn)
+            opened = DeltaTable(uri)
         except (DeltaError, TableNotFoundError, OSError):
             raise LakeError(
                 f"{table} keeps no history in the lake",
                 "set history: true, for the pipeline or under per_table, and take the table anew: run the"
                 " snapshot app with --tables",
             ) from None
+        schema = _united(pa.schema(opened.schema().to_arrow()), current)
+        return cls(TableVersion(table, uri, int(opened.version())), schema, epoch, lsn)
+
+    def arrow(self, current: pa.Table, plan: TablePlan | None = None) -> pa.Table:
+        """All versions: those of the history, those that the plan's changes end, and the `current` rows."""
+        sql = f"select * from h where {self._ended}"  # noqa: S608 - names and numbers of ours
+        opened = self.version.open()
+        held = pa.schema(opened.schema().to_arrow())
+        closed = pa.table(QueryBuilder().register("h", opened).execute(sql).read_all()).cast(held)
+        pieces = [_begun(current, self.epoch)]
+        if plan is not None:
+            closed = evolved_closed(closed, plan.overlays)
+            pieces.append(ended_since(plan, self.schema, self.epoch))
+        return pa.concat_tables([aligned(piece, self.schema) for piece in (closed, *pieces)])
+
+    def frame(self, spark: SparkSession, current: DataFrame, plan: TablePlan | None = None) -> DataFrame:
+        """The same, for Spark."""
+        from pyspark.sql import functions
+
+        from airflow_provider_pgrepl.replication.lake.reading import spark_overlay
+
+        closed = self.version.frame(spark).where(self._ended)
+        if DELETED in current.columns:
+            current = current.where(f"not {DELETED}").drop(DELETED)
+        names = {COMMIT_LSN: FROM_LSN, COMMIT_TS: FROM_TS}
+        current = current.withColumnsRenamed(names).withColumn(FROM_EPOCH, functions.lit(int(self.epoch)))
+        pieces = [spark_overlay.aligned_frame(current, self.schema)]
+        if plan is not None and plan.overlays:
+            closed = spark_overlay.evolved_frame(closed, plan, self.schema)
+            pieces.append(spark_overlay.ended_frame(plan, self.schema, self.epoch, spark))
+        every = spark_overlay.aligned_frame(closed, self.schema)
+        for piece in pieces:
+            every = every.unionByName(piece)
+        return every
 
     @property
     def _ended(self) -> str:
         epoch, lsn = int(self.epoch), int(self.lsn)
         return f"{TO_EPOCH} < {epoch} or ({TO_EPOCH} = {epoch} and {TO_LSN} <= {lsn})"
 
-    def arrow(self, current: pa.Table, ended: pa.Table | None = None) -> pa.Table:
-        """All versions: those of the history, those that `ended` since, and the `current` rows."""
-        opened = DeltaTable(self.uri, version=self.version)
-        schema = pa.schema(opened.schema().to_arrow())
-        sql = f"select * from h where {self._ended}"  # noqa: S608 - names and numbers of ours
-        closed = pa.table(QueryBuilder().register("h", opened).execute(sql).read_all())
-        pieces = [closed, _begun(current, self.epoch), *([] if ended is None else [ended])]
-        return pa.concat_tables([_aligned(piece, schema) for piece in pieces])
 
-    def frame(self, spark: SparkSession, current: DataFrame, ended: DataFrame | None = None) -> DataFrame:
-        """The same, for Spark."""
-        from pyspark.sql import functions
+def ended_since(plan: TablePlan, schema: pa.Schema, epoch: Epoch) -> pa.Table:
+    """The versions of rows that a plan's changes end, in the history's columns.
 
-        closed = self.versions(spark).where(self._ended)
-        if DELETED in current.columns:
-            current = current.where(f"not {DELETED}").drop(DELETED)
-        names = {COMMIT_LSN: FROM_LSN, COMMIT_TS: FROM_TS}
-        current = current.withColumnsRenamed(names).withColumn(FROM_EPOCH, functions.lit(int(self.epoch)))
-        every = closed.unionByName(current, allowMissingColumns=True)
-        return every if ended is None else every.unionByName(ended, allowMissingColumns=True)
-
-    def versions(self, spark: SparkSession) -> DataFrame:
-        """All that the history holds, later versions among it."""
-        return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+    Where the table evolved in between, or between two of its changes, all of its rows are read.
+    Raises LakeError, LakeTableError, DriftError, ValueRangeError.
+    """
+    pieces: list[pa.Table] = []
+    held: DeltaTable | pa.Table = plan.version.open()
+    for number, overlay in enumerate(plan.overlays, start=1):
+        if overlay.evolves:
+            pieces = [evolved_closed(piece, [overlay]) for piece in pieces]
+            held = overlay.evolved(plan.version.read() if number == 1 else held)
+        if overlay.count:
+            rows = ended_rows(
+                held, overlay.changes(), overlay.relation, overlay.pipeline, epoch, overlay.above
+            )
+            pieces.extend(rows)
+        if number < len(plan.overlays):
+            held = overlay.lay_over(held if isinstance(held, pa.Table) else plan.version.read())
+    return pa.concat_tables([schema.empty_table(), *(aligned(piece, schema) for piece in pieces)])
 
 
-def ended_since(job: OverlayJob, uri: str, version: int, epoch: Epoch) -> pa.Table:
-    """The versions of rows that an overlay's changes end. Raises LakeTableError, ValueRangeError."""
-    table = DeltaTable(uri, version=version)
-    rows = ended_rows(table, job.changes(), job.relation, job.pipeline, epoch, job.above)
-    pieces = list(rows)
-    return pa.concat_tables(pieces, promote_options="permissive") if pieces else pa.table({})
+def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
+    """Versions that ended before a relation came into force, in its types: null in the columns added."""
+    before = overlay.before
+    held = {column.attnum for column in (*before.columns, *before.unpublished, *before.dropped)}
+    after = evolved(rows, before, overlay.relation, overlay.pipeline)
+    for number, typed in enumerate(typed_columns(overlay.relation, overlay.pipeline)):
+        if typed.column.attnum not in held:
+            known = typed.name in rows.column_names
+            values = rows[typed.name] if known else pa.nulls(len(rows), typed.lake_type)
+            after = after.set_column(number, typed.name, values)
+    return after
+
+
+def evolved_closed(rows: pa.Table, overlays: Iterable[Overlay]) -> pa.Table:
+    """The same for all relations that came into force, one after the other."""
+    for overlay in overlays:
+        if overlay.evolves:
+            rows = _evolved_ended(rows, overlay)
+    return rows
+
+
+def _united(history: pa.Schema, current: pa.Schema) -> pa.Schema:
+    """The history's columns, and those that the table has got since; of two types the wider one."""
+    own = {*_FROM.values(), DELETED}
+    fields = {field.name: field for field in history}
+    for field in current:
+        if field.name not in own:
+            known = fields.get(field.name)
+            fields[field.name] = field if known is None else _wider(known, field)
+    return pa.schema(list(fields.values()))
+
+
+def _wider(one: pa.Field, other: pa.Field) -> pa.Field:
+    if pa.types.is_string(one.type) or pa.types.is_string(other.type):
+        return one.with_type(pa.string())
+    try:
+        both = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        return one
+    return both.field(0)
 
 
 def _begun(current: pa.Table, epoch: Epoch) -> pa.Table:
@@ -100,14 +177,3 @@ def _begun(current: pa.Table, epoch: Epoch) -> pa.Table:
             at = current.schema.get_field_index(own)
             current = current.set_column(at, name, current[own])
     return current.append_column(FROM_EPOCH, pa.repeat(pa.scalar(int(epoch), pa.int64()), len(current)))
-
-
-def _aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """In the history's columns; one that the table has not, or no more, is null."""
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in rows.column_names
-        else pa.nulls(len(rows), field.type)
-        for field in schema
-    ]
-    return pa.table(columns, schema=schema)

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 
@@ -38,7 +39,7 @@ class Moment:
     @property
     def app(self) -> str:
         """The Delta app id under which the epoch's lake tables are written."""
-        return f"{self.record.pipeline}:{self.epoch}"
+        return app_id(self.record.pipeline, self.epoch)
 
 
 def parse_lsn(given: int | str) -> LSN:
@@ -129,8 +130,8 @@ def _place_of(moment: datetime, changelog: DeltaTable, epoch: Epoch, newest: LSN
             f" so one of before may still come; the changelog is durable up to {LSN(newest + 1)}",
             f"to read the newest, pass lsn='{LSN(newest + 1)}'",
         )
-    first = live_files(changelog, epoch, LSN(0))[0].min_lsn
-    if floor and after <= first:
+    first = live_files(changelog, epoch, LSN(0))[0].min_lsn if floor else LSN(0)
+    if after <= first:
         raise LakeError(
             f"{moment.isoformat()} is before what the changelog still holds, which begins at {first}",
             "pass a later time; changelog_retention_h of the pipeline says how long changes are kept",

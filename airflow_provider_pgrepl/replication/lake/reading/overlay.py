@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -10,9 +9,13 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.evolution import evolved, is_same_layout
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
-from airflow_provider_pgrepl.replication.lake.reading.overlay_rows import Replaced, replaced_rows
+from airflow_provider_pgrepl.replication.lake.reading.entries import entries_of
+from airflow_provider_pgrepl.replication.lake.reading.replaced import Replaced
+from airflow_provider_pgrepl.replication.lake.relations_in_force import walk_relations
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
@@ -21,8 +24,14 @@ _CHANGES = pa.array(["I", "U", "D", "T"])
 
 
 @dataclass(frozen=True)
-class OverlayJob:
-    """The changes of a relation above one LSN up to another, and all that it takes to read them."""
+class Overlay:
+    """The changes of a table above one LSN up to another, while one relation is in force, and all that it
+    takes to read them.
+
+    `before`: the relation of the version that they are laid over. Where DDL came in the midst of their first
+    transaction: `first`, the relation in which it begins in the changelog, and what is `announced` since.
+    `count`: how many changes there are; `truncated`: whether a TRUNCATE is among them.
+    """
 
     changelog: str
     paths: tuple[str, ...]
@@ -30,10 +39,15 @@ class OverlayJob:
     pipeline: Pipeline
     above: LSN
     upto: LSN
+    before: Relation
+    first: Relation | None = None
+    announced: tuple[RelationRecord, ...] = ()
+    count: int = 0
+    truncated: bool = False
 
     @property
     def schema(self) -> pa.Schema:
-        """The lake table's columns."""
+        """The lake table's columns, with the changes."""
         return lake_schema(self.relation, self.pipeline)
 
     @property
@@ -41,29 +55,49 @@ class OverlayJob:
         """The columns by which rows are found; none: a row is known by all of its values only."""
         return [column.name for column in self.relation.key_columns]
 
-    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The changelog's rows, op R among them, in order. Raises ChangelogError when a file is gone."""
-        filesystem, root = pafs.FileSystem.from_uri(self.changelog)
-        rows = reader.read_rows(filesystem, root, self.paths, self.relation.oid, self.above, columns)
-        return rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
+    @property
+    def evolves(self) -> bool:
+        """Whether the version must become that of another relation before the changes are laid over it."""
+        return not (
+            is_same_layout(self.before, self.relation)
+            and lake_schema(self.before, self.pipeline) == self.schema
+        )
+
+    def evolved(self, version: pa.Table) -> pa.Table:
+        """Rows of the version as the relation in force has them. Raises DriftError, ValueRangeError."""
+        if self.evolves:
+            version = evolved(version, self.before, self.relation, self.pipeline)
+        # A column that came later stands last in the lake table.
+        return version.select(self.schema.names).cast(self.schema)
 
     def changes(self) -> pa.Table:
-        """The changes in order: ops I U D T."""
-        rows = self.read()
+        """The changes in order, ops I U D T, all as the relation in force has them.
+
+        Raises ChangelogError when a file is gone, DriftError.
+        """
+        filesystem, root = pafs.FileSystem.from_uri(self.changelog)
+        rows = reader.read_rows(filesystem, root, self.paths, self.relation.oid, self.above)
+        rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
+        if self.first is not None:
+            records = {record.version: record for record in self.announced}
+            rows = walk_relations(self.first, rows, records.get, self.pipeline).stretches[-1].rows
         return rows.filter(pc.is_in(rows["op"], _CHANGES)).combine_chunks()
 
     def net_rows(self) -> NetRows:
         """What the changes do to a table without key. Raises LakeTableError, ValueRangeError."""
         return net_rows(self.changes(), self.relation, self.pipeline)
 
-    def replaced_rows(self) -> Replaced:
+    def entries(self) -> pa.Table:
         """What the changes do to a table with a key. Raises LakeTableError, ValueRangeError."""
-        return replaced_rows(self.changes(), self.relation, self.pipeline)
+        return entries_of(self.changes(), self.relation, self.pipeline)
 
     def lay_over(self, version: pa.Table) -> pa.Table:
         """The version with the changes. Raises LakeTableError when it is not what they were made to."""
+        version = self.evolved(version)
+        if not self.count:
+            return version
         if self.key_names:
-            return self.replaced_rows().lay_over(version)
+            return Replaced(self.entries(), self.key_names).lay_over(version)
         net = self.net_rows()
         gained = net.gained.select(version.column_names).cast(version.schema)
         return pa.concat_tables([net.remaining(version), gained])

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.as_of import SparkAsOf, as_of
+from airflow_provider_pgrepl.replication.lake.reading.spark_task import quoted
 from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
 
 if TYPE_CHECKING:
@@ -84,15 +85,11 @@ def view_names(tables: Collection[str], prefix: str, names: Mapping[str, str]) -
             f"these tables would get one view name: {'; '.join(doubles)}",
             'name one of them otherwise, as names={"sales.orders": "orders_of_sales"}',
         )
-    return {table: _quoted(view) for table, view in views.items()}
+    return {table: view if _PLAIN.fullmatch(view) else quoted(view) for table, view in views.items()}
 
 
 def _plain_name(table: TableName) -> str:
     return table.name if table.schema == _DEFAULT_SCHEMA else f"{table.schema}_{table.name}"
-
-
-def _quoted(name: str) -> str:
-    return name if _PLAIN.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
 def _with_variants(
@@ -109,11 +106,7 @@ def _with_variants(
         name = ColumnName(relation.table, column.name)
         holds_json = column.type_oid in _JSON_TYPES and column.name in strings
         if holds_json and (wanted is None or name in wanted):
-            replaced[column.name] = functions.parse_json(functions.col(_backticked(column.name)))
+            replaced[column.name] = functions.parse_json(functions.col(quoted(column.name)))
             if wanted is not None:
                 wanted.discard(name)
     return frame.withColumns(replaced) if replaced else frame
-
-
-def _backticked(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -1,4 +1,9 @@
-"""Rows that changes replace in a version of a lake table with a key, and what becomes of them."""
+"""Entries: what changes do to the rows of a table with a key, one entry for each row that they leave changed.
+
+Columns: `kind`; `r…` the key of the version's row that goes (null: none), `must` whether there is to be one;
+`alive` whether a row comes instead; `c…` its values, `u…` those that are the origin's, `o…` its key (null:
+the origin is not in the version).
+"""
 
 from __future__ import annotations
 
@@ -7,26 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.choices import TablePolicy
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
 from airflow_provider_pgrepl.replication.lake.merging.merge_keys import KeysCommit
 from airflow_provider_pgrepl.replication.lake.merging.merge_rows import RowsCommit
-from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import (
-    COMMIT_LSN,
-    COMMIT_TS,
-    DELETED,
-    lake_schema,
-    typed_column,
-)
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, lake_schema, typed_column
 
 _STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
 
@@ -61,75 +55,14 @@ def kept(number: int) -> str:
     return f"u{number}"
 
 
-@dataclass(frozen=True)
-class Replaced:
-    """Entries, one for each row that changes leave changed.
-
-    Columns: `kind`; `r…` the key of the version's row that goes (null: none), `must` whether there is to be
-    one; `alive` whether a row comes instead; `c…` its values, `u…` those that are the origin's, `o…` its key
-    (null: the origin is not in the version).
-    """
-
-    entries: pa.Table
-    key_names: list[str]
-
-    def lay_over(self, version: pa.Table) -> pa.Table:
-        """The version with the changes. Raises LakeTableError when it lacks a row, or holds a key twice."""
-        kinds = self.entries[KIND]
-        if pc.any(pc.equal(kinds, EMPTY)).as_py():
-            version = version.slice(0, 0)
-        rows = self.entries.filter(pc.equal(kinds, ROW))
-        goes, origins = self._places(version, rows)
-        if bool((goes[rows[MUST].to_numpy()] < 0).any()):
-            raise LakeTableError(MISSING, RESNAPSHOT_HINT)
-        stays = np.ones(len(version), np.bool_)
-        stays[goes[goes >= 0]] = False
-        remaining = version.filter(pa.array(stays))
-        marks = self.entries.filter(pc.equal(kinds, MARK))
-        if len(marks):
-            remaining = _marked(remaining, marks)
-        alive = rows[ALIVE].to_numpy()
-        final = rows.filter(pa.array(alive))
-        columns = [
-            _final(final[value(number)], final[kept(number)], version[name], origins[alive])
-            for number, name in enumerate(version.column_names)
-        ]
-        return pa.concat_tables([remaining, pa.table(columns, schema=version.schema)])
-
-    def _places(self, version: pa.Table, rows: pa.Table) -> tuple[Ints, Ints]:
-        """Where in the version the rows to go and the origins stand; -1: nowhere."""
-        keys, size, wanted = range(len(self.key_names)), len(version), len(rows)
-        columns = (
-            _joined(version[self.key_names[key]], rows[replaced(key)], rows[origin(key)]) for key in keys
-        )
-        codes = row_codes(columns, size + 2 * wanted)
-        there, asked = codes[:size], codes[size:]
-        counts = np.bincount(there, minlength=int(codes.max(initial=-1)) + 1)
-        given = np.concatenate([rows[named].is_valid().to_numpy() for named in (replaced(0), origin(0))])
-        if bool((counts[asked[given]] > 1).any()):
-            raise LakeTableError(MISSING, RESNAPSHOT_HINT)
-        place = np.full(len(counts), -1, np.int64)
-        place[there] = np.arange(size)
-        found = np.where(given, place[asked], -1)
-        return found[:wanted], found[wanted:]
-
-
-def follows_keys(policy: TablePolicy) -> bool:
-    """Whether rows may stay in the lake that the source has no more: what comes takes their keys then, and
-    the row that goes need not be the one whose values stay."""
-    return policy.deletes == "soft" or policy.truncate == "ignore"
-
-
-def replaced_rows(changes: pa.Table, relation: Relation, pipeline: Pipeline) -> Replaced:
-    """What changelog rows of one relation with a key (ops I U D T, in order) do to a version of its table.
+def entries_of(changes: pa.Table, relation: Relation, pipeline: Pipeline) -> pa.Table:
+    """The entries of changelog rows of one relation with a key: ops I U D T, in order.
 
     Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
     """
     policy = pipeline.policy(relation.table)
     builder = _Builder(changes, relation, pipeline)
-    soft = policy.deletes == "soft"
-    entries = builder.of_held(soft=soft) if follows_keys(policy) else builder.of_collapsed()
-    return Replaced(entries, [column.name for column in relation.key_columns])
+    return builder.of_held(soft=policy.deletes == "soft") if policy.follows_keys else builder.of_collapsed()
 
 
 Values = Iterable[tuple[pa.Array, Bools | None]]
@@ -211,32 +144,3 @@ def _special(schema: pa.Schema, kind: int) -> pa.Table:
         ],
         schema=schema,
     )
-
-
-def _marked(remaining: pa.Table, marks: pa.Table) -> pa.Table:
-    """Live rows deleted, softly; such that were deleted before stay as they are."""
-    live = pc.invert(remaining[DELETED])
-    for number, name in enumerate(remaining.column_names):
-        if name in (DELETED, COMMIT_LSN, COMMIT_TS):
-            stamp = pa.scalar(True) if name == DELETED else marks[value(number)][0]
-            field = remaining.schema.field(name)
-            values = pc.if_else(live, stamp.cast(field.type), remaining[name])
-            remaining = remaining.set_column(number, field, values)
-    return remaining
-
-
-def _joined(first: pa.ChunkedArray, *more: pa.ChunkedArray) -> pa.Array:
-    chunks = [*first.chunks, *(chunk for column in more for chunk in column.cast(first.type).chunks)]
-    return pa.chunked_array(chunks, first.type).combine_chunks()
-
-
-def _final(
-    values: pa.ChunkedArray, keep: pa.ChunkedArray, before: pa.ChunkedArray, origins: Ints
-) -> pa.ChunkedArray:
-    if not pc.any(keep).as_py():
-        return values.cast(before.type)
-    stays = keep.to_numpy()
-    if bool((origins[stays] < 0).any()):
-        raise LakeTableError(MISSING, RESNAPSHOT_HINT)
-    picked = np.where(stays, origins, np.arange(len(values)) + len(before))
-    return pa.chunked_array([_joined(before, values).take(pa.array(picked))])

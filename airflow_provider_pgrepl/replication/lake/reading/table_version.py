@@ -1,0 +1,59 @@
+"""TableVersion: one version of a Delta table, to be opened, read whole, or given to Spark."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.relation import TableName
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """Version `version` of the Delta table at `uri`; errors speak of `name`."""
+
+    name: TableName
+    uri: str
+    version: int
+
+    def open(self) -> DeltaTable:
+        """Raises LakeError."""
+        try:
+            return DeltaTable(self.uri, version=self.version)
+        except (DeltaError, TableNotFoundError, OSError):
+            raise self._unreadable() from None
+
+    def read(self) -> pa.Table:
+        """All of it, in the table's own types. Raises LakeError."""
+        opened = self.open()
+        schema = pa.schema(opened.schema().to_arrow())
+        found = None
+        # DataFusion raises plain ones, which may hold values.
+        with contextlib.suppress(Exception):
+            found = pa.table(QueryBuilder().register("it", opened).execute("select * from it").read_all())
+        if found is None:
+            raise self._unreadable()
+        return found.select(schema.names).cast(schema)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """For Spark, read when it is used. Raises LakeError."""
+        try:
+            return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+        except Exception as error:
+            # Spark raises one of many classes; all that can be wrong here is the table or its version.
+            raise self._unreadable() from error
+
+    def _unreadable(self) -> LakeError:
+        return LakeError(
+            f"version {self.version} of {self.name} cannot be read any more, or the table is gone",
+            "read at a newer consistent point; longer reads need a longer points_keep_all_h",
+        )
