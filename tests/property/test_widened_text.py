@@ -76,8 +76,6 @@ def test_a_numeric_of_more_digits(source, before, after):
         ("varchar(8)", "text"),
         ("varchar(8)", "varchar(20)"),
         ("int2", "int8"),
-        ("char(5)", "char(9)"),
-        ("char(5)", "text"),
     ],
 )
 def test_other_types_that_become_wider(source, before, after):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.copy import write_range
+from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -35,8 +38,22 @@ class Handed(Received):
                     self.dsn, snapshot, part, relation, self.pipeline, position, datetime.now(UTC)
                 )
             ]
-        schema = lake_schema(relation, self.pipeline)
-        commit_snapshot(self.lake_path(table), schema, files, position, self.pipeline.name, Epoch(1))
+        schema, now = lake_schema(relation, self.pipeline), datetime.now(UTC)
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add(
+            Epoch(1), RelationRecord.of_catalog(relation)
+        )
+        if self.pipeline.policy(relation.table).history:
+            prepare_history(relation, self.pipeline, position, Epoch(1), now)
+        commit_snapshot(
+            self.lake_path(table),
+            schema,
+            files,
+            position,
+            self.pipeline.name,
+            Epoch(1),
+            now,
+            relation.version,
+        )
         return relation
 
     def stream(self, relation: Relation) -> TableResult:

@@ -80,14 +80,3 @@ def test_lake_rows_get_the_default_and_wider_types_and_keep_what_was_dropped():
         {"id": 1, "gone": "x", "r": 1.100000023841858, "added": 7, "_pgrepl_commit_lsn": 5},
         {"id": 2, "gone": None, "r": None, "added": 7, "_pgrepl_commit_lsn": 6},
     ]
-
-
-def test_small_decimals_that_become_text_have_no_exponent():
-    amount = Column("n", 2, 1700, ((9 << 16) | 8) + 4, "numeric(9,8)")
-    before, after = (
-        Relation(7, TableName("public", "t"), (ID, column))
-        for column in (amount, replace(amount, typmod=-1, type_name="numeric"))
-    )
-    rows = pa.table({"n": pa.array(["0.00000001", None, "1.5"]).cast(pa.decimal128(9, 8))})
-    rows = rows.append_column("id", pa.array([1, 2, 3], pa.int32()))
-    assert evolved(rows, before, after, PIPELINE)["n"].to_pylist() == ["0.00000001", None, "1.50000000"]

@@ -15,8 +15,8 @@ from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Tuples, unsent_pairs
-from airflow_provider_pgrepl.replication.lake.widened_text import changes_text, widened_text
-from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
+from airflow_provider_pgrepl.replication.lake.widened_text import widened_text
+from airflow_provider_pgrepl.replication.relation import Relation, show_identifier
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
 
 _ROWS = ["I", "U", "D"]
@@ -117,16 +117,6 @@ def evolved(rows: pa.Table, before: Relation, after: Relation, pipeline: Pipelin
     return pa.table({**columns, **{name: rows[name] for name in rows.column_names if name not in columns}})
 
 
-def changes_texts(before: Relation, after: Relation, pipeline: Pipeline) -> bool:
-    """Whether a column that is text in the lake reads otherwise, though its lake type stays."""
-    known = {typed.column.attnum: typed for typed in typed_columns(before, pipeline)}
-    pairs = ((known.get(typed.column.attnum), typed) for typed in typed_columns(after, pipeline))
-    return any(
-        own is not None and pa.types.is_string(own.lake_type) and changes_text(own.column, typed.column)
-        for own, typed in pairs
-    )
-
-
 def added_values(typed: TypedColumn, count: int) -> pa.Array:
     """What rows from before a column have in it."""
     if typed.column.missing is None:
@@ -136,13 +126,8 @@ def added_values(typed: TypedColumn, count: int) -> pa.Array:
 
 
 def _widened(values: pa.ChunkedArray, before: TypedColumn, after: TypedColumn) -> pa.ChunkedArray:
-    text = pa.types.is_string(before.lake_type) or pa.types.is_large_string(before.lake_type)
-    if text and before.lake_type == after.lake_type:
-        return _as_texts(values, before.column, after.column, after.lake_type)
     if values.type == after.lake_type:
         return values
-    if pa.types.is_decimal(before.lake_type) and pa.types.is_string(after.lake_type):
-        return pa.chunked_array([_decimal_texts(chunk) for chunk in values.chunks], after.lake_type)
     try:
         return values.cast(after.lake_type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -153,18 +138,3 @@ def _widened(values: pa.ChunkedArray, before: TypedColumn, after: TypedColumn) -
         f" {after.lake_type}",
         f"take it anew: run the snapshot app with --tables '{after.table}'",
     )
-
-
-def _as_texts(
-    values: pa.ChunkedArray, before: Column, after: Column, lake_type: pa.DataType
-) -> pa.ChunkedArray:
-    chunks = [widened_text(chunk, before, after) for chunk in values.chunks]
-    return pa.chunked_array([chunk.cast(lake_type) for chunk in chunks], lake_type)
-
-
-def _decimal_texts(values: pa.Array) -> pa.Array:
-    """As PostgreSQL writes them: Arrow gives small ones an exponent."""
-    texts = pc.cast(values, pa.string())
-    odd = pc.fill_null(pc.match_substring(texts, "E"), False)
-    plain = [format(value, "f") for value in values.filter(odd).to_pylist()]
-    return pc.replace_with_mask(texts, odd, pa.array(plain, pa.string()))

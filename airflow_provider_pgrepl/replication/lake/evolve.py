@@ -16,7 +16,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.evolution import changes_texts, evolved
+from airflow_provider_pgrepl.replication.lake.evolution import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles, WrittenFile
@@ -76,7 +76,7 @@ class Evolution:
             _Place(table, self.pipeline.lake_root, self.after.table.path, self.app).add(held, schema, marks)
 
     def _needs_rewriting(self, held: pa.Schema, schema: pa.Schema) -> bool:
-        if _is_widened(held, schema) or changes_texts(self.before, self.after, self.pipeline):
+        if _is_widened(held, schema):
             return True
         return any(
             typed.column.missing is not None and typed.name not in held.names

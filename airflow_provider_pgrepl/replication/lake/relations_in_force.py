@@ -150,6 +150,8 @@ class _Walker:
         problem = _problem(verdict.relation, self.pipeline)
         if problem is not None:
             return DriftError(f"{verdict.reason}: {problem[0]}", problem[1] or hint)
+        if verdict.relation.version == step.relation.version:
+            return None
         if verdict.relation.version != record.version:
             self.unannounced.append(verdict.relation)
         self.stamps.append((at, verdict.relation))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from fractions import Fraction
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,43 +11,26 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.values.numeric import precision_and_scale
 
-_REAL, _DOUBLE, _NUMERIC, _CHAR = 700, 701, 1700, 1042
-_VARLENA = 4
+_REAL, _DOUBLE, _NUMERIC = 700, 701, 1700
 _FINITE = r"^-?\d"
 # From here on double precision is written with an exponent.
 _LARGE = 1e15
 
 
-def changes_text(before: Column, after: Column) -> bool:
-    """Whether texts of a column may read otherwise in its new type."""
-    return _rewriter(before, after) is not None
-
-
 def widened_text(texts: pa.Array, before: Column, after: Column) -> pa.Array:
-    """Texts (`string` or `large_string`) of a column in its new type; most types keep them."""
-    rewrite = _rewriter(before, after)
-    return texts if rewrite is None else rewrite(texts)
-
-
-def _rewriter(before: Column, after: Column) -> Callable[[pa.Array], pa.Array] | None:
+    """Texts of a column (`string` or `large_string`) in its new type; most types keep them."""
     was, now = (before.type_oid, before.typmod), (after.type_oid, after.typmod)
-    if was == now:
-        return None
     if was[0] == _REAL and now[0] == _DOUBLE:
-        return _as_doubles
-    if was[0] == now[0] == _NUMERIC and was[1] >= 0 and now[1] >= 0:
-        scales = precision_and_scale(was[1])[1], precision_and_scale(now[1])[1]
-        more = max(scales[1], 0) - max(scales[0], 0)
-        return partial(_with_zeros, more=more, point=scales[0] <= 0) if more > 0 else None
-    if was[0] == _CHAR and now[0] == _CHAR and now[1] > 0:
-        return lambda texts: pc.utf8_rpad(texts, now[1] - _VARLENA)
-    if was[0] == _CHAR:
-        return lambda texts: pc.utf8_rtrim(texts, " ")
-    return None
+        return _as_doubles(texts)
+    if was != now and was[0] == now[0] == _NUMERIC and was[1] >= 0 and now[1] >= 0:
+        return _with_zeros(texts, precision_and_scale(was[1])[1], precision_and_scale(now[1])[1])
+    return texts
 
 
-def _with_zeros(texts: pa.Array, more: int, *, point: bool) -> pa.Array:
-    zeros = ("." if point else "") + "0" * more
+def _with_zeros(texts: pa.Array, before: int, after: int) -> pa.Array:
+    if after <= max(before, 0):
+        return texts
+    zeros = "." + "0" * after if before <= 0 else "0" * (after - before)
     finite = pc.match_substring_regex(texts, _FINITE)
     longer = pc.binary_join_element_wise(texts, pa.scalar(zeros, texts.type), pa.scalar("", texts.type))
     return pc.if_else(finite, longer, texts)
