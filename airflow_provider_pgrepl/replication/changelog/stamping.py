@@ -120,6 +120,8 @@ class Stamper:
                 for offset, oid in enumerate(truncate.oids)
             ]
         message = messages.parse_message(control.data)
+        if message.prefix == messages.DDL_PREFIX and not message.content:
+            return []  # it only keeps the one before it in its place
         return [self._row(control, "M", 0, 0, [message.prefix, "\\x" + message.content.hex()])]
 
     def _row(

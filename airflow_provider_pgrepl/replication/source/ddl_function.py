@@ -120,20 +120,27 @@ _NAMESPACES = """ELSIF _command.classid = 'pg_publication_namespace'::regclass T
 _DROPPED = """
     FOR _command IN SELECT * FROM pg_event_trigger_dropped_objects() WHERE NOT is_temporary LOOP
         IF _command.object_type = 'table' AND _command.schema_name <> '_pgrepl' THEN
-            _gone := _gone || jsonb_build_object('oid', _command.objid::bigint,
+            _gone := _gone || jsonb_build_object('oid', _command.objid::bigint, 'gone', true,
                 'schema', _command.schema_name, 'name', _command.object_name);
         ELSIF _command.object_type = 'index' THEN
             _index := true;
         ELSIF _command.classid = 'pg_class'::regclass AND _command.objsubid > 0 THEN
             _relations := _relations || _command.objid;
-        ELSIF _command.object_type = 'publication relation' AND _command.address_args[1] = <publication> THEN
+        ELSIF _command.object_type LIKE 'publication %' AND _command.address_args[1] = <publication> THEN
+            _member := true;
             _left := _left || ARRAY(SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = _command.address_names[1] AND c.relname = _command.address_names[2]);
-        ELSIF _command.object_type = 'publication namespace' AND _command.address_args[1] = <publication> THEN
-            _left := _left || ARRAY(SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = _command.address_names[1] AND c.relkind IN ('r', 'p'));
+                WHERE n.nspname = _command.address_names[1] AND c.relkind IN ('r', 'p')
+                AND c.relname = coalesce(_command.address_names[2], c.relname));
         END IF;
-    END LOOP;"""
+    END LOOP;
+    -- Nothing says any more whether it was published. Partitions are not members themselves.
+    IF NOT (_member OR _publication.puballtables <or_schemas> OR EXISTS (SELECT FROM pg_publication_rel m
+            JOIN pg_class c ON c.oid = m.prrelid WHERE m.prpubid = _publication.oid AND c.relkind = 'p')) THEN
+        _gone := '{}';
+    END IF;"""
+
+_OR_SCHEMAS = """OR EXISTS (SELECT FROM pg_publication_namespace m
+            WHERE m.pnpubid = _publication.oid)"""
 
 _BODY = r"""
 #variable_conflict use_column
@@ -148,13 +155,14 @@ DECLARE
     _gone jsonb[] := '{}';
     _all boolean := false;
     _index boolean := false;
+    _member boolean := false;
     _relation oid;
     _type oid;
     _oids oid[];
     _leaves oid[];
     _row_types oid[];
     _enums oid[];
-    _text text := current_query();
+    _text text;
     _rows jsonb;
 BEGIN
     IF current_setting('wal_level') <> 'logical' OR (TG_EVENT = 'sql_drop' AND TG_TAG IN <by_alter>) THEN
@@ -165,6 +173,7 @@ BEGIN
     IF NOT FOUND THEN
         IF TG_TAG LIKE '%PUBLICATION' THEN
             PERFORM pg_logical_emit_message(true, <prefix>, _head::text);
+            PERFORM pg_logical_emit_message(true, <prefix>, '');
         END IF;
         RETURN;
     END IF;
@@ -173,13 +182,15 @@ BEGIN
     IF TG_EVENT = 'sql_drop' THEN<dropped>
     ELSE<ended>
         IF TG_TAG IN <may_rewrite> THEN
+            -- Of other statements in the same text, and of functions, it is not known what they do.
+            _text := current_query();
             _head := _head || jsonb_build_object('using', _text !~* 'alter[[:space:]]+table'
-                OR _text ~* '\ytype\y[^;]*\yusing\y'
+                OR _text ~* '\y(select|call|do|execute)\y' OR _text ~* '\ytype\y[^;]*\yusing\y'
                 OR regexp_replace(_text, '--[^\n]*|/\*.*?\*/', ' ', 'g') ~* '\ytype\y[^;]*\yusing\y');
         END IF;
     END IF;
     FOREACH _table IN ARRAY _gone LOOP
-        PERFORM pg_logical_emit_message(true, <prefix>, (_head || _table || '{"gone": true}')::text);
+        PERFORM pg_logical_emit_message(true, <prefix>, (_head || _table)::text);
     END LOOP;
     IF cardinality(_relations) + cardinality(_types) > 0 THEN<reached>
         _relations := coalesce(_oids, '{}');
@@ -200,9 +211,15 @@ BEGIN
         END IF;
         PERFORM pg_logical_emit_message(true, <prefix>, _table::text);
     END LOOP;
+    -- To the decoder a message stands at the end of its record, where the next record begins. When that is of
+    -- another subtransaction, which of them comes first is left to chance: so none that counts comes last.
+    IF cardinality(_relations || _left) + cardinality(_gone) > 0 THEN
+        PERFORM pg_logical_emit_message(true, <prefix>, '');
+    END IF;
 EXCEPTION WHEN OTHERS THEN
     BEGIN
         PERFORM pg_logical_emit_message(true, <prefix>, jsonb_build_object('pipeline', <pipeline>)::text);
+        PERFORM pg_logical_emit_message(true, <prefix>, '');
     EXCEPTION WHEN OTHERS THEN
         NULL;
     END;
@@ -242,7 +259,7 @@ def function_sql(pipeline: str, publication: str, *, identity: str, server_versi
     published = _put(_PUBLISHED, schemas=_SCHEMAS if by_schema else "")
     return _put(
         _BODY,
-        dropped=_DROPPED,
+        dropped=_put(_DROPPED, or_schemas=_OR_SCHEMAS if by_schema else ""),
         ended=_put(_ENDED, namespaces=_NAMESPACES if by_schema else ""),
         reached=_REACHED,
         moved=_MOVED if by_schema else "",

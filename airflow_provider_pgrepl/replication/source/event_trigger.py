@@ -24,12 +24,14 @@ WHERE n.nspname = %s AND p.proname = %s AND p.pronargs = 0
 
 IDENTITY = """
 SELECT pg_catalog.string_agg(e.oid || '.' || e.xmin || '.' || p.oid || '.' || p.xmin, '-' ORDER BY e.oid)
+    || (SELECT '-' || pg_catalog.string_agg(emit.xmin::text, '.' ORDER BY emit.oid)
+        FROM pg_catalog.pg_proc emit WHERE emit.proname = 'pg_logical_emit_message')
 FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
 WHERE e.evtname = ANY (%(names)s::text[]) AND e.evtenabled = 'A'
 HAVING pg_catalog.count(*) = 2
 """
-"""Changes whenever somebody alters a trigger or the function, even if it is altered back; null when it does
-not fire. While it stays the same, no DDL goes unmarked."""
+"""Changes whenever somebody alters a trigger, the function, or the right to send messages, even if it is
+altered back; null when the trigger does not fire. While it stays the same, no DDL goes unmarked."""
 
 
 def trigger_names(pipeline: str) -> tuple[str, str]:

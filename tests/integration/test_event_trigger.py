@@ -1,0 +1,421 @@
+"""The event trigger: DDL has its exact place in the stream, with the catalog of that place."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import PrivilegeError
+from airflow_provider_pgrepl.replication.changelog.messages import read_messages
+from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source import event_trigger
+from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
+from demo.postgres import Server
+from tests.conftest import closing_connection
+from tests.support.received import Received
+from tests.support.replicated import execute, wait_until
+
+SHAPE = [
+    "create type mood as enum ('sad', 'glad')",
+    "create type place as (street text, number int)",
+    "create domain short as varchar(10)",
+    "create table t(id int primary key, v text, m mood, p place[], s short, n numeric(5,2))",
+    "create table other(id int primary key)",
+]
+
+CHANGES = {
+    "a column dropped and added again": "alter table t drop v, add v text",
+    "an equal type by an expression": "alter table t alter v type text using upper(v)",
+    "a label renamed": "alter type mood rename value 'sad' to 'blue'",
+    "a label added": "alter type mood add value 'mixed'",
+    "a field renamed": "alter type place rename attribute street to road",
+    "a field added": "alter type place add attribute town text",
+    "a wider type": "alter table t alter n type numeric(7,2)",
+    "a column renamed": "alter table t rename v to w",
+    "a column added with a default": "alter table t add w int default 7",
+    "another identity": "alter table t replica identity full",
+    "another name": "alter table t rename to u",
+    "another schema": "create schema elsewhere; alter table t set schema elsewhere",
+    "its schema renamed": "alter schema public rename to elsewhere",
+    "a column list": "alter publication {publication} set table t (id, v)",
+    "in a DO block": "do $$ begin execute 'alter table t drop v'; end $$",
+    "in a replica's session": "set session_replication_role = replica; alter table t drop v",
+}
+
+
+class Watched(Received):
+    """Received, with an event trigger."""
+
+    def begin_watched(self) -> None:
+        """Set up as the snapshot app does, the table `t` copied."""
+        with self.source() as source:
+            event_trigger.install(source, self.pipeline)
+            position = self.begin() - 1
+            watching = event_trigger.read_watching(source, self.pipeline)
+            relation = find_relation(source, TableName.parse("public.t"), self.pipeline.publication)
+        assert relation is not None and watching is not None
+        self.oid = relation.oid
+        self.index.add(Epoch(1), RelationRecord.of_catalog(relation), Place(position, watching))
+
+    @property
+    def index(self) -> RelationIndex:
+        return RelationIndex(relations_uri(self.pipeline.lake_root))
+
+    def now(self) -> Relation | None:
+        """What the catalog says of `t` at this moment."""
+        with self.source() as source:
+            return read_relation(source, self.oid, self.pipeline.publication)
+
+    def versions(self, *ops: str) -> list[int]:
+        """By which relations the table's rows are to be read."""
+        rows = self.changelog_rows(*ops)
+        places = [(row["commit_lsn"], row["ordinal"]) for row in self.changelog_rows()]
+        assert places == sorted(set(places))
+        return [row["relation_version"] for row in rows if row["relation_id"] == self.oid]
+
+    def records(self) -> list[RelationRecord]:
+        """The table's relations as they were announced."""
+        rows = self.changelog_rows("R")
+        return [RelationRecord.from_json(row["new"][0]) for row in rows if row["relation_id"] == self.oid]
+
+
+@pytest.fixture
+def watched(dsn: str, tmp_path: Path) -> Watched:
+    execute(dsn, *SHAPE)
+    pipeline = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    pipeline.begin_watched()
+    return pipeline
+
+
+def insert(key: int, table: str = "t") -> str:
+    return f"insert into {table} (id) values ({key})"
+
+
+def name_of(relation: Relation | None) -> str:
+    assert relation is not None
+    return relation.table.sql
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_each_row_is_read_by_the_relation_of_its_own_time_however_late_it_is_received(watched, dsn, change):
+    relations = [watched.now()]
+    execute(dsn, insert(1))
+    execute(dsn, change.format(publication=watched.pipeline.publication))
+    relations.append(watched.now())
+    execute(dsn, insert(2, name_of(relations[-1])))
+    execute(dsn, f"alter table {name_of(relations[-1])} add later int default 1, drop s")
+    relations.append(watched.now())
+    execute(dsn, insert(3, name_of(relations[-1])))
+    execute(dsn, f"alter table {name_of(relations[-1])} add later_still int")
+    watched.receive()
+    expected = [relation.version for relation in relations]
+    assert len(set(expected)) == 3
+    assert watched.versions("I") == expected
+    assert list(dict.fromkeys(record.catalog for record in watched.records())) == [*relations, watched.now()]
+
+
+def test_within_a_transaction_the_rows_before_and_after_are_told_apart(watched, dsn):
+    before = watched.now()
+    execute(dsn, f"begin; {insert(1)}; alter table t drop v, add v text; {insert(2)}; commit")
+    after = watched.now()
+    execute(dsn, f"begin; {insert(3)}; alter table t add w int; alter table t drop w; {insert(4)}; commit")
+    watched.receive()
+    assert watched.versions("I") == [
+        before.version,
+        after.version,
+        after.version,
+        watched.now().version,
+    ]
+
+
+def test_what_was_rolled_back_says_nothing(watched, dsn):
+    before = watched.now()
+    execute(dsn, "begin; alter table t drop v; rollback")
+    execute(dsn, f"begin; savepoint s; alter table t drop v; rollback to s; {insert(1)}; commit")
+    watched.receive()
+    assert watched.versions() == [before.version] * 2
+    assert watched.now() == before
+
+
+def test_restarts_between_and_after_changes_read_nothing_by_a_later_catalog(watched, dsn, monkeypatch):
+    expected = []
+    with monkeypatch.context() as patched:
+        # The slot is told nothing, so everything is sent again and again.
+        patched.setattr(Receiver, "_send_status", lambda self: None)
+        for key in range(3):
+            expected.append(watched.now().version)
+            execute(dsn, insert(key), "alter table t drop v, add v text")
+            with watched.receiving() as receiver:
+                wait_until(lambda: len(watched.versions("I")) == len(expected))
+                assert receiver.error is None
+    expected.append(watched.now().version)
+    execute(dsn, insert(4), "alter table t drop v, add v text")
+    for _ in range(2):
+        watched.receive()
+    assert watched.versions("I") == expected
+    assert len(watched.changelog_rows("I")) == 4
+
+
+def test_a_dropped_table_ends_where_it_was_dropped_and_one_of_its_name_is_another(watched, dsn):
+    before = watched.now()
+    execute(dsn, insert(1), "drop table t", "create table t(id int primary key)", insert(2))
+    watched.receive()
+    *first, last = watched.records()
+    assert watched.versions("I") == [before.version]
+    assert [record.catalog for record in first] == [before] * len(first)
+    assert last.catalog is None
+
+
+def test_leaving_the_publication_and_coming_back_both_have_their_place(watched, dsn):
+    execute(dsn, insert(1))
+    name = watched.pipeline.publication
+    execute(dsn, f"alter publication {name} drop table t", insert(2), f"alter publication {name} add table t")
+    execute(dsn, insert(3))
+    watched.receive()
+    memberships = [record.catalog.membership_oid for record in watched.records()]
+    assert len(set(memberships)) == 3
+    assert 0 in memberships
+
+
+def test_ddl_on_a_partition_is_one_of_the_partitioned_table(dsn, tmp_path):
+    execute(
+        dsn,
+        "create table t(id int primary key, v text) partition by range (id)",
+        "create table low partition of t for values from (0) to (10)",
+        "create table high partition of t for values from (10) to (20)",
+    )
+    watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    watched.begin_watched()
+    relations = [watched.now()]
+    for key, change in enumerate(
+        [
+            "alter table t alter v type text using upper(v)",
+            "alter table t add w int default 3",
+            "drop table high",
+            "create table more partition of t for values from (10) to (20)",
+            "alter table t detach partition more",
+        ]
+    ):
+        execute(dsn, insert(key), change)
+        relations.append(watched.now())
+    watched.receive()
+    assert len(dict.fromkeys(relations)) == 5
+    # Of partitions that are gone by now nobody can say whether they had rows.
+    told = [
+        replace(
+            record.catalog,
+            partitions=tuple(replace(part, had_rows=False) for part in record.catalog.partitions),
+        )
+        for record in watched.records()
+    ]
+    assert [relation for relation, _ in groupby(told)] == relations
+
+
+def test_only_tables_of_the_publication_are_told_of(watched, dsn):
+    execute(
+        dsn,
+        "create table made as select 1 as a",
+        "alter table other add v text",
+        "create temp table t2(a int)",
+        "create index on t(v)",
+        "comment on table t is 'x'",
+        "drop table other",
+    )
+    watched.receive()
+    assert watched.changelog_rows("R", "M") == []
+
+
+def test_a_publication_of_all_tables_tells_of_new_ones(dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key)", "create publication everything for all tables")
+    watched = Watched(
+        dsn,
+        tmp_path,
+        ("public.*",),
+        flush_interval_s=0.05,
+        event_trigger=True,
+        publication="everything",
+        publication_mode="use",
+    )
+    watched.begin_watched()
+    execute(
+        dsn, "create table made as select 1 as a", "select 2 as b into selected", "create temp table x(a int)"
+    )
+    watched.receive()
+    names = [
+        RelationRecord.from_json(row["new"][0]).catalog.table.name for row in watched.changelog_rows("R")
+    ]
+    assert sorted(set(names)) == ["made", "selected"]
+
+
+@contextlib.contextmanager
+def weak_role(watched: Watched) -> Iterator[str]:
+    """A role that may do nothing; it goes with the test."""
+    name = f"weak_{watched.pipeline.name}"
+    with watched.source() as source, source.cursor() as cursor:
+        cursor.execute(f"create role {name}")
+        cursor.execute(f"grant all on schema public to {name}")
+        try:
+            yield name
+        finally:
+            cursor.execute(
+                f"reassign owned by {name} to current_user; drop owned by {name}; drop role {name}"
+            )
+
+
+def test_ddl_of_a_role_without_rights_is_told_of_as_well(watched, dsn):
+    before = watched.now()
+    with weak_role(watched) as role:
+        execute(dsn, f"alter table t owner to {role}")
+        execute(dsn, insert(1), f"set role {role}; alter table t drop v, add v text")
+        execute(dsn, insert(2))
+        watched.receive()
+    first, second = watched.versions("I")
+    assert first == before.version
+    assert second == watched.now().version
+
+
+def test_a_role_without_rights_is_told_what_it_takes_to_install(watched, dsn):
+    with watched.source() as source:
+        event_trigger.uninstall(source, watched.pipeline.name)
+    with weak_role(watched) as role, watched.source() as source, source.cursor() as cursor:
+        cursor.execute(f"set role {role}")
+        with pytest.raises(PrivilegeError, match=f"role {role} may not create the event trigger") as raised:
+            event_trigger.install(source, watched.pipeline)
+        assert "superuser" in raised.value.hint
+        assert not event_trigger.is_installed(source, watched.pipeline.name)
+
+
+def function(watched: Watched) -> str:
+    return f"_pgrepl.{event_trigger.function_name(watched.pipeline.name)}()"
+
+
+def test_ddl_goes_on_when_the_function_fails_and_the_catalog_is_read_instead(watched, dsn):
+    execute(dsn, insert(1))
+    with weak_role(watched) as role:
+        execute(dsn, f"alter function {function(watched)} owner to {role}")
+        execute(dsn, "revoke select on pg_catalog.pg_inherits from public")
+        execute(dsn, "alter table t drop v, add v text", insert(2))
+        watched.receive()
+        assert watched.versions("I")[1] == watched.now().version
+        assert [row["new"][0] for row in watched.changelog_rows("M")] == ["pgrepl.ddl"]
+        execute(dsn, "revoke execute on all functions in schema pg_catalog from public")
+        execute(dsn, "alter table t drop v, add v text", insert(3))
+        watched.receive()
+        assert watched.versions("I")[2] == watched.now().version
+    assert read_messages(watched.pipeline).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    "unseen",
+    [
+        "alter event trigger {0} disable; {1}; alter event trigger {0} enable always",
+        "drop event trigger {0}; {1}",
+    ],
+)
+def test_ddl_that_no_trigger_saw_is_noticed_by_the_catalog(watched, dsn, unseen):
+    before = watched.now()
+    execute(dsn, insert(1))
+    watched.receive()
+    name = event_trigger.trigger_names(watched.pipeline.name)[0]
+    execute(dsn, unseen.format(name, "alter table t drop v, add v text"), insert(2))
+    watched.receive()
+    assert watched.now() != before
+    assert watched.versions("I") == [before.version, watched.now().version]
+
+
+def test_vacuum_full_is_no_ddl_and_read_from_the_catalog(watched, dsn):
+    execute(dsn, insert(1), "vacuum full t", insert(2))
+    watched.receive()
+    assert watched.versions("I")[-1] == watched.now().version
+
+
+TEXTS = {
+    "alter table t alter id type bigint": False,
+    "alter table t alter id set data type bigint using id * 2": True,
+    "alter table t alter id type bigint; create index on t using btree (v)": False,
+    "do $$ begin execute 'alter table t alter id type bigint using id + 1'; end $$": True,
+    "select widen()": True,
+    "select widen(); analyze t -- alter table": True,
+    "alter table t alter id type bigint -- ; \n using id": True,
+    "alter table t alter id type bigint /* ; */ using id": True,
+    "alter table t add w int": False,
+}
+
+
+def test_an_expression_in_a_change_of_type_is_told(watched, dsn):
+    execute(
+        dsn,
+        "create function widen() returns void language plpgsql as"
+        " $$ begin alter table t alter id type bigint using id * 2; end $$",
+    )
+    for text in TEXTS:
+        execute(dsn, text, "alter table t alter id type int")
+    watched.receive()
+    # Whatever else the text holds, it is asked of what changed the type to bigint.
+    told = [record.using for record in watched.records() if record.catalog.columns[0].type_name == "bigint"]
+    assert told == [*list(TEXTS.values())[:-1]]
+
+
+def test_a_message_that_is_forged_or_of_another_version_is_no_more_than_a_reason_to_look(watched, dsn):
+    execute(dsn, insert(1))
+    name = watched.pipeline.name
+    for content in ("", "{", "[]", "7", '{"pipeline": 5}', '{"pipeline": "else", "oid": 1}'):
+        execute(dsn, f"select pg_logical_emit_message(true, 'pgrepl.ddl', '{content}')")
+    for more in (
+        '"oid": "x"',
+        f'"oid": {watched.oid}',
+        f'"oid": {watched.oid}, "format": "old", "rows": {{}}',
+        '"oid": 5',
+    ):
+        execute(
+            dsn, f"select pg_logical_emit_message(true, 'pgrepl.ddl', '{{\"pipeline\": \"{name}\", {more}}}')"
+        )
+    execute(dsn, insert(2))
+    watched.receive()
+    assert set(watched.versions()) == {watched.now().version}
+
+
+def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watched, dsn):
+    with watched.source() as source:
+        watching = event_trigger.read_watching(source, watched.pipeline)
+        event_trigger.install(source, watched.pipeline)
+        assert event_trigger.read_watching(source, watched.pipeline) == watching
+        for _ in range(2):
+            event_trigger.uninstall(source, watched.pipeline.name)
+        assert event_trigger.read_watching(source, watched.pipeline) is None
+        with source.cursor() as cursor:
+            cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")
+            assert cursor.fetchall() == []
+
+
+def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: Server, dsn):
+    name = dsn.split("dbname=")[1].split()[0]
+    dumped = subprocess.run(
+        [server.bin / "pg_dump", "-d", dsn, "--no-publications"], check=True, capture_output=True, text=True
+    ).stdout
+    with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
+        cursor.execute(f"create database {name}_restored")
+    try:
+        subprocess.run(
+            [server.bin / "psql", "-v", "ON_ERROR_STOP=1", "-qd", server.dsn(f"{name}_restored")],
+            check=True,
+            capture_output=True,
+            input=dumped,
+            text=True,
+        )
+        with closing_connection(server.dsn(f"{name}_restored")) as restored:
+            assert event_trigger.is_installed(restored, watched.pipeline.name)
+        execute(server.dsn(f"{name}_restored"), "alter table t drop v", "drop table t")
+    finally:
+        with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
+            cursor.execute(f"drop database {name}_restored")
