@@ -87,6 +87,7 @@ class Pipeline:
     snapshot_range_bytes: int = 128 * MIB
     lock_timeout_s: float = 10.0
     slot_timeout_s: float = 60.0
+    reconnect_s: float = 60.0
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -126,7 +127,7 @@ class Pipeline:
                 _check_table(name, text, pattern_allowed=name == "tables")
 
     def _check_numbers(self) -> None:
-        may_be_zero = {"trigger_interval_s"}
+        may_be_zero = {"trigger_interval_s", "reconnect_s"}
         for name, value in vars(self).items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and not math.isfinite(value):

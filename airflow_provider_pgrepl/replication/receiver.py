@@ -60,9 +60,18 @@ class ReceiverProgress:
 
 
 class Receiver:
-    """Receives until stopped or failed: `start` raises what is wrong then, `error` holds what came later."""
+    """Receives until stopped or failed: `start` raises what is wrong then, `error` holds what came later.
 
-    def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
+    `progress`: that of a receiver which this one replaces, to go on with.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        pipeline: Pipeline,
+        keepalive: KeepaliveRule | None = None,
+        progress: ReceiverProgress | None = None,
+    ) -> None:
         self._dsn = dsn
         self._pipeline = pipeline
         self._rule = keepalive or KeepaliveRule()
@@ -74,7 +83,7 @@ class Receiver:
         self._connections = ExitStack()
         self._threads: list[threading.Thread] = []
         self._last_status = 0.0
-        self.progress = ReceiverProgress()
+        self.progress = progress or ReceiverProgress()
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
@@ -132,11 +141,16 @@ class Receiver:
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in self._threads):
+        if not self.has_ended:
             # A connection must not be closed under the thread that uses it; the slot is free when we exit.
             log.warning("the receiver did not end within %s s; what it was writing is not told", timeout_s)
             return
         self._connections.close()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing of it is at work any more."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def request_keepalive(self) -> None:
         """Ask the server how far it is, so that `seen_lsn` moves without waiting for its own keepalive."""

@@ -9,10 +9,19 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeUnavailableError, PgReplError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    FencedError,
+    LakeUnavailableError,
+    PgReplError,
+    SourceConnectionError,
+)
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -21,7 +30,6 @@ from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -56,7 +64,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     dsn = process.source_dsn()
     record = read_epoch(changelog_uri(pipeline.lake_root))
     check_record(pipeline, record)
-    with Store(process.state_dsn(), f"replicate {pipeline.name}") as store:
+    role = f"replicate {pipeline.name}"
+    with open_lasting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store:
         store.migrate()
         store.lock(pipeline.name, "replicate")
         target = _target(dsn, arguments.until)
@@ -99,7 +108,7 @@ class Replication:
         self._pipeline = pipeline
         self._store = store
         self._stop = stop
-        self._receiver = Receiver(dsn, pipeline)
+        self._receiver = Reception(dsn, pipeline)
         self._record = record
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()
@@ -212,18 +221,20 @@ class Replication:
         received, applied = self._receiver.progress, self._applier.progress
         seconds = max(now - self._last_progress, 0.001)
         rate = (received.changes - self._last_changes) / seconds if self._last_progress else 0.0
-        self._store.write_progress(
-            self._pipeline.name,
-            received_lsn=received.received_lsn,
-            durable_lsn=received.durable_lsn,
-            told_lsn=received.told_lsn,
-            applied_lsn=applied.applied_lsn,
-            applied_commit_ts=applied.commit_ts,
-            changes_per_s=rate,
-            holder=f"{socket.gethostname()}:{os.getpid()}",
-            # Upkeep, too, writes into the folders of tables.
-            idle_at=None if self._tidying.locked() else applied.idle_at,
-        )
+        # The next one will do. Whoever needs the source says that it is gone.
+        with suppress(SourceConnectionError):
+            self._store.write_progress(
+                self._pipeline.name,
+                received_lsn=received.received_lsn,
+                durable_lsn=received.durable_lsn,
+                told_lsn=received.told_lsn,
+                applied_lsn=applied.applied_lsn,
+                applied_commit_ts=applied.commit_ts,
+                changes_per_s=rate,
+                holder=f"{socket.gethostname()}:{os.getpid()}",
+                # Upkeep, too, writes into the folders of tables.
+                idle_at=None if self._tidying.locked() else applied.idle_at,
+            )
         self._last_progress, self._last_changes = now, received.changes
 
 

@@ -1,0 +1,209 @@
+"""A receiver whose connection was lost is replaced; one that fails for another reason is not."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import FencedError, PublicationError, SlotBusyError, SourceConnectionError
+from airflow_provider_pgrepl.replication import source_watch
+from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.reception import Reception
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.state.store import Store
+from demo.postgres import Server
+from tests.conftest import closing_connection
+from tests.support.received import Received
+from tests.support.replicated import execute, wait_until
+
+
+@pytest.fixture
+def received(dsn: str, tmp_path: Path) -> Received:
+    return begun(dsn, tmp_path)
+
+
+def begun(dsn: str, folder: Path, **options: float) -> Received:
+    execute(dsn, "create table t(id int primary key, v text)")
+    pipeline = Received(dsn, folder, ("public.t",), flush_interval_s=0.05, **options)
+    pipeline.begin()
+    return pipeline
+
+
+@contextmanager
+def receiving(received: Received) -> Iterator[Reception]:
+    reception = Reception(received.dsn, received.pipeline)
+    reception.start()
+    try:
+        yield reception
+    finally:
+        reception.stop()
+
+
+def wait_for(reception: Reception, lsn: LSN) -> None:
+    def seen() -> bool:
+        if reception.error is not None:
+            raise reception.error
+        reception.request_keepalive()
+        return reception.progress.seen_lsn >= lsn
+
+    wait_until(seen, 60, f"the receiver to be at {lsn}")
+
+
+def end_walsender(received: Received) -> None:
+    execute(
+        received.dsn,
+        "select pg_terminate_backend(active_pid) from pg_replication_slots"
+        f" where slot_name = '{received.pipeline.slot}' and active_pid is not null",
+    )
+
+
+def ids(received: Received) -> list[int]:
+    return [int(row["new"][0]) for row in received.changelog_rows("I")]
+
+
+def test_a_walsender_that_is_ended_again_and_again_under_load_costs_nothing(
+    received: Received, dsn: str
+) -> None:
+    is_over = threading.Event()
+
+    def write() -> None:
+        with closing_connection(dsn) as connection, connection.cursor() as cursor:
+            for n in range(400):
+                cursor.execute(f"insert into t select {n} * 10 + g, 'x' from generate_series(0, 9) g")
+                if is_over.wait(0.002):
+                    return
+
+    with receiving(received) as reception:
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            for _ in range(4):
+                before = reception.progress.durable_lsn
+                wait_until(lambda b=before: reception.progress.durable_lsn > b or not writer.is_alive())
+                end_walsender(received)
+            writer.join()
+        finally:
+            is_over.set()
+        wait_for(reception, received.source_lsn())
+        told = reception.progress.told_lsn
+        assert reception.error is None
+    assert ids(received) == list(range(4000)), "each once, in order"
+    assert told
+    assert reception.progress.changes >= 4000
+
+
+def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder) / "data", settings={"fsync": "off"})
+        server.create()
+        server.start()
+        try:
+            execute(server.dsn(), "create database t_restarted")
+            received = begun(server.dsn("t_restarted"), tmp_path)
+            lasting = open_lasting_store(received.dsn, "test", 30.0, threading.Event().wait)
+            with receiving(received) as reception, lasting as store:
+                store.migrate()
+                store.lock(received.pipeline.name, "replicate")
+                execute(received.dsn, "insert into t values (1, 'a')")
+                wait_for(reception, received.source_lsn())
+                for immediate in (False, True):
+                    server.stop(immediate=immediate)
+                    wait_until(lambda: "connecting again" in caplog.text)
+                    server.start()
+                    assert store.now()
+                execute(received.dsn, "insert into t values (2, 'b')")
+                wait_for(reception, received.source_lsn())
+                with (
+                    Store(received.dsn, "another") as other,
+                    pytest.raises(SlotBusyError, match="another process does replicate"),
+                ):
+                    other.lock(received.pipeline.name, "replicate")
+            assert ids(received) == [1, 2]
+        finally:
+            server.stop(immediate=True)
+    assert len(caplog.records) < 40
+
+
+def test_an_outage_that_lasts_ends_it(dsn: str, tmp_path: Path) -> None:
+    received = begun(dsn, tmp_path, reconnect_s=1.0)
+    name = dsn.split("dbname=")[1].split()[0]
+    with closing_connection(dsn.replace(name, "postgres")) as admin, receiving(received) as reception:
+        admin.cursor().execute(f"alter database {name} allow_connections false")
+        try:
+            began = time.monotonic()
+            admin.cursor().execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where datname = %s", (name,)
+            )
+            assert reception.failed.wait(20)
+        finally:
+            admin.cursor().execute(f"alter database {name} allow_connections true")
+        assert time.monotonic() - began < 5
+        assert isinstance(reception.error, SourceConnectionError)
+
+
+def test_a_receiver_that_is_lost_at_once_each_time_is_one_outage(dsn: str, tmp_path: Path) -> None:
+    received = begun(dsn, tmp_path, reconnect_s=1.5)
+    with receiving(received) as reception:
+        deadline = time.monotonic() + 20
+        while not reception.failed.wait(0.02) and time.monotonic() < deadline:
+            end_walsender(received)
+        assert isinstance(reception.error, SourceConnectionError)
+
+
+def test_without_time_to_connect_again_the_first_loss_ends_it(dsn: str, tmp_path: Path) -> None:
+    received = begun(dsn, tmp_path, reconnect_s=0.0)
+    with receiving(received) as reception:
+        end_walsender(received)
+        assert reception.failed.wait(20)
+        assert isinstance(reception.error, SourceConnectionError)
+
+
+def test_what_connecting_again_does_not_mend_ends_it_at_once(
+    received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_watch, "_CHECK_INTERVAL_S", 0.1)
+    with receiving(received) as reception:
+        execute(dsn, f"drop publication {received.pipeline.publication}")
+        assert reception.failed.wait(20)
+        assert isinstance(reception.error, PublicationError)
+
+
+def test_a_slot_that_another_has_taken_stays_its_own(received: Received, dsn: str) -> None:
+    """Whoever gets the slot goes on, and the other ends: never both."""
+    with receiving(received) as reception:
+        end_walsender(received)
+        other = Receiver(dsn, received.pipeline)
+
+        def started() -> bool:
+            try:
+                other.start()
+            except SlotBusyError:
+                return reception.failed.is_set()
+            return True
+
+        while not started():
+            end_walsender(received)
+        execute(dsn, "insert into t values (1, 'a')")
+        wait_until(lambda: ids(received) == [1])
+        assert reception.error is None or isinstance(reception.error, FencedError | SlotBusyError)
+        other.stop()
+
+
+def test_a_new_fence_while_it_connects_again_is_respected(received: Received, dsn: str) -> None:
+    with receiving(received) as reception:
+        ChangelogWriter(received.changelog)
+        execute(dsn, "insert into t values (1, 'a')")
+        assert reception.failed.wait(20)
+        assert isinstance(reception.error, FencedError)
+    assert ids(received) == []
