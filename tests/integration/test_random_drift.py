@@ -1,0 +1,210 @@
+"""Random DDL, safe and unsafe, among random rows: a table equals the source, or says why it stopped.
+
+A receiver sees each DDL at once, or much later when many have followed; the catalog is compared at random
+times, as the drift sensor does. A table that stopped is taken anew, and equals the source again.
+
+PGREPL_SEEDS sets how many seeds are tried, PGREPL_FIRST_SEED the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lake.copy import write_range
+from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.table_work import TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
+from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.conftest import closing_connection
+from tests.support.random_ddl import Following, Shifting
+from tests.support.random_oracle import difference, lake_rows, source_rows
+from tests.support.random_tables import Column, Table
+from tests.support.random_types import Type
+from tests.support.received import Received, wait_until_seen
+from tests.support.replicated import execute
+
+FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "6")))
+IDENTITIES = ("default", "full", "keyless")
+
+
+class Drifting(Received):
+    """A pipeline without Spark over tables that change their shape."""
+
+    def __init__(self, seed: int, dsn: str, folder: Path) -> None:
+        self.chance = random.Random(seed)
+        self.tables = [Shifting(f"t{number}", self.chance) for number in range(len(IDENTITIES))]
+        for table, identity in zip(self.tables, IDENTITIES, strict=True):
+            execute(dsn, *table.statements(identity))
+        names = tuple(table.sql for table in self.tables)
+        super().__init__(dsn, folder, names, flush_interval_s=0.02)
+        self.copied: dict[str, Relation] = {}
+        self.errors: dict[str, str] = {}
+
+    def run(self, steps: int) -> None:
+        """What happens, in this order, is the seed's choice."""
+        self.take_steps(10, quietly=True)
+        position = LSN(self.begin() - 1)
+        for table in self.tables:
+            self.copy(table, position)
+        while steps > 0:
+            share = self.chance.randint(1, 12)
+            steps -= share
+            with self._looking_on() if self.chance.random() < 0.6 else nullcontext():
+                self.take_steps(share)
+            if self.chance.random() < 0.7:
+                self.apply()
+            if self.chance.random() < 0.2:
+                self.compare_catalogs()
+
+    @contextmanager
+    def _looking_on(self) -> Iterator[None]:
+        with self.receiving() as receiver:
+            yield
+            wait_until_seen(receiver, self.source_lsn())
+
+    def take_steps(self, count: int, *, quietly: bool = False) -> None:
+        connection = psycopg2.connect(self.dsn)
+        try:
+            for _ in range(count):
+                self._take_transaction(connection, quietly=quietly)
+        finally:
+            connection.close()
+
+    def _take_transaction(self, connection: Any, *, quietly: bool) -> None:
+        with connection.cursor() as cursor:
+            for _ in range(self.chance.choice((1, 1, 2, 4))):
+                table = self.chance.choice(self.tables)
+                kind = self.chance.random()
+                if quietly or kind < 0.75:
+                    table.write(cursor)
+                else:
+                    table.alter(cursor, safely=kind < 0.95)
+        connection.commit()
+
+    def copy(self, table: Shifting, position: LSN) -> None:
+        """Copy a table that nobody writes."""
+        with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
+            cursor.execute("begin isolation level repeatable read read only")
+            cursor.execute("select pg_export_snapshot()")
+            snapshot = cursor.fetchone()[0]
+            relation = find_relation(keeper, TableName.parse(table.sql), self.pipeline.publication)
+            assert relation is not None
+            ranges = plan_ranges(keeper, relation, 1 << 40)
+            now = self._now(cursor)
+            files = [
+                file
+                for part in ranges
+                for file in write_range(self.dsn, snapshot, part, relation, self.pipeline, position, now)
+            ]
+        record = RelationRecord.of_catalog(relation)
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record)
+        commit_snapshot(
+            self.lake_path(table.sql),
+            lake_schema(relation, self.pipeline),
+            files,
+            position,
+            self.pipeline.name,
+            Epoch(1),
+            now,
+            record.version,
+        )
+        self.copied[table.name] = relation
+        self.errors.pop(table.name, None)
+        table.begin_anew()
+
+    def _now(self, cursor: Any) -> Any:
+        cursor.execute("select now()")
+        return cursor.fetchone()[0]
+
+    def apply(self) -> None:
+        """Receive what was committed and bring each table forward that has not stopped."""
+        self.receive()
+        paths = [file.path for file in self.changelog_files()]
+        for table in self.tables:
+            if table.name in self.errors:
+                continue
+            work = TableWork(
+                self.copied[table.name], self.pipeline, app_id(self.pipeline.name, Epoch(1)), self.changelog
+            )
+            if self.chance.random() < 0.3:
+                work.close()
+            result = bring_forward(work, paths, self.durable_lsn)
+            if result.error is not None:
+                self._stop(table, result.error)
+
+    def compare_catalogs(self) -> None:
+        """What the drift sensor does."""
+        index = RelationIndex(relations_uri(self.pipeline.lake_root))
+        with self.source() as source:
+            for table in self.tables:
+                if table.name in self.errors:
+                    continue
+                version = open_table(self.lake_path(table.sql)).transaction_version(RELATION_APP)
+                record = index.find_version(version)
+                assert record is not None and record.catalog is not None
+                recorded = record.catalog
+                current = read_relation(source, recorded.oid, self.pipeline.publication)
+                verdict = judge_catalog(recorded, current, self.pipeline)
+                if verdict.kind is Kind.UNSAFE:
+                    assert verdict.hint
+                    self._stop(table, verdict.reason)
+
+    def _stop(self, table: Shifting, reason: str) -> None:
+        assert reason
+        assert not reason.startswith("unexpected"), (reason, table.said)
+        assert table.following is not Following.SURELY, (reason, table.said)
+        self.errors[table.name] = reason
+
+    def assert_equal_or_stopped(self) -> None:
+        self.apply()
+        self.compare_catalogs()
+        for table in self.tables:
+            if table.name not in self.errors:
+                assert self._difference(table) == {}, table.said
+
+    def take_anew_what_stopped(self) -> None:
+        stopped = [table for table in self.tables if table.name in self.errors]
+        for table in stopped:
+            with self.source() as source:
+                found = find_relation(source, TableName.parse(table.sql), self.pipeline.publication)
+                assert found is not None
+                publication.add_tables(self.dsn, self.pipeline.publication, [found], 10)
+            self.copy(table, LSN(self.durable_lsn - 1))
+        for table in self.tables:
+            assert self._difference(table) == {}, table.said
+
+    def _difference(self, table: Shifting) -> dict[Any, int]:
+        with self.source() as source:
+            with source.cursor() as cursor:
+                columns = [
+                    Column(name, Type(type_name, lambda _: ""), not_null=False)
+                    for name, type_name, _ in table.columns(cursor)
+                ]
+            shape = Table(table.name, "any", tuple(columns))
+            return difference(source_rows(source, shape), lake_rows(source, shape, self.lake_rows(table.sql)))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path):
+    drifting = Drifting(seed, dsn, tmp_path)
+    drifting.run(steps=40)
+    drifting.assert_equal_or_stopped()
+    drifting.take_anew_what_stopped()
+    drifting.take_steps(10, quietly=True)
+    drifting.assert_equal_or_stopped()
