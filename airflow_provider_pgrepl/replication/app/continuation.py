@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import open_changelog,
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.lake.copied_choices import pipeline_of
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -58,7 +59,8 @@ class Continuation:
         current = read_relation(self.source, relation.oid, publication) or find_relation(
             self.source, relation.table, publication
         )
-        verdict = judge_catalog(relation, current, self.pipeline)
+        copied = pipeline_of(self.pipeline, record.config, record.table)
+        verdict = judge_catalog(relation, current, copied)
         if verdict.kind is Kind.UNSAFE:
             raise DriftError(f"{record.table}: {verdict.reason}", verdict.hint)
         raise_all(list(right_problems(self.source, [relation])))

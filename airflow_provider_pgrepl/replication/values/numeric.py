@@ -59,8 +59,8 @@ class Decimal:
             if not self.odd_is_null:
                 raise Unholdable(
                     "NaN or infinity",
-                    "set numeric_nan to null (not for columns of a key), or give the column lake type string"
-                    " in types; then run the snapshot app with --tables",
+                    "set numeric_nan to null (not for columns of a key), and retry the table; or give the"
+                    " column lake type string in types, and run the snapshot app with --tables",
                 )
             texts = pc.if_else(odd, pa.scalar(None, texts.type), texts)
         long = pc.fill_null(self._long(texts), False)

@@ -31,8 +31,8 @@ _OUT_OF_RANGE = (
     " then run the snapshot app with --tables"
 )
 _INFINITE = (
-    "set infinity to null or sentinel (not for columns of a key), or give the column lake type string in"
-    " types; then run the snapshot app with --tables"
+    "set infinity to null or sentinel (not for columns of a key), and retry the table; or give the column"
+    " lake type string in types, and run the snapshot app with --tables"
 )
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 
