@@ -87,10 +87,16 @@ class ColumnJudge:
         ):
             yield Finding(type_change(before, now))
 
-    def rewrite_findings(self, *, rewritten: bool) -> Iterator[Finding]:
+    def rewrite_findings(self, places: list[Place], *, rewritten: bool) -> Iterator[Finding]:
         """Columns whose values may have become others, or are not known, because the table was rewritten."""
         if not rewritten:
             return
+        for place in places:
+            if place.now is None and self.in_lake(place.column):
+                yield Finding(
+                    f"the table was rewritten before column {place.shown} was dropped, which may have changed"
+                    " its values"
+                )
         before = {column.attnum: column for column in self.recorded.columns}
         for now in self.current.columns:
             known = before.get(now.attnum)

@@ -84,7 +84,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
     findings = [
         *columns.findings(places),
         *key_findings(recorded, announced, current, places),
-        *columns.rewrite_findings(rewritten=rewritten),
+        *columns.rewrite_findings(places, rewritten=rewritten),
         *partition_findings(recorded, current, rewritten=_has_rewriting_type(recorded, current)),
     ]
     if findings:

@@ -1,0 +1,315 @@
+"""judge(): what a lake table follows by itself, and what it is for from there on."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import Column, Partition, PgType, Relation, TableName
+from airflow_provider_pgrepl.replication.state.drift import Kind, Verdict, judge, judge_catalog
+from airflow_provider_pgrepl.replication.wire.messages import WireColumn
+
+PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
+ID = Column("id", 1, 23, -1, "integer", is_key=True, not_null=True, xmin=10)
+NAME = Column("name", 2, 1043, 14, "character varying(10)", xmin=10)
+PRICE = Column("price", 3, 1700, 327686, "numeric(5,2)", xmin=10)
+BEFORE = Relation(
+    oid=7,
+    table=TableName("public", "goods"),
+    columns=(ID, NAME, PRICE),
+    relfilenode=70,
+    publication_oid=5,
+    membership_oid=50,
+    membership_xmin=11,
+    publication_xmin=9,
+    natts=3,
+)
+SINCE = Column("since", 4, 1082, -1, "date", xmin=20)
+
+
+def now(*columns: Column, natts: int = 3, **other: object) -> Relation:
+    return replace(BEFORE, columns=columns, natts=max(natts, *(c.attnum for c in columns)), **other)
+
+
+def judged(relation: Relation, pipeline: Pipeline = PIPELINE, before: Relation = BEFORE) -> Verdict:
+    return judge(before, RelationRecord.of_catalog(relation), pipeline)
+
+
+def with_policy(on_drift: str) -> Pipeline:
+    return replace(PIPELINE, on_drift=on_drift)  # type: ignore[arg-type]
+
+
+def test_an_added_column_is_followed_with_what_older_rows_have_in_it() -> None:
+    relation = now(ID, NAME, PRICE, replace(SINCE, missing="2026-01-01"))
+    assert judged(relation) == Verdict(Kind.SAFE, ("column since was added",), relation=relation)
+
+
+def test_a_dropped_column_is_kept() -> None:
+    relation = now(ID, PRICE)
+    verdict = judged(relation)
+    assert (verdict.kind, verdict.changes) == (Kind.SAFE, ("column name was dropped",))
+    assert verdict.relation == replace(relation, dropped=(NAME,))
+    again = judged(relation, before=verdict.relation)
+    assert again == Verdict(Kind.UNCHANGED, relation=verdict.relation)
+
+
+@pytest.mark.parametrize("natts", [4, 5])
+def test_a_name_that_the_lake_keeps_cannot_come_again(natts: int) -> None:
+    kept = replace(now(ID, PRICE), dropped=(NAME,), natts=natts - 1)
+    verdict = judged(now(ID, PRICE, replace(NAME, attnum=natts)), with_policy("ignore"), kept)
+    assert verdict.reason == "column name was dropped and added again"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "relfilenode"),
+    [
+        (ID, replace(ID, type_oid=20, type_name="bigint", xmin=12), 71),
+        (NAME, replace(NAME, typmod=24, type_name="character varying(20)", xmin=12), 70),
+        (NAME, replace(NAME, type_oid=25, typmod=-1, type_name="text", xmin=12), 70),
+        (PRICE, replace(PRICE, typmod=458758, type_name="numeric(7,2)", xmin=12), 70),
+        (PRICE, replace(PRICE, typmod=458759, type_name="numeric(7,3)", xmin=12), 71),
+    ],
+    ids=["a key of integer", "varchar longer", "varchar to text", "numeric precision", "numeric scale"],
+)
+def test_a_wider_type_is_followed(before: Column, after: Column, relfilenode: int) -> None:
+    columns = [after if column is before else column for column in BEFORE.columns]
+    relation = now(*columns, relfilenode=relfilenode)
+    change = f"the type of column {before.name} changed from {before.type_name} to {after.type_name}"
+    assert judged(relation) == Verdict(Kind.SAFE, (change,), relation=relation)
+    assert judged(relation, with_policy("error")).reason == change
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        replace(ID, type_oid=21, type_name="smallint"),
+        replace(ID, type_oid=25, type_name="text"),
+        replace(NAME, typmod=9, type_name="character varying(5)"),
+        replace(PRICE, typmod=393224, type_name="numeric(6,4)"),
+        replace(PRICE, typmod=-1, type_name="numeric"),
+    ],
+    ids=[
+        "narrower",
+        "another type",
+        "shorter",
+        "numeric with another lake type",
+        "numeric without precision",
+    ],
+)
+def test_another_type_is_not_followed(after: Column) -> None:
+    columns = [after if column.attnum == after.attnum else column for column in BEFORE.columns]
+    assert f"the type of column {after.name} changed" in judged(now(*columns)).reason
+
+
+def test_numeric_that_is_text_in_the_lake_may_not_read_otherwise() -> None:
+    pipeline = replace(PIPELINE, types={"public.goods.price": "string"})
+    wider = replace(PRICE, typmod=458758, type_name="numeric(7,2)")
+    assert judged(now(ID, NAME, wider), pipeline).kind is Kind.SAFE
+    assert judged(now(ID, NAME, replace(wider, typmod=458759)), pipeline).kind is Kind.UNSAFE
+
+
+def test_arrays_are_followed_where_every_element_reads_as_before() -> None:
+    def array(oid: int, element: int, typmod: int = -1) -> Column:
+        part = PgType(element, typmod)
+        return Column(
+            "l", 2, oid, typmod, "list", type=PgType(oid, typmod, kind="a", parts=(("element", part),))
+        )
+
+    def follows(before: Column, after: Column) -> bool:
+        return judged(now(ID, after), before=now(ID, before)).kind is Kind.SAFE
+
+    assert follows(array(1007, 23), array(1016, 20))
+    assert follows(array(1015, 1043, 14), array(1009, 25))
+    assert not follows(array(1021, 700), array(1022, 701))
+    assert not follows(array(1016, 20), array(1007, 23))
+
+
+def test_with_ignore_an_added_column_is_left_out_and_the_rest_is_followed() -> None:
+    wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
+    relation = now(wider, NAME, PRICE, SINCE, relfilenode=71)
+    verdict = judged(relation, with_policy("ignore"))
+    assert verdict.relation == replace(relation, ignored=(4,))
+    assert verdict.changes[-1] == "column since was added and is left out"
+    # What the lake does not have may become anything.
+    other = now(wider, NAME, PRICE, replace(SINCE, name="until", type_oid=25, xmin=30), relfilenode=72)
+    assert judged(other, before=verdict.relation).relation == replace(other, ignored=(4,))
+    gone = now(wider, NAME, PRICE, natts=4, relfilenode=72)
+    assert judged(gone, before=verdict.relation).relation == gone
+
+
+def test_with_error_every_other_column_stops_the_table_and_nothing_else_does() -> None:
+    for relation in (now(ID, NAME, PRICE, SINCE), now(ID, NAME)):
+        verdict = judged(relation, with_policy("error"))
+        assert verdict.kind is Kind.UNSAFE
+        assert verdict.hint.startswith("set on_drift to evolve for it, then retry the table")
+    relation = now(replace(ID, not_null=False), NAME, PRICE, relfilenode=71)
+    assert judged(relation, with_policy("error")) == Verdict(Kind.UNCHANGED, relation=relation)
+
+
+@pytest.mark.parametrize(
+    ("relation", "says"),
+    [
+        (
+            now(ID, NAME, PRICE, SINCE, relfilenode=71),
+            "column since was added and the table rewritten: what older rows have in it is not known",
+        ),
+        (
+            now(ID, replace(NAME, type_oid=25, typmod=-1, xmin=12), PRICE, relfilenode=71),
+            "the table was rewritten and column name altered, which may have changed its values",
+        ),
+        (
+            now(replace(ID, type_oid=20, xmin=12), replace(NAME, xmin=12), PRICE, relfilenode=71),
+            "the table was rewritten and column name altered, which may have changed its values",
+        ),
+        (
+            now(ID, NAME, PRICE, replace(SINCE, attnum=5)),
+            "column since may have been dropped and added again",
+        ),
+        (
+            replace(BEFORE, publication_xmin=10),
+            "the publication was altered: changes of some kind may be missing",
+        ),
+        (
+            now(ID, NAME, PRICE, replace(SINCE, name="Name")),
+            'public.goods: the lake cannot tell the columns "name", "Name" apart (rename one, or leave it'
+            " out with exclude_columns)",
+        ),
+    ],
+)
+def test_what_may_have_changed_values_unseen_is_not_followed(relation: Relation, says: str) -> None:
+    verdict = judged(relation)
+    assert verdict.reason == says
+    assert "--tables 'public.goods'" in verdict.hint
+
+
+def test_a_column_that_came_and_went_unseen_is_harmless_and_remembered() -> None:
+    """The rows of a later message may be of that column, when the catalog has moved on: its attnum stays."""
+    verdict = judged(now(ID, NAME, PRICE, natts=4))
+    assert verdict == Verdict(Kind.UNCHANGED, relation=BEFORE)
+    assert verdict.relation is not None
+    later = judged(now(ID, NAME, PRICE, replace(SINCE, attnum=5)), before=verdict.relation)
+    assert later.kind is Kind.UNSAFE
+
+
+def test_columns_known_to_the_lake_leave_no_gap() -> None:
+    unsent = replace(BEFORE, unpublished=(SINCE,), natts=4)
+    relation = replace(unsent, columns=(*BEFORE.columns, replace(NAME, name="nick", attnum=5)), natts=5)
+    assert judged(relation, before=unsent).relation == relation
+
+
+def test_using_is_known_where_the_event_trigger_tells() -> None:
+    relation = now(replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE, relfilenode=71)
+    record = replace(RelationRecord.of_catalog(relation), using=True)
+    reason = "the type of column id changed from integer to bigint by an expression of its own (USING)"
+    assert judge(BEFORE, record, PIPELINE).reason == reason
+
+
+MOOD = PgType(9000, name="mood", kind="e", labels=((1, "sad"), (2, "ok")))
+
+
+def test_labels_of_enums_may_come_but_not_change() -> None:
+    def of(pg_type: PgType) -> Relation:
+        return now(ID, Column("mood", 2, 9000, -1, "public.mood", "e", type=pg_type))
+
+    more = of(replace(MOOD, labels=(*MOOD.labels, (3, "happy"))))
+    assert judged(more, before=of(MOOD)) == Verdict(Kind.UNCHANGED, relation=more)
+    renamed = of(replace(MOOD, labels=((1, "sad"), (2, "fine"))))
+    verdict = judge_catalog(of(MOOD), renamed, PIPELINE)
+    assert verdict.reason == "an enum label of column mood (public.mood) was renamed"
+    assert verdict.hint.startswith("set it back at the source, then retry the table")
+    assert judged(renamed, before=of(replace(MOOD, labels=()))).kind is Kind.UNCHANGED
+
+
+PART = Partition(71, TableName("public", "goods_1"), 700)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "says"),
+    [
+        ((PART, Partition(72, TableName("public", "goods_2"), 701)), ""),
+        (
+            (PART, Partition(72, TableName("public", "goods_2"), 701, had_rows=True)),
+            "partition public.goods_2 was attached and may have held rows",
+        ),
+        ((), "partition public.goods_1 was detached or dropped"),
+        (
+            (replace(PART, relfilenode=702),),
+            "partition public.goods_1 was truncated by itself, or rewritten as VACUUM FULL does",
+        ),
+    ],
+)
+def test_rows_that_come_and_go_with_a_partition_are_not_in_the_stream(
+    partitions: tuple[Partition, ...], says: str
+) -> None:
+    before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,))
+    verdict = judged(replace(before, partitions=partitions), before=before)
+    assert verdict.reason == says
+
+
+def test_a_wider_type_rewrites_all_partitions() -> None:
+    before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,))
+    wider = (replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE)
+    after = replace(before, columns=wider, partitions=(replace(PART, relfilenode=702),))
+    assert judged(after, before=before).kind is Kind.SAFE
+
+
+def sent(*columns: Column) -> tuple[WireColumn, ...]:
+    return tuple(WireColumn(c.name, c.type_oid, c.typmod, c.is_key) for c in columns)
+
+
+def read_late(catalog: Relation, *columns: Column) -> RelationRecord:
+    record = RelationRecord.of_catalog(catalog)
+    return replace(record, message=replace(record.message, columns=sent(*columns)))
+
+
+def test_what_the_catalog_has_before_the_stream_is_left_for_later() -> None:
+    wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
+    catalog = now(wider, NAME, replace(PRICE, xmin=20), replace(SINCE, missing="x"))
+    verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE)
+    seen = replace(BEFORE, columns=(ID, NAME, replace(PRICE, xmin=20)))
+    assert verdict == Verdict(Kind.UNCHANGED, relation=seen)
+
+
+def test_what_the_stream_says_in_part_is_followed_in_part() -> None:
+    wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
+    catalog = now(wider, PRICE, SINCE, relfilenode=71)
+    verdict = judge(BEFORE, read_late(now(wider, PRICE), wider, NAME, PRICE), PIPELINE)
+    assert verdict.relation is not None
+    assert verdict.relation.columns == (wider, NAME, PRICE)
+    last = judge(verdict.relation, RelationRecord.of_catalog(replace(catalog, relfilenode=70)), PIPELINE)
+    assert last.kind is Kind.SAFE
+    assert last.changes == ("column name was dropped", "column since was added")
+
+
+def test_where_two_stories_explain_the_stream_none_is_believed() -> None:
+    """`name` dropped and `nick` added later, or before, as `name`, and renamed since."""
+    catalog = now(ID, PRICE, replace(NAME, name="nick", attnum=4))
+    verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE)
+    assert verdict.kind is Kind.UNSAFE
+    before = now(ID, NAME)
+    late = read_late(now(ID, replace(NAME, name="nick", attnum=4)), ID, NAME)
+    assert "which of them name was then cannot be told" in judge(before, late, PIPELINE).reason
+
+
+def test_choices_that_name_a_dropped_column_stand() -> None:
+    pipeline = replace(PIPELINE, types={"public.goods.price": "string"})
+    verdict = judged(now(ID, NAME), pipeline)
+    assert verdict.kind is Kind.SAFE
+    history = replace(PIPELINE, history=True)
+    column = replace(SINCE, name="_pgrepl_from_lsn")
+    assert "has a name that history uses itself" in judged(now(ID, NAME, PRICE, column), history).reason
+
+
+def test_a_way_back_is_offered_only_while_no_row_was_sent() -> None:
+    renamed = now(ID, replace(NAME, name="nick"), PRICE)
+    assert "set it back at the source" in judge_catalog(BEFORE, renamed, PIPELINE).hint
+    assert judged(renamed).hint.startswith("take it anew")
+
+
+def test_a_verdict_survives_pickling() -> None:
+    verdict = judged(now(ID, PRICE))
+    assert pickle.loads(pickle.dumps(verdict)) == verdict
