@@ -1,6 +1,10 @@
 """Copy the tables of a pipeline into the lake.
 
-PGREPL_DSN=… spark-submit snapshot.py --pipeline FILE.json [--tables a.b,c.d] [--new-epoch]
+PGREPL_DSN=… spark-submit snapshot.py --pipeline FILE.json [--tables a.b,c.d | --add [a.b,c.d] | --new-epoch]
+
+Without an option it takes what is not in the lake, or is in error; --tables takes tables anew; --add takes
+those that the pipeline file does not hold, or without names what matches its patterns now; --new-epoch
+begins a new history with all of them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""Where walsenders may not hear of an altered publication they are renewed, elsewhere left alone."""
+
+import contextlib
+
+import psycopg2
+import psycopg2.extras
+import pytest
+
+from airflow_provider_pgrepl.replication.source import walsender
+from airflow_provider_pgrepl.replication.source.publication import add_tables, create_publication
+from airflow_provider_pgrepl.replication.source.slot import drop_slot, export_slot, read_slot
+from tests.conftest import closing_connection
+from tests.integration.test_publication import relation
+from tests.support.replicated import wait_until
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        (140017, False),
+        (140018, True),
+        (150012, False),
+        (150013, True),
+        (160008, False),
+        (160009, True),
+        (170004, False),
+        (170005, True),
+        (180000, True),
+    ],
+)
+def test_which_releases_tell_their_walsenders(version, told):
+    assert walsender.is_told_of_publications(version) is told
+
+
+@pytest.fixture
+def slot(pg, dsn):
+    name = f"s_{pg.info.dbname}"
+    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    yield name
+    wait_until(lambda: not read_slot(pg, name).active, what="the slot to be free")
+    drop_slot(pg, name)
+
+
+@contextlib.contextmanager
+def reading(pg, dsn, slot, publication):
+    """Somebody who reads the slot."""
+    reader = psycopg2.connect(dsn, connection_factory=psycopg2.extras.LogicalReplicationConnection)
+    reader.cursor().start_replication(
+        slot, options={"proto_version": "1", "publication_names": publication}, decode=False
+    )
+    wait_until(lambda: read_slot(pg, slot).active, what="the slot to be read")
+    try:
+        yield reader
+    finally:
+        reader.close()
+
+
+def test_the_walsender_of_an_affected_release_is_ended(pg, dsn, slot, monkeypatch):
+    pg.cursor().execute("create table t (a int primary key)")
+    create_publication(pg, "p", [relation(pg, "t")])
+    assert not walsender.renew_walsender(pg, slot)
+    with reading(pg, dsn, slot, "p"):
+        assert not walsender.renew_walsender(pg, slot)
+        monkeypatch.setattr(walsender, "_INVALIDATES_SINCE", {pg.server_version // 10000: 999999})
+        pid = read_slot(pg, slot).active_pid
+        assert walsender.renew_walsender(pg, slot)
+        wait_until(lambda: read_slot(pg, slot).active_pid != pid, what="the walsender to be gone")
+    assert not walsender.renew_walsender(pg, "no_such_slot")
+
+
+def test_a_transaction_that_was_open_when_a_table_joined_sends_what_it_writes_to_it_then(pg, dsn, slot):
+    pg.cursor().execute("create table t (a int primary key); create table u (a int primary key)")
+    create_publication(pg, "p", [relation(pg, "t")])
+    with closing_connection(dsn) as writer:
+        writer.cursor().execute("insert into u values (0)")
+        writer.cursor().execute("begin; insert into t values (1)")
+        assert add_tables(dsn, "p", [relation(pg, "u")], 10)
+        writer.cursor().execute("insert into u values (1); commit; insert into u values (2)")
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "select get_byte(data, 0) from pg_logical_slot_get_binary_changes(%s, null, null,"
+            " 'proto_version', '1', 'publication_names', 'p')",
+            (slot,),
+        )
+        kinds = "".join(chr(kind) for (kind,) in cursor.fetchall())
+    # A row of each table in the one transaction, and a row in the other; relations may be sent again.
+    assert kinds.replace("R", "") == "BIICBIC"
