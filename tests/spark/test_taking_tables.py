@@ -1,0 +1,360 @@
+"""Tables that are added, removed, taken anew, or in trouble, while the others go on."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, SnapshotError, TableError
+from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.membership import new_tables
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake import snapshot as snapshot_copy
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.conftest import closing_connection
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute
+
+
+def table(name: str, rows: int = 3) -> tuple[str, str]:
+    return (
+        f"create table {name} (id int primary key, v text)",
+        f"insert into {name} select i, 'v' || i from generate_series(1, {rows}) i",
+    )
+
+
+@pytest.fixture
+def replicated(spark, dsn, tmp_path) -> InProcess:
+    execute(dsn, *table("a"), *table("b"))
+    return InProcess(spark, dsn, tmp_path, ("public.a", "public.b"), lock_timeout_s=0.3)
+
+
+def states(replicated: InProcess) -> dict[str, str]:
+    return {name.removeprefix("public."): record.state for name, record in replicated.states().items()}
+
+
+def published(replicated: InProcess) -> set[str]:
+    with replicated.source() as source:
+        found = read_publication(source, replicated.pipeline.publication)
+    assert found is not None
+    return {found.name for found in found.tables}
+
+
+def set_membership(replicated: InProcess, name: str, membership: str) -> None:
+    with Store(replicated.dsn, "test") as store:
+        store.set_membership(replicated.pipeline.name, TableName.parse(name), membership)
+
+
+def log_since(replicated: InProcess, start: int) -> str:
+    return replicated.log.read_text()[start:]
+
+
+@contextmanager
+def traffic(dsn: str, *tables: str) -> Iterator[None]:
+    """Transactions over all of these tables at once, all the while; one of two sessions is slow."""
+    stop, failed = threading.Event(), list[BaseException]()
+
+    def write(offset: int, pause: float) -> None:
+        try:
+            with closing_connection(dsn) as connection, connection.cursor() as cursor:
+                number = offset
+                while not stop.is_set():
+                    number += 2
+                    cursor.execute("begin")
+                    for name in tables:
+                        cursor.execute(f"insert into {name} values ({number}, 'new')")
+                        # Rows of its own, so that the two never wait for each other.
+                        cursor.execute(f"update {name} set v = v || '.' where id % 14 = {number % 14}")
+                        cursor.execute(f"delete from {name} where id = {number - 20}")
+                        stop.wait(pause)
+                    cursor.execute("commit")
+        except BaseException as error:
+            failed.append(error)
+
+    writers = [
+        threading.Thread(target=write, args=arguments) for arguments in ((10000, 0.002), (10001, 0.02))
+    ]
+    for writer in writers:
+        writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert not failed, failed
+
+
+def test_tables_that_are_added_and_taken_anew_under_traffic_equal_the_source(replicated):
+    replicated.configure(lock_timeout_s=10.0)
+    execute(replicated.dsn, *table("c", 2000), *table('"D ""x"'))
+    replicated.snapshot()
+    with replicated.replicating() as running:
+        with traffic(replicated.dsn, "a", "b", "c", '"D ""x"'):
+            replicated.wait_for_points(1, "public.a", "public.b")
+            assert replicated.run("snapshot", "--add", 'public.c,public."D ""x"') == 0, replicated.log_tail()
+            replicated.take_anew("public.b")
+            replicated.wait_for_points(2, "public.a", "public.b", "public.c")
+        running.wait_for(replicated.source_lsn())
+    assert {record.membership for record in replicated.states().values()} == {"configured", "added"}
+    replicated.snapshot()  # neither retires what was added, nor takes it once more
+    assert set(states(replicated).values()) == {"streaming"}
+    replicated.assert_equal("public.a", "public.b", "public.c", 'public."D ""x"')
+
+
+def test_a_removed_table_is_not_taken_again_until_somebody_asks(replicated):
+    replicated.configure(per_table={"public.b": {"truncate": "ignore"}})
+    replicated.snapshot()
+    with Store(replicated.dsn, "test") as store:
+        store.set_state(replicated.pipeline.name, TableName("public", "b"), TableState.REMOVED)
+    set_membership(replicated, "public.b", "removed")
+    replicated.snapshot()
+    assert states(replicated) == {"a": "catching_up", "b": "removed"}
+    with replicated.source() as source:
+        source.cursor().execute(f"alter publication {replicated.pipeline.publication} drop table public.b")
+    execute(replicated.dsn, "insert into b values (4, 'not in the stream')")
+    assert replicated.run("snapshot", "--add", "public.b") == 0, replicated.log_tail()
+    assert published(replicated) == {"a", "b"}
+    execute(replicated.dsn, "insert into b values (5, 'in the stream')")
+    replicated.catch_up()
+    assert replicated.states()["public.b"].membership == "configured"
+    replicated.assert_equal("public.a", "public.b")
+
+
+def test_new_tables_of_a_pattern_go_by_the_policy(replicated):
+    replicated.configure(tables=("public.*",), new_tables="error")
+    replicated.snapshot()
+    execute(replicated.dsn, *table("c"), "create table keyless (id int)", "drop table b")
+    with replicated.source() as source:
+        found = new_tables(source, replicated.pipeline, _records(replicated))
+    assert [str(name) for name in found] == ["public.c"]
+    assert replicated.run("snapshot") == 78
+    assert "new tables match the patterns of the pipeline: public.c" in replicated.log_tail()
+    assert states(replicated) == {"a": "catching_up", "b": "catching_up"}
+    replicated.configure(new_tables="ignore")
+    assert replicated.run("snapshot") == 78
+    assert "left out (new_tables: ignore; the snapshot app's --add takes them): public.c" in (
+        replicated.log_tail()
+    )
+    gone = replicated.states()["public.b"]
+    assert (gone.state, gone.error, gone.reason) == ("errored", "TableError", "public.b: does not exist")
+    assert replicated.run("snapshot", "--add") == 0, replicated.log_tail()
+    assert states(replicated) == {"a": "catching_up", "b": "errored", "c": "catching_up"}
+    execute(replicated.dsn, *table("d"))
+    replicated.configure(new_tables="add")
+    assert replicated.run("snapshot") == 78
+    assert states(replicated)["d"] == "catching_up"
+
+
+def _records(replicated: InProcess) -> dict[TableName, object]:
+    with Store(replicated.dsn, "test") as store:
+        return store.read_tables(replicated.pipeline.name)
+
+
+def test_a_table_that_is_written_all_the_time_is_not_added_and_nothing_changes(replicated):
+    execute(replicated.dsn, *table("c"))
+    replicated.snapshot()
+    before = replicated.states()
+    access = Access(replicated.pipeline, replicated.dsn, replicated.dsn)
+    with closing_connection(f"{replicated.dsn} application_name=billing") as writer:
+        writer.cursor().execute("begin; update c set v = 'x'")
+        blocked = rf"public\.c: could not .* pid {writer.info.backend_pid} \(postgres, billing, "
+        with pytest.raises(SnapshotError, match=blocked):
+            snapshot_app.add_tables(access, [TableName("public", "c")])
+    assert replicated.states() == before
+    assert published(replicated) == {"a", "b"}
+    with pytest.raises(TableError, match=r"public\.typo: does not exist"):
+        snapshot_app.add_tables(access, [TableName("public", "typo")])
+    with pytest.raises(ConfigError, match=r"public\.c is not among the tables"):
+        snapshot_app.resnapshot(access, [TableName("public", "c")])
+    assert replicated.states() == before
+
+
+def test_while_no_snapshot_can_be_made_a_table_stays_as_it_is(replicated):
+    replicated.snapshot()
+    replicated.catch_up()
+    replicated.configure(slot_timeout_s=0.5)
+    with closing_connection(replicated.dsn) as writer:
+        writer.cursor().execute("begin; insert into a values (9, 'open')")
+        assert replicated.run("snapshot", "--tables", "public.b") == 75
+    assert "the server waits for transactions that were running" in replicated.log_tail()
+    assert states(replicated) == {"a": "streaming", "b": "catching_up"}
+    execute(replicated.dsn, "insert into b values (9, 'later')")
+    replicated.catch_up()
+    replicated.assert_equal("public.a", "public.b")
+
+
+@pytest.fixture
+def role(pg) -> Iterator[str]:
+    name = f"r_{uuid.uuid4().hex[:8]}"
+    with pg.cursor() as cursor:
+        cursor.execute(f"create role {name} login replication; grant create on schema public to {name}")
+        cursor.execute(f"grant create on database {pg.info.dbname} to {name}")
+    yield name
+    with pg.cursor() as cursor:
+        cursor.execute(f"drop owned by {name} cascade; drop role {name}")
+
+
+def test_the_trouble_of_one_table_is_its_own_and_mended_it_is_taken(spark, dsn, tmp_path, role):
+    names = ("fine", "closed", "hidden", "dropped", "keyless", "typed", "weak")
+    execute(dsn, *(line for name in names for line in table(name)))
+    execute(dsn, *(f"grant select on {name} to {role}" for name in names))
+    execute(dsn, f"create publication p for table {', '.join(names)}")
+    replicated = InProcess(
+        spark,
+        dsn.replace("user=postgres", f"user={role}"),
+        tmp_path,
+        tuple(f"public.{name}" for name in names),
+        publication="p",
+        publication_mode="use",
+    )
+    replicated.snapshot()
+    execute(
+        dsn,
+        f"revoke select on closed from {role}",
+        "alter table hidden enable row level security",
+        "alter table dropped rename to moved",
+        "alter table keyless drop constraint keyless_pkey",
+        "alter table typed alter v type int using 0",
+        "alter publication p drop table weak",
+    )
+    replicated.configure(types={"public.typed.v": "decimal(10,2)"})
+    assert replicated.run("snapshot", "--tables", ",".join(replicated.pipeline.tables)) == 78
+    assert "6 of 7 tables are in error" in replicated.log_tail()
+    found = replicated.states()
+    assert {name: (record.state, record.error) for name, record in found.items()} == {
+        "public.fine": ("catching_up", ""),
+        "public.closed": ("errored", "PrivilegeError"),
+        "public.hidden": ("errored", "PrivilegeError"),
+        "public.dropped": ("errored", "TableError"),
+        "public.keyless": ("errored", "TableError"),
+        "public.typed": ("errored", "TableError"),
+        "public.weak": ("errored", "PublicationError"),
+    }
+    assert "lacks SELECT on public.closed" in found["public.closed"].reason
+    assert all(record.hint for name, record in found.items() if name != "public.fine")
+    execute(
+        dsn,
+        f"grant select on closed to {role}",
+        "alter table hidden disable row level security",
+        "alter table moved rename to dropped",
+        "alter table keyless add primary key (id)",
+        "alter publication p add table weak",
+    )
+    replicated.configure(types={})
+    start = len(replicated.log.read_text())
+    replicated.snapshot()
+    replicated.catch_up()
+    assert "copied public.fine" not in log_since(replicated, start)
+    replicated.assert_equal(*replicated.pipeline.tables)
+
+
+def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, monkeypatch, pg, role):
+    """As when a right is lost after all checks: the keeper has its locks, only the COPY is refused."""
+    replicated.snapshot()
+    pg.cursor().execute(
+        "create function refused() returns text language sql security definer"
+        f" as 'select v from public.a'; alter function refused() owner to {role}"
+    )
+    plan = snapshot_copy.SnapshotCopy._plan
+
+    def plan_as_refused(copy, relation):
+        ranges = plan(copy, relation)
+        if relation.table.name == "b":
+            part = ranges[0]
+            return [replace(part, sql="COPY (SELECT 1, public.refused()) TO STDOUT (FORMAT csv)")]
+        return ranges
+
+    monkeypatch.setattr(snapshot_copy.SnapshotCopy, "_plan", plan_as_refused)
+    assert replicated.run("snapshot", "--tables", "public.a,public.b") == 78
+    assert states(replicated) == {"a": "catching_up", "b": "errored"}
+    assert replicated.states()["public.b"].error == "PrivilegeError"
+
+
+def test_ranges_that_are_finished_are_kept_when_others_fail(replicated):
+    execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
+    replicated.configure(snapshot_range_bytes=131072)
+    ended = list[int]()
+
+    def end_copies(stop: threading.Event) -> None:
+        with closing_connection(replicated.dsn) as connection, connection.cursor() as cursor:
+            while len(ended) < 3 and not stop.wait(0.002):
+                cursor.execute(
+                    "select pid from pg_stat_activity where application_name = 'pgrepl copy'"
+                    " and datname = current_database() and query like 'COPY%b%'"
+                    " and pg_terminate_backend(pid)"
+                )
+                ended.extend(pid for (pid,) in cursor.fetchall())
+
+    stop = threading.Event()
+    thread = threading.Thread(target=end_copies, args=(stop,))
+    thread.start()
+    try:
+        replicated.snapshot()
+    finally:
+        stop.set()
+        thread.join()
+    assert ended
+    assert "are copied and kept; the others" in replicated.log.read_text()
+    replicated.assert_equal("public.a", "public.b")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--tables", "public.a,public.b")])
+def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypatch, arguments):
+    execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
+    if arguments:
+        replicated.snapshot()
+    replicated.configure(snapshot_range_bytes=131072)
+    commit = snapshot_copy.commit_snapshot
+    committed = list[str]()
+
+    def commit_and_lose(uri: str, *more: object) -> int:
+        version = commit(uri, *more)
+        committed.append(uri)
+        if len(committed) == 1:
+            execute(
+                replicated.dsn,
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+                " where application_name = 'pgrepl keeper' and datname = current_database()",
+                "insert into a values (100, 'x')",
+                "insert into b values (100000, 'x')",
+            )
+        return version
+
+    monkeypatch.setattr(snapshot_copy, "commit_snapshot", commit_and_lose)
+    start = len(replicated.log.read_text()) if arguments else 0
+    assert replicated.run("snapshot", *arguments) == 0, replicated.log_tail()
+    assert len(committed) == len(set(committed)) == 2
+    assert "are copied from their beginning" in log_since(replicated, start)
+    assert read_epoch(replicated.changelog).epoch == 1
+    replicated.catch_up()
+    replicated.assert_equal("public.a", "public.b")
+
+
+def test_of_two_runs_at_once_the_second_says_who_is_at_work(replicated):
+    replicated.snapshot()
+    with Store(replicated.dsn, "first") as first:
+        first.lock(replicated.pipeline.name, "snapshot")
+        assert replicated.run("snapshot", "--tables", "public.a") == 75
+    assert "another process does snapshot already: pgrepl snapshot" in replicated.log_tail()
+    assert states(replicated)["a"] == "catching_up"
+
+
+def test_a_table_taken_anew_has_the_columns_and_choices_of_now(replicated):
+    replicated.snapshot()
+    execute(replicated.dsn, "alter table b drop column v, add n numeric(5,2) default 1.5, add t date")
+    replicated.take_anew("public.b")
+    replicated.catch_up()
+    replicated.assert_equal("public.a", "public.b")
+    record = replicated.states()["public.b"]
+    assert record.config == replicated.pipeline.to_json()
+    assert record.state == "streaming"
