@@ -8,7 +8,7 @@ import pytest
 from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
+from airflow_provider_pgrepl.replication.changelog.stamping import Ddl, Stamper
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from tests.support import wire_bytes as wire
@@ -127,3 +127,47 @@ def test_a_row_without_its_relation_is_refused() -> None:
         stamp([wire.put_begin(80, 5), announce(2, "b"), wire.put_insert(1, ["x"])])
     with pytest.raises(WireError, match="before its relation"):
         stamp([wire.put_begin(80, 5), wire.put_insert(1, ["x"]), announce(1, "a")])
+
+
+def test_a_message_of_ddl_becomes_a_relation_at_its_place_and_holds_for_the_rows_after_it() -> None:
+    became = RelationRecord.of_catalog(relation(1, "a", "b"))
+    other = RelationRecord.of_catalog(relation(2, "c"))
+    said = {b"here": Ddl(became, (became,)), b"elsewhere": Ddl(other), b"all": Ddl(None, (became,))}
+    splitter = Splitter()
+    stamper = Stamper(Epoch(1), look_up, lambda message, _lsn: said.get(message.content))
+    rows = stamper.stamp(
+        splitter.split(
+            [
+                wire.put_begin(80, 5),
+                announce(1, "a"),
+                wire.put_insert(1, ["x"]),
+                wire.put_message(1, "pgrepl.ddl", b"elsewhere", transactional=True),
+                wire.put_insert(1, ["x"]),
+                wire.put_message(1, "pgrepl.ddl", b"here", transactional=True),
+                wire.put_message(1, "pgrepl.ddl", b"", transactional=True),
+                wire.put_truncate([1]),
+                wire.put_insert(1, ["x"]),
+                announce(1, "a"),
+                wire.put_insert(1, ["x"]),
+                wire.put_message(1, "pgrepl.ddl", b"all", transactional=True),
+                wire.put_insert(1, ["x"]),
+                wire.put_commit(80, 90),
+            ]
+        )
+    )
+    old, new = version(1, "a"), became.version
+    assert versions(rows) == [
+        ("R", old),
+        ("I", old),
+        ("R", other.version),
+        ("I", old),
+        ("R", new),
+        ("T", new),
+        ("I", new),
+        ("R", old),
+        ("I", old),
+        ("M", 0),
+        ("I", new),
+    ]
+    ordinals = rows["ordinal"].to_pylist()
+    assert ordinals == sorted(set(ordinals))

@@ -126,7 +126,7 @@ class _Teardown:
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
-        was_there = event_trigger.is_installed(self.source, self.pipeline.name)
+        was_there = event_trigger.is_present(self.source, self.pipeline.name)
         if read_server(self.source).in_recovery:
             if was_there:
                 self.result.kept.append("the event trigger: tear down with the primary for a source")

@@ -74,7 +74,7 @@ class RelationIndex:
         if place is None:
             is_there = (relation_id, version) in self._entries()
         else:
-            last = self._last_placed(epoch, relation_id, place.commit_lsn)
+            last = self._last_known(epoch, relation_id, place.commit_lsn)
             is_there = last is not None and (last.version, last.place.trigger) == (version, place.trigger)
         if not is_there:
             self._append(epoch, relation_id, version, record.to_json(), place)
@@ -89,12 +89,16 @@ class RelationIndex:
         """The relation as it was before the transaction at this commit LSN; None when it is not known."""
         if not self._placed[epoch, relation_id]:
             self._reload()  # it may have been copied since
-        last = self._last_placed(epoch, relation_id, before_lsn - 1)
-        end = self._last_placed(epoch, _ANY_RELATION, before_lsn - 1)
-        if last is None or (end is not None and end.order > last.order):
+        last = self._last_known(epoch, relation_id, before_lsn - 1)
+        if last is None:
             return None
         record = self.find(relation_id, last.version)
         return None if record is None else (record, last.place)
+
+    def _last_known(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _Placed | None:
+        last = self._last_placed(epoch, relation_id, upto_lsn)
+        end = self._last_placed(epoch, _ANY_RELATION, upto_lsn)
+        return None if last is None or (end is not None and end.order > last.order) else last
 
     def _last_placed(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _Placed | None:
         self._entries()

@@ -90,7 +90,7 @@ def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
     """Install or uninstall, as the pipeline wants it. Raises as those do."""
     if pipeline.event_trigger:
         install(connection, pipeline)
-    elif is_installed(connection, pipeline.name):
+    elif is_present(connection, pipeline.name):
         uninstall(connection, pipeline.name)
 
 
@@ -99,6 +99,8 @@ def uninstall(connection: Connection, pipeline: str) -> None:
 
     Raises PrivilegeError when the role may not.
     """
+    if not is_present(connection, pipeline):
+        return
     with source_errors("removing the event trigger"), connection.cursor() as cursor:
         _drop(connection, pipeline)
         if rows(connection, _EMPTY_SCHEMA, (_SCHEMA,)):
@@ -108,6 +110,16 @@ def uninstall(connection: Connection, pipeline: str) -> None:
 def is_installed(connection: Connection, pipeline: str) -> bool:
     """Whether the event triggers are there and fire."""
     return _read_identity(connection, pipeline) is not None
+
+
+def is_present(connection: Connection, pipeline: str) -> bool:
+    """Whether there is anything for `uninstall` to take away, whether it fires or not."""
+    names = list(trigger_names(pipeline))
+    with source_errors("looking for the event trigger"):
+        triggers = rows(
+            connection, "SELECT 1 FROM pg_catalog.pg_event_trigger WHERE evtname = ANY (%s::text[])", (names,)
+        )
+        return bool(triggers or rows(connection, _FUNCTION, (_SCHEMA, function_name(pipeline))))
 
 
 def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:
