@@ -1,0 +1,76 @@
+"""state/widening.py against PostgreSQL: which ALTER … TYPE writes the table anew, and which texts stay."""
+
+from __future__ import annotations
+
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog import find_relation
+from airflow_provider_pgrepl.replication.state.widening import Widening, find_widening
+from tests.conftest import Connection
+
+WIDENINGS = [
+    ("smallint", "integer", "7"),
+    ("smallint", "bigint", "7"),
+    ("integer", "bigint", "7"),
+    ("real", "double precision", "0.1"),
+    ("varchar(3)", "varchar(5)", "a"),
+    ("varchar(3)", "varchar", "a"),
+    ("varchar(3)", "text", "a "),
+    ("varchar", "text", "a "),
+    ("text", "varchar", "a "),
+    ("numeric(5,2)", "numeric(7,2)", "1.5"),
+    ("numeric(5,2)", "numeric(7,3)", "1.5"),
+    ("numeric(5,2)", "numeric", "1.5"),
+    ("timestamp(3)", "timestamp(6)", "2026-01-01 00:00:00.125"),
+    ("timestamp", "timestamp(6)", "2026-01-01 00:00:00.125"),
+    ("timestamptz(0)", "timestamptz", "2026-01-01 00:00:00Z"),
+    ("time(2)", "time(4)", "13:45:00.25"),
+    ("timetz(2)", "timetz", "13:45:00.25+02"),
+    ("varbit(3)", "varbit(9)", "101"),
+    ("varbit(3)", "varbit", "101"),
+    ("integer[]", "bigint[]", "{7,NULL}"),
+    ("varchar(3)[]", "varchar(5)[]", '{a,"b "}'),
+    ("varchar(3)[]", "varchar[]", '{a,"b "}'),
+    ("varchar(3)[]", "text[]", '{a,"b "}'),
+    ("numeric(5,2)[]", "numeric(7,2)[]", "{1.5}"),
+]
+OTHERS = [
+    ("integer", "smallint"),
+    ("varchar(5)", "varchar(3)"),
+    ("char(3)", "text"),
+    ("numeric(5,2)", "numeric(5,3)"),
+    ("timestamp", "timestamptz"),
+    ("real[]", "double precision[]"),
+    ("numeric(5,2)[]", "numeric(7,3)[]"),
+]
+
+
+def test_a_wider_type_is_known_as_one_that_rewrites_or_keeps_texts(pg: Connection) -> None:
+    for before, after, value in WIDENINGS:
+        with pg.cursor() as cursor:
+            cursor.execute("drop table if exists public.t")
+            cursor.execute(f"create table public.t (a {before})")
+            cursor.execute("insert into public.t values (%s)", (value,))
+            was, text = _table(pg), _text(cursor)
+            cursor.execute(f"alter table public.t alter a type {after}")
+            now, text_now = _table(pg), _text(cursor)
+        widening = find_widening(was.columns[0], now.columns[0])
+        assert widening == Widening(was.relfilenode != now.relfilenode, text == text_now), (before, after)
+
+
+def test_another_type_is_no_wider_one(pg: Connection) -> None:
+    for before, after in OTHERS:
+        with pg.cursor() as cursor:
+            cursor.execute("drop table if exists public.t")
+            cursor.execute(f"create table public.t (a {before}, b {after})")
+        assert find_widening(*_table(pg).columns) is None, (before, after)
+
+
+def _table(pg: Connection) -> Relation:
+    relation = find_relation(pg, TableName("public", "t"))
+    assert relation is not None
+    return relation
+
+
+def _text(cursor: object) -> str:
+    cursor.execute("select a::text from public.t")  # type: ignore[attr-defined]
+    return str(cursor.fetchone()[0])  # type: ignore[attr-defined]
