@@ -1,0 +1,163 @@
+"""Single tables are paused, tried again and removed while the others are replicated."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.tables import (
+    pause_tables,
+    remove_tables,
+    resume_tables,
+    retry_tables,
+)
+from airflow_provider_pgrepl.replication.app.teardown import teardown
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.table import open_table
+from tests.conftest import closing_connection
+from tests.support.in_process import InProcess, Running
+from tests.support.replicated import execute, wait_until
+from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
+
+SAVINGS = "public.savings"
+OTHERS = tuple(table for table in TABLES if table != SAVINGS)
+
+
+def access(replicated: InProcess) -> Access:
+    return Access(replicated.pipeline, replicated.dsn, replicated.dsn)
+
+
+def latest(replicated: InProcess) -> set[str]:
+    point = Points(replicated.pipeline.lake_root).latest()
+    assert point is not None
+    return set(point.tables)
+
+
+def wait_for_state(replicated: InProcess, table: str, state: str) -> None:
+    wait_until(lambda: replicated.states()[table].state == state, what=f"{table} to be {state}")
+
+
+def copies(replicated: InProcess, table: str) -> int:
+    """How many versions of a lake table a snapshot has made."""
+    commits = open_table(replicated.lake_path(table)).history()
+    return sum('"snapshot"' in commit.get("pgrepl", "") for commit in commits)
+
+
+@contextmanager
+def reporting(replicated: InProcess, running: Running) -> Iterator[None]:
+    """What the app's own loop writes of the applier, here every now and then."""
+    stop = threading.Event()
+
+    def report() -> None:
+        with access(replicated).store("report") as store:
+            while not stop.wait(0.05):
+                store.write_progress(replicated.pipeline.name, idle_at=running.applier.progress.idle_at)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_a_paused_table_stands_still_and_is_whole_again_when_it_goes_on(spark, dsn, tmp_path):
+    execute(dsn, *SETUP)
+    replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, flush_interval_s=0.02)
+    with traffic(dsn, 1) as writing:
+        replicated.snapshot()
+        with replicated.replicating() as running:
+            replicated.wait_for_points(1, *TABLES)
+            pause_tables(access(replicated), [SAVINGS])
+            wait_until(lambda: latest(replicated) == set(OTHERS), what="a point without the paused table")
+            stands = replicated.position(SAVINGS)
+            replicated.wait_for_points(2, *OTHERS)
+            assert latest(replicated) == set(OTHERS)
+            assert replicated.position(SAVINGS) == stands
+            resume_tables(access(replicated), [SAVINGS])
+            replicated.wait_for_points(2, *TABLES)
+            writing.stop()
+            running.wait_for(replicated.source_lsn())
+            # Let go on before any batch has seen that it stood still.
+            pause_tables(access(replicated), [SAVINGS])
+            resume_tables(access(replicated), [SAVINGS])
+            wait_for_state(replicated, SAVINGS, "streaming")
+    replicated.assert_equal(*TABLES)
+    assert copies(replicated, SAVINGS) == 1
+    assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
+
+
+def test_a_table_goes_on_from_where_it_stopped_once_the_cause_is_gone(spark, dsn, tmp_path):
+    execute(
+        dsn,
+        "create table t (id int primary key, at timestamptz)",
+        "create table u (id int primary key)",
+        "insert into t values (1, now())",
+    )
+    replicated = InProcess(spark, dsn, tmp_path, ("public.*",), on_drift="error")
+    replicated.snapshot()
+    with replicated.replicating() as running:
+        execute(dsn, "insert into t values (2, 'infinity')", "insert into u values (1)")
+        wait_for_state(replicated, "public.t", "errored")
+        assert replicated.states()["public.t"].error == "ValueRangeError"
+        execute(dsn, "insert into t values (3, now())", "insert into u values (2)")
+        replicated.configure(infinity="null")
+        (retried,) = retry_tables(access(replicated))
+        assert retried.refused is None
+        wait_for_state(replicated, "public.t", "streaming")
+        execute(dsn, "alter table u add note text", "insert into u values (3, 'x')")
+        wait_for_state(replicated, "public.u", "errored")
+        assert replicated.states()["public.u"].error == "DriftError"
+        execute(dsn, "insert into t values (4, now())")
+        running.wait_for(replicated.source_lsn())
+    replicated.configure(on_drift="evolve")
+    retry_tables(access(replicated), ["public.u"])
+    replicated.catch_up()
+    replicated.assert_equal("public.u")
+    assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) == [1, 2, 3, 4]
+    assert [copies(replicated, table) for table in ("public.t", "public.u")] == [1, 1]
+
+
+def test_a_removed_table_is_dropped_under_replication_and_a_teardown_leaves_nothing(spark, dsn, tmp_path):
+    execute(dsn, *SETUP)
+    replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, flush_interval_s=0.02)
+    with traffic(dsn, 2) as writing:
+        replicated.snapshot()
+        with (
+            replicated.replicating() as running,
+            reporting(replicated, running),
+            access(replicated).store("replicate") as app,
+        ):
+            app.lock(replicated.pipeline.name, "replicate")
+            replicated.wait_for_points(1, *TABLES)
+            remove_tables(access(replicated), [SAVINGS], drop_lake_tables=True, timeout_s=150)
+            assert not Path(replicated.lake_path(SAVINGS)).exists()
+            replicated.wait_for_points(2, *OTHERS)
+            assert latest(replicated) == set(OTHERS)
+            writing.stop()
+            running.wait_for(replicated.source_lsn())
+    assert not Path(replicated.lake_path(SAVINGS)).exists()
+    replicated.assert_equal(*OTHERS)
+    replicated.catch_up()
+    with access(replicated).store("test") as store:
+        progress = store.read_progress(replicated.pipeline.name)
+    assert progress is not None
+    assert progress.idle_at is not None
+    teardown(access(replicated))
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "select slot_name::text from pg_replication_slots where database = current_database()"
+            " union all select pubname::text from pg_publication"
+            " union all select nspname::text from pg_namespace where nspname = '_pgrepl'"
+        )
+        assert cursor.fetchall() == []
+    # A snapshot into the lake that was kept begins a new epoch.
+    replicated.snapshot()
+    assert read_epoch(replicated.changelog).epoch == 2
+    replicated.catch_up()
+    replicated.assert_equal(*TABLES)
