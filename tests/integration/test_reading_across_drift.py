@@ -15,6 +15,12 @@ import pyarrow.compute as pc
 import pytest
 
 from airflow_provider_pgrepl.errors import DriftError
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    Place,
+    RelationIndex,
+    relations_uri,
+)
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.read import (
     UnverifiedWarning,
     arrow_as_of,
@@ -22,8 +28,9 @@ from airflow_provider_pgrepl.replication.lake.read import (
     consistent_arrow,
     verified,
 )
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source import event_trigger
 from tests.support.landed import Landed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import OWN_COLUMNS
@@ -122,7 +129,7 @@ def test_each_moment_across_safe_ddl_shows_what_the_source_was_then(
         applied = consistent_arrow(landed.pipeline).table(T).select(newest.column_names)
         assert sorted(map(repr, newest.to_pylist())) == sorted(map(repr, applied.to_pylist()))
         assert newest.schema.equals(applied.schema)
-        assert_each_moment_shows_the_source(landed, watched)
+    assert_each_moment_shows_the_source(landed, watched)
 
 
 def test_a_point_has_the_columns_of_its_time(dsn: str, pg: Connection, tmp_path: Path) -> None:
@@ -245,3 +252,22 @@ def test_a_moment_after_which_the_catalog_was_seen_is_verified(
     pg.cursor().execute("alter table t drop v; alter table t add v varchar(9)")
     watched.run("insert into t values (3, 30, 'c')")
     assert [verified(landed.pipeline, T, lsn=lsn) for lsn, _, _ in watched.seen[:2]] == [True, False]
+
+
+def test_an_event_trigger_gives_ddl_its_place(dsn: str, pg: Connection, tmp_path: Path) -> None:
+    pg.cursor().execute(CREATE)
+    landed = Landed(dsn, tmp_path, (T,), event_trigger=True)
+    with landed.source() as source:
+        event_trigger.install(source, landed.pipeline)
+        trigger = event_trigger.read_watching(source, landed.pipeline)
+    assert trigger is not None
+    copied = Place(landed.begin() - 1, trigger)
+    index = RelationIndex(relations_uri(landed.pipeline.lake_root))
+    index.add(Epoch(1), RelationRecord.of_catalog(landed.relations[0]), copied)
+    watched = Watched(landed, pg)
+    watched.run("insert into t values (1, 'a', 10)", "insert into t values (2, 'b', 20)")
+    pg.cursor().execute("begin; alter table t drop v; alter table t add v varchar(9); commit")
+    watched.run("insert into t values (3, 30, 'c')")
+    assert [verified(landed.pipeline, T, lsn=lsn) for lsn, _, _ in watched.seen[:2]] == [True, True]
+    with pytest.raises(DriftError, match="found at"):
+        verified(landed.pipeline, T)

@@ -108,6 +108,46 @@ def test_history_through_spark_is_that_of_arrow(
     assert at_point.where("_pgrepl_to_lsn is null").count() == 2
 
 
+def test_spark_reads_across_safe_ddl_what_arrow_reads(
+    spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
+) -> None:
+    execute = pg.cursor().execute
+    execute("create table t (id int primary key, v text, n int); create table heap (a int, b text)")
+    execute("alter table heap replica identity full")
+    tables = ("public.t", "public.heap")
+    landed = Landed(dsn, tmp_path, tables, per_table={"public.t": {"history": True}})
+    landed.begin()
+    steps = (
+        "insert into t values (1, 'a', 1), (2, 'b', 2), (3, 'c', 3);"
+        " insert into heap values (1, 'x'), (1, 'x')",
+        "alter table t alter n type bigint; alter table heap add at timestamp default '2026-01-01'",
+        "update t set n = 1::bigint << 40 where id = 1; delete from heap where ctid = '(0,1)'",
+        "alter table t drop v",
+        "begin; update t set n = 5 where id = 2; alter table t add w numeric(5,2) default 1.5;"
+        " insert into t values (4, 4, 0.25); delete from t where id = 3; commit",
+    )
+    for number, step in enumerate(steps):
+        execute(step)
+        if not step.startswith("alter"):
+            landed.receive()
+        if number == 0:
+            landed.apply()
+    lake, same = as_of(spark, landed.pipeline), arrow_view_as_of(landed.pipeline)
+    for found, known in (
+        *((lake.table(name), same.table(name)) for name in tables),
+        (lake.history("public.t"), same.history("public.t")),
+    ):
+        rows = found.toArrow()
+        assert rows.column_names == known.column_names
+        assert sorted(map(repr, rows.to_pylist())) == sorted(map(repr, known.to_pylist()))
+    assert sorted(same.table("public.t").select(["id", "v", "n", "w"]).to_pylist(), key=str) == [
+        {"id": 1, "v": "a", "n": 1 << 40, "w": Decimal("1.50")},
+        {"id": 2, "v": None, "n": 5, "w": Decimal("1.50")},
+        {"id": 4, "v": None, "n": 4, "w": Decimal("0.25")},
+    ]
+    assert len(same.history("public.t")) == 6
+
+
 def test_what_the_apps_wrote_is_read_as_soon_as_it_is_received(
     spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lake.reading.verification import Unverified, find_unverified
 from airflow_provider_pgrepl.replication.lake.relations_in_force import Walk, walk_relations
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, open_table
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.values import lake_schema
@@ -202,10 +202,7 @@ class Planner:
         return record is not None and membership(record.catalog) == membership(relation)
 
     def _unverified(self, relation: Relation | None) -> Unverified | None:
-        if relation is None:
-            return None
-        uri = f"{self._pipeline.lake_root}/{relation.table.path}"
-        return find_unverified(relation, self._kept, open_table(uri), self._pipeline)
+        return None if relation is None else find_unverified(relation, self._kept, self._pipeline)
 
     def _not_held(self, name: TableName) -> LakeError:
         return LakeError(

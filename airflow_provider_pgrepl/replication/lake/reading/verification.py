@@ -17,7 +17,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptChanges
-from airflow_provider_pgrepl.replication.lake.table import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.lake.table import COMMIT_METADATA, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge
@@ -43,12 +43,10 @@ class Unverified:
         )
 
 
-def find_unverified(
-    relation: Relation, kept: KeptChanges, newest: DeltaTable, pipeline: Pipeline
-) -> Unverified | None:
+def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -> Unverified | None:
     """Whether the next that is known of the table, above the moment, is unsafe DDL of no known place.
 
-    `relation` is the one in force; `newest` the lake table, whose log says when it was copied.
+    `relation` is the one in force.
     """
     moment = kept.moment
     mine = [record for record in kept.records if record.message.oid == relation.oid]
@@ -66,7 +64,8 @@ def find_unverified(
     if known is not None and known[1].trigger and known[1].commit_lsn <= moment.lsn:
         # An event trigger watched all the time: the place is that of the DDL.
         return None
-    above = max(_last_announced(relation.oid, kept), _last_copied(newest, moment.lsn))
+    lake_table = open_table(f"{pipeline.lake_root}/{relation.table.path}")
+    above = max(_last_announced(relation.oid, kept), _last_copied(lake_table, moment.lsn))
     return Unverified(relation.table, above, found)
 
 
@@ -117,8 +116,8 @@ def _last_announced(relation_id: int, kept: KeptChanges) -> LSN:
     return kept.moment.floor_lsn
 
 
-def _last_copied(newest: DeltaTable, upto: LSN) -> LSN:
+def _last_copied(table: DeltaTable, upto: LSN) -> LSN:
     """The position of the last copy at or before an LSN; 0 when the log does not reach back to it."""
-    abouts = (json.loads(commit.get(COMMIT_METADATA) or "{}") for commit in newest.history())
+    abouts = (json.loads(commit.get(COMMIT_METADATA) or "{}") for commit in table.history())
     copies = (LSN(about["position"]) for about in abouts if about.get("kind") == "snapshot")
     return max((copy for copy in copies if copy <= upto), default=LSN(0))
