@@ -13,7 +13,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param
 
-from airflow_provider_pgrepl.operators.forms import tables_param
+from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, tables_params
 from airflow_provider_pgrepl.operators.resnapshot import PgResnapshotOperator
 
 PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
@@ -28,9 +28,7 @@ with DAG(
     is_paused_upon_creation=False,
     render_template_as_native_obj=True,
     params={
-        "tables": tables_param(
-            PIPELINE_FILE, title="Tables to take anew", description="As public.orders", minItems=1
-        ),
+        **tables_params(PIPELINE_FILE, "Tables to take anew"),
         "reason": Param(None, type=["null", "string"], title="Reason", description="For the log of this run"),
     },
     tags=["pgrepl"],
@@ -39,7 +37,7 @@ with DAG(
     PgResnapshotOperator(
         task_id="resnapshot",
         pipeline=PIPELINE_FILE,
-        tables="{{ params.tables }}",
+        tables=PICKED_TABLES,
         reason="{{ params.reason }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
         retries=2,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from airflow.sdk import DAG, Param, task
 
-from airflow_provider_pgrepl.operators.forms import tables_param
+from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, tables_params
 from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator
 from airflow_provider_pgrepl.operators.tables import (
     PgPauseTablesOperator,
@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.operators.tables import (
 )
 
 PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
-COMMON = {"pipeline": PIPELINE_FILE, "tables": "{{ params.tables }}"}
+COMMON = {"pipeline": PIPELINE_FILE, "tables": PICKED_TABLES}
 ACTIONS = {
     "add": "Add: copy them, and keep them current",
     "pause": "Pause: let them stand still",
@@ -43,10 +43,8 @@ with DAG(
         "action": Param(
             "pause", type="string", enum=list(ACTIONS), values_display=ACTIONS, title="What to do"
         ),
-        "tables": tables_param(
-            PIPELINE_FILE,
-            title="Tables",
-            description="As public.orders; none: add all that are new under a pattern, retry all in error",
+        **tables_params(
+            PIPELINE_FILE, "Tables", "None: add all that are new under a pattern, retry all in error. "
         ),
     },
     tags=["pgrepl"],

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from airflow.sdk import Param
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.pipeline_argument import PipelineArgument, read_pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
 
+PICKED_TABLES = "{{ (params.tables or []) + (params.get('more_tables') or []) }}"
+"""The operators' `tables=` for `tables_params`, in a DAG with `render_template_as_native_obj=True`."""
 
-def tables_param(pipeline: PipelineArgument, **schema: Any) -> Param:
-    """A Param of tables, from which people pick those that the pipeline lists by name.
 
-    For a pipeline with patterns, or a file that cannot be read yet, the form takes names, one a line: what
-    patterns stand for only the source knows, which no DAG asks when it is parsed, and a form that offers some
-    tables takes no others. `schema` is the rest of the Param, as `title`, `description`, `minItems`.
+def tables_params(pipeline: PipelineArgument, title: str, description: str = "") -> dict[str, Param]:
+    """Params of a DAG by which people say which tables: `tables`, and where needed `more_tables`.
+
+    They pick from the tables that the pipeline lists by name. Such a form takes no other names, so that there
+    is a second field for those: of tables that are to be added, or that were. For a pipeline with patterns,
+    or a file that cannot be read yet, one field takes names, one a line: what patterns stand for only the
+    source knows, which no DAG asks when it is parsed.
     """
-    if tables := _listed(pipeline):
-        schema["examples"] = tables
-    return Param([], type="array", items={"type": "string"}, **schema)
+    listed = _listed(pipeline)
+    if not listed:
+        return {"tables": _names(title, f"{description}One a line, as public.orders")}
+    # No minItems: `airflow tasks test` begins with the defaults, and must be allowed to.
+    picker = Param(
+        [],
+        type=["null", "array"],
+        items={"type": "string"},
+        title=title,
+        description=description or None,
+        examples=listed,
+    )
+    return {"tables": picker, "more_tables": _names("More tables", "Not in the list; one a line")}
+
+
+def _names(title: str, description: str) -> Param:
+    return Param([], type=["null", "array"], items={"type": "string"}, title=title, description=description)
 
 
 def _listed(value: PipelineArgument) -> list[str]:

@@ -55,28 +55,37 @@ def states(run: Any) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["resnapshot", "tables"])
 def test_the_form_offers_the_tables_that_the_pipeline_lists(pipeline_file: Path, name: str) -> None:
-    schema = dag(name).params.get_param("tables").schema
-    assert schema["examples"] == ["public.a", "public.b"]
+    assert dag(name).params.get_param("tables").schema["examples"] == ["public.a", "public.b"]
+    assert "more_tables" in dag(name).params
     pipeline_file.write_text(json.dumps({**FIELDS, "tables": ["public.a", "sales.*"]}), encoding="utf-8")
-    assert dag(name).params.get_param("tables").schema.get("examples") is None
+    assert "examples" not in dag(name).params.get_param("tables").schema
+    assert "more_tables" not in dag(name).params
     pipeline_file.unlink()
-    assert dag(name).params.get_param("tables").schema.get("examples") is None
+    assert "examples" not in dag(name).params.get_param("tables").schema
 
 
 def test_the_picked_tables_and_the_reason_reach_the_application_and_the_log(
     pipeline_file: Path, submitted: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    conf = {"tables": ["public.a", "public.c"], "reason": "looked odd"}
+    conf = {"tables": ["public.a"], "more_tables": ["public.c"], "reason": "looked odd"}
     run = dag("resnapshot").test(run_conf=conf)
     assert run.state == "success"
     assert submitted.read_text().splitlines()[-2:] == ["--tables", "public.a,public.c"]
     assert "reason: looked odd" in "".join(capfd.readouterr())
     (task,) = run.get_task_instances()
-    assert task.xcom_pull(task_ids="resnapshot") == conf
+    found = {"tables": ["public.a", "public.c"], "reason": "looked odd"}
+    assert task.xcom_pull(task_ids="resnapshot") == found
 
 
-@pytest.mark.parametrize("conf", [{}, {"tables": []}, {"tables": "public.a"}, {"tables": [1]}])
-def test_a_run_without_tables_does_not_begin(
+@pytest.mark.parametrize("conf", [{}, {"tables": None}])
+def test_a_run_without_tables_takes_none(pipeline_file: Path, submitted: Path, conf: dict[str, Any]) -> None:
+    run = dag("resnapshot").test(run_conf=conf)
+    assert states(run) == {"resnapshot": "failed"}
+    assert not submitted.exists()
+
+
+@pytest.mark.parametrize("conf", [{"tables": "public.a"}, {"tables": [1]}])
+def test_a_run_with_what_is_no_list_of_tables_does_not_begin(
     pipeline_file: Path, submitted: Path, conf: dict[str, Any]
 ) -> None:
     from airflow.sdk.exceptions import ParamValidationError
