@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import PrivilegeError
@@ -22,6 +23,7 @@ from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from demo.postgres import Server
 from tests.conftest import closing_connection
+from tests.support.handed import Handed
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
@@ -419,3 +421,41 @@ def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: S
     finally:
         with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
             cursor.execute(f"drop database {name}_restored")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("alter table t drop v, add v text", "dropped and added again"),
+        ("alter table t alter id type bigint using id * 10", "USING"),
+        ("alter type mood rename value 'sad' to 'blue'", "label"),
+    ],
+)
+def test_a_table_stops_right_there_with_the_rows_before_in_the_lake(dsn, tmp_path, change, reason):
+    execute(dsn, "create type mood as enum ('sad')", "create table t(id int primary key, v text, m mood)")
+    handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    with handed.source() as source:
+        event_trigger.install(source, handed.pipeline)
+    relation = handed.copy("public.t")
+    execute(dsn, "insert into t values (0, 'z', null)")
+    handed.stream(relation)
+    execute(dsn, "insert into t values (1, 'a', 'sad')", "insert into t values (2, 'b', null)", change)
+    execute(dsn, "insert into t (id, v) values (3, 'c')")
+    result = handed.stream(relation)
+    assert reason in result.error
+    # The change itself is where the table stops, before the next row.
+    *_, second, third = handed.changelog_rows("I")
+    assert second["commit_lsn"] < result.error_lsn < third["commit_lsn"]
+    assert sorted(handed.lake_rows("public.t")["id"].to_pylist()) == [0, 1, 2]
+
+
+def test_a_safe_change_that_no_row_follows_is_already_followed(dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key)")
+    handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    with handed.source() as source:
+        event_trigger.install(source, handed.pipeline)
+    relation = handed.copy("public.t")
+    execute(dsn, insert(1), "alter table t add w int default 7")
+    result = handed.stream(relation)
+    assert result.error is None
+    assert pa.table(handed.lake_rows("public.t")).select(["id", "w"]).to_pylist() == [{"id": 1, "w": 7}]
