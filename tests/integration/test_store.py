@@ -7,6 +7,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import (
     ConfigError,
+    DriftError,
     PrivilegeError,
     Retry,
     SlotBusyError,
@@ -93,6 +94,8 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
         assert (found.error, found.membership, found.config) == ("", "configured", None)
         progress = store.read_progress("shop")
         assert (progress.told_lsn, progress.idle_at) == (LSN(7), None)
+        assert store.mark_errored("shop", found, DriftError("r", "h"))
+        assert store.read_tables("shop")[T].error == "DriftError"
 
 
 def test_a_table_is_moved_only_as_it_was_seen(store):

@@ -245,15 +245,10 @@ class Applier:
             raise kind(str(result.error), result.hint)
         hint = f"\n  hint: {result.hint}" if result.hint else ""
         log.error("table %s stops: %s%s", record.table, result.error, hint)
-        self._store.set_state(
-            self._pipeline.name,
-            record.table,
-            TableState.ERRORED,
-            error=result.error_kind,
-            reason=str(result.error),
-            hint=result.hint,
-            lsn=LSN(result.error_lsn) if result.error_lsn else None,
-        )
+        error = getattr(errors, result.error_kind, errors.LakeTableError)(str(result.error), result.hint)
+        lsn = LSN(result.error_lsn) if result.error_lsn else None
+        if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
+            log.info("table %s was changed by somebody else meanwhile", record.table)
 
     def _position_of(self, record: TableRecord) -> LSN:
         """Up to where the lake table is whole: its own position, or a later point that names it."""

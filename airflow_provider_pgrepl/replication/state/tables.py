@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -97,6 +97,8 @@ class TableRecord:
     rows_copied: int | None
     membership: Membership = "configured"
     config: str | None = None
+    relation_text: str | None = field(default=None, repr=False, compare=False)
+    """As it is recorded: an older version has written other JSON for the same relation."""
 
 
 class TableRecords(StateConnection):
@@ -141,7 +143,7 @@ class TableRecords(StateConnection):
     def mark_errored(
         self, pipeline: str, seen: TableRecord, error: PgReplError, lsn: LSN | None = None
     ) -> bool:
-        """Put a table into `errored`, if it still is as it was seen; whether it was."""
+        """Put a table into `errored`, if it still is as it was read; whether it was."""
         fields = {
             **_table_key(pipeline, seen.table),
             "error": type(error).__name__,
@@ -149,7 +151,7 @@ class TableRecords(StateConnection):
             "hint": error.hint,
             "lsn": text_of(lsn),
             "state": seen.state.value,
-            "relation": seen.relation and seen.relation.to_json(),
+            "relation": seen.relation_text,
         }
         with state_errors(f"putting {seen.table} in error"):
             return bool(rows(self._connection, _MARK_ERRORED, fields))
@@ -241,6 +243,7 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         None if relation is None else Relation.from_json(relation),
         _lsn(position),
         *rest,
+        relation,
     )
 
 
