@@ -105,7 +105,7 @@ def test_a_checkpoint_that_is_lost_or_old_does_no_harm(in_small_steps, dsn, tmp_
 @pytest.mark.parametrize(
     ("ddl", "reason"),
     [
-        ("alter table t add w int default 5", "column w was added"),
+        ("alter table t rename v to w", "renamed"),
         ("alter table t alter v type varchar(10)", "type of column v changed"),
     ],
 )
@@ -132,6 +132,29 @@ def test_a_changed_table_stops_alone_and_a_new_snapshot_mends_it(replicated, dsn
     replicated.catch_up()
     assert str(replicated.states()["public.t"].state) == "streaming"
     replicated.assert_equal(*BOTH)
+
+
+def test_a_table_is_altered_while_it_is_replicated_and_others_go_on(replicated, dsn):
+    with replicated.replicating() as running:
+        execute(
+            dsn,
+            "alter table t add w int default 5",
+            "begin; insert into t values (10, 'a', 6); update u set v = 'b'; alter table u drop column v;"
+            " insert into u values (11); commit",
+            "alter table w rename v to x",
+            "insert into w values (12, 'never')",
+            "insert into t values (13, 'c', 7)",
+        )
+        running.wait_for(replicated.source_lsn())
+    states = replicated.states()
+    assert [str(states[table].state) for table in ALL] == ["streaming", "streaming", "errored"]
+    assert (states["public.w"].error, "renamed" in states["public.w"].reason) == ("DriftError", True)
+    relation = states["public.t"].relation
+    assert relation is not None
+    assert [column.name for column in relation.columns] == ["id", "v", "w"]
+    replicated.assert_equal("public.t")
+    assert sorted(replicated.lake_rows("public.u")["id"].to_pylist()) == [1, 2, 3, 11]
+    assert replicated.lake_rows("public.w").num_rows == 3
 
 
 def test_commits_of_an_epoch_that_is_over_do_not_stop_the_new_one(in_small_steps, dsn):
