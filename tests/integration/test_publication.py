@@ -1,5 +1,6 @@
 import contextlib
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +15,7 @@ from airflow_provider_pgrepl.replication.source.publication import (
     read_publication,
 )
 from tests.conftest import closing_connection
+from tests.support.replicated import wait_until
 
 
 def relation(pg, name, schema="public"):
@@ -63,7 +65,7 @@ def test_a_table_that_is_being_written_joins_when_that_is_over(pg, dsn, tables):
         with pytest.raises(SnapshotError) as caught:
             add_tables(dsn, "p", tables, 0.05)
         assert re.search(
-            r"public\.t, public\.part: could not be locked \(SHARE ROW EXCLUSIVE\) within 0\.05 s, because of"
+            r"public\.part: could not be locked \(SHARE ROW EXCLUSIVE\) within 0\.05 s, because of"
             rf" pid {writer.connection.info.backend_pid} \(postgres, billing, in its transaction since \d",
             caught.value.message,
         )
@@ -71,6 +73,17 @@ def test_a_table_that_is_being_written_joins_when_that_is_over(pg, dsn, tables):
         assert len(read_publication(pg, "p").tables) == 1
         writer.execute("commit")
     assert add_tables(dsn, "p", tables, 10) == tables[1:]
+
+
+def test_a_writer_of_two_tables_that_join_is_never_in_a_deadlock_with_them(pg, dsn, tables):
+    """Had the first table been kept locked while the second was waited for, the writer would have failed."""
+    create_publication(pg, "p", tables[:1])
+    with other_session(dsn, "billing") as writer, ThreadPoolExecutor(1) as pool:
+        writer.execute("begin; insert into part values (1)")
+        joining = pool.submit(add_tables, dsn, "p", tables, 10)
+        wait_until(lambda: TableName("public", "t") in read_publication(pg, "p").tables)
+        writer.execute("set statement_timeout = '5s'; insert into t values (1); commit")
+        assert joining.result() == tables[1:]
 
 
 def test_a_child_by_inheritance_may_be_written_while_its_parent_joins(pg, dsn, tables):

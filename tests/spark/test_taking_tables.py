@@ -314,13 +314,18 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
     if arguments:
         replicated.snapshot()
     replicated.configure(snapshot_range_bytes=131072)
-    commit = snapshot_copy.commit_snapshot
-    committed = list[str]()
+    commit, run = snapshot_copy.commit_snapshot, snapshot_copy.RangeCopies.run
+    committed, a_is_there = list[str](), threading.Event()
 
-    def commit_and_lose(uri: str, *more: object) -> int:
+    def commit_and_say(uri: str, *more: object) -> int:
         version = commit(uri, *more)
         committed.append(uri)
-        if len(committed) == 1:
+        a_is_there.set()
+        return version
+
+    def run_without_keeper(copies, ranges):
+        if len(ranges) > 1 and not a_is_there.is_set():
+            assert a_is_there.wait(60)
             execute(
                 replicated.dsn,
                 "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
@@ -328,9 +333,10 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
                 "insert into a values (100, 'x')",
                 "insert into b values (100000, 'x')",
             )
-        return version
+        return run(copies, ranges)
 
-    monkeypatch.setattr(snapshot_copy, "commit_snapshot", commit_and_lose)
+    monkeypatch.setattr(snapshot_copy, "commit_snapshot", commit_and_say)
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)
     start = len(replicated.log.read_text()) if arguments else 0
     assert replicated.run("snapshot", *arguments) == 0, replicated.log_tail()
     assert len(committed) == len(set(committed)) == 2

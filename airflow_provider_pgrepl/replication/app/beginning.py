@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.lake.snapshot import Copied
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import catalog, slot
+from airflow_provider_pgrepl.replication.source import catalog, slot, snapshot
 from airflow_provider_pgrepl.replication.source.catalog import Server
 from airflow_provider_pgrepl.replication.source.selection import Wishes
 
@@ -31,16 +31,20 @@ def begin_epoch(
     pipeline, server = taking.pipeline, catalog.read_server(taking.source)
     claims = Claims(taking.access.dsn, taking.source, pipeline, taking.store)
     claims.claim(server, replace=last is not None)
-    # First, because it refuses while the slot is read: nothing may be altered under a running app.
+    # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     slot.drop_slot(taking.source, pipeline.slot)
     claims.prepare_publication(relations)
     for attempt in range(1, ATTEMPTS + 1):
+        slot.drop_slot(taking.source, pipeline.slot)
+        exported = slot.export_slot(
+            taking.access.dsn, pipeline.slot, temporary=False, timeout_s=pipeline.slot_timeout_s
+        )
         try:
-            record, copied = _begin(taking, claims, server, relations, last)
+            record, copied = _begin(taking, exported, claims, server, relations, last)
             break
         except SnapshotError as error:
-            slot.drop_slot(taking.source, pipeline.slot)
             if attempt == ATTEMPTS:
+                slot.drop_slot(taking.source, pipeline.slot)
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
@@ -57,13 +61,15 @@ def begin_epoch(
 
 
 def _begin(
-    taking: Taking, claims: Claims, server: Server, relations: list[Relation], last: EpochRecord | None
+    taking: Taking,
+    exported: slot.ExportedSnapshot,
+    claims: Claims,
+    server: Server,
+    relations: list[Relation],
+    last: EpochRecord | None,
 ) -> tuple[EpochRecord, Copied]:
     pipeline = taking.pipeline
-    exported = slot.export_slot(
-        taking.access.dsn, pipeline.slot, temporary=False, timeout_s=pipeline.slot_timeout_s
-    )
-    with exported, taking.keep(exported, relations) as keeper:
+    with exported, _keep(taking, exported, relations) as keeper:
         exported.close()
         record = EpochRecord(
             pipeline.name,
@@ -78,6 +84,15 @@ def _begin(
         _open_epoch(taking, record, last)
         taking.announce(relations)
         return record, taking.copy(keeper, exported, record, begins_epoch=True)
+
+
+def _keep(taking: Taking, exported: slot.ExportedSnapshot, relations: list[Relation]) -> snapshot.Keeper:
+    try:
+        return taking.keep(exported, relations)
+    except BaseException:
+        exported.close()
+        slot.drop_slot(taking.source, taking.pipeline.slot)
+        raise
 
 
 def _open_epoch(taking: Taking, record: EpochRecord, last: EpochRecord | None) -> None:

@@ -78,8 +78,11 @@ class Taking:
             if not relations:
                 break
             claims.publish(relations)
+            # Announced first: the applier's batches hold nothing of these tables that is not in the snapshot.
+            before = self.announce(relations)
+            exported = self._export(before)
             try:
-                result = self._take_once(relations, record)
+                result = self._copy_at(exported, relations, before, record)
             except (SnapshotError, PrivilegeError) as error:
                 lost: PgReplError = error
             else:
@@ -113,20 +116,29 @@ class Taking:
         faults = table_faults(self.source, self.pipeline, relations) if relations else {}
         return [relation for relation in relations if relation.table not in faults], unfit | faults
 
-    def _take_once(self, relations: list[Relation], record: EpochRecord) -> Copied:
-        before = self.announce(relations)
+    def _export(self, before: list[TableRecord]) -> slot.ExportedSnapshot:
+        name = f"pgrepl_tmp_{self.source.info.backend_pid}"
         try:
-            # Announced first: the applier's batches hold nothing of these tables that is not in the snapshot.
-            name = f"pgrepl_tmp_{self.source.info.backend_pid}"
-            exported = slot.export_slot(
+            return slot.export_slot(
                 self.access.dsn, name, temporary=True, timeout_s=self.pipeline.slot_timeout_s
             )
-            with exported:
-                keeper = self.keep(exported, relations)
-                exported.close()
         except BaseException:
             self._take_back(before)
             raise
+
+    def _copy_at(
+        self,
+        exported: slot.ExportedSnapshot,
+        relations: list[Relation],
+        before: list[TableRecord],
+        record: EpochRecord,
+    ) -> Copied:
+        with exported:
+            try:
+                keeper = self.keep(exported, relations)
+            except BaseException:
+                self._take_back(before)
+                raise
         with keeper:
             return self.copy(keeper, exported, record)
 

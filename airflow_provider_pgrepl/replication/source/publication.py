@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from airflow_provider_pgrepl.replication.source.relations import (
     GENERATED_COLUMNS_SINCE,
 )
 from airflow_provider_pgrepl.replication.source.table_locks import lock_tables
+
+_PARTITIONS_PATIENCE_S = 0.5
 
 _PUBLICATION = """
 SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
@@ -119,43 +122,61 @@ def create_publication(connection: Connection, name: str, relations: Iterable[Re
 
 
 def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_s: float) -> list[Relation]:
-    """Add those that are not in it yet; says which these were. A table joins between two transactions.
+    """Add those that are not in it yet; says which these were. Each joins between two of its writers.
 
-    In one transaction the tables are locked against writers, and the publication altered: what transactions
-    that have begun to write a table before send of it, or not, would be left to chance. Raises SnapshotError,
+    In one transaction a table is locked against writers, and the publication altered: whether the changes of
+    a transaction that has begun to write it before are sent would be left to chance. Raises SnapshotError,
     with nothing changed, when a lock is not had in time; PublicationError when there is no such publication.
     """
     connection = connect(dsn, f"publish {name}")
+    added: list[Relation] = []
     try:
         publication = read_publication(connection, name)
         if publication is None:
             raise PublicationError(f"there is no publication named {name}")
-        missing = [relation for relation in relations if relation.table not in publication.tables]
-        if missing:
-            _add(connection, dsn, name, missing, lock_timeout_s)
-        return missing
+        for relation in relations:
+            if relation.table not in publication.tables:
+                # One by one: who holds a lock while it waits for another may deadlock the application.
+                _add(connection, dsn, name, relation, lock_timeout_s)
+                added.append(relation)
+        return added
+    except SnapshotError:
+        if added:
+            with source_errors(f"taking tables out of publication {name} again"):
+                _execute(
+                    connection, f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {_listed(added)}"
+                )
+        raise
     finally:
         connection.close()
 
 
-def _add(
-    connection: Connection, dsn: str, name: str, relations: list[Relation], lock_timeout_s: float
-) -> None:
-    with source_errors(f"adding tables to publication {name}"):
-        _execute(connection, "BEGIN")
-        lock_tables(connection, dsn, relations, "SHARE ROW EXCLUSIVE", lock_timeout_s)
+def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:
+    deadline = time.monotonic() + lock_timeout_s
+    # Partitions are locked one after the other: given up before the server looks for deadlocks (1 s).
+    patience = min(lock_timeout_s, _PARTITIONS_PATIENCE_S) if relation.relkind == "p" else lock_timeout_s
+    while True:
         try:
-            command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed(relations)}"
+            _try_to_add(connection, dsn, name, relation, patience)
+        except SnapshotError:
+            _execute(connection, "ROLLBACK")
+            if time.monotonic() + patience / 2 >= deadline:
+                raise
+        else:
+            return
+
+
+def _try_to_add(connection: Connection, dsn: str, name: str, relation: Relation, patience: float) -> None:
+    with source_errors(f"adding {relation.table} to publication {name}"):
+        _execute(connection, "BEGIN")
+        lock_tables(connection, dsn, [relation], "SHARE ROW EXCLUSIVE", patience)
+        try:
+            command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed([relation])}"
             _execute(connection, command)
             _execute(connection, "COMMIT")
-        except psycopg2.errors.LockNotAvailable:
+        except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DuplicateObject):
             raise SnapshotError(
-                f"publication {name} could not be altered within {lock_timeout_s:g} s: somebody else does",
-                "try again when that is done, or raise lock_timeout_s",
-            ) from None
-        except psycopg2.errors.DuplicateObject:
-            raise SnapshotError(
-                f"publication {name} was altered by somebody else at the same time", "try again"
+                f"publication {name} is being altered by somebody else at the same time", "try again"
             ) from None
 
 

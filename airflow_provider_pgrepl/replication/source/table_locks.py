@@ -71,6 +71,10 @@ def lock_tables(
                 f" within {timeout_s:g} s, because of {_holders(connection, dsn, relations, mode)}",
                 "try again when that is done, or raise lock_timeout_s",
             ) from None
+        except psycopg2.errors.DeadlockDetected:
+            raise SnapshotError(
+                "locking the tables met a deadlock with other sessions", "try again"
+            ) from None
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName) as error:
             raise SnapshotError(f"a table was dropped or renamed meanwhile: {describe(error)}") from None
 
