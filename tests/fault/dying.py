@@ -12,10 +12,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_pgrepl.replication.app import replicate, snapshot
+from airflow_provider_pgrepl.replication.app import replicate, snapshot, taking
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake import apply, points, shares
 from airflow_provider_pgrepl.replication.lake import snapshot as snapshot_copy
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.store import Store
 
@@ -99,6 +100,8 @@ POINTS: dict[str, Callable[[], None]] = {
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
+    "tables published": lambda: after(publication, "add_tables"),
+    "tables announced": lambda: after(taking.Taking, "announce"),
 }
 
 if __name__ == "__main__":

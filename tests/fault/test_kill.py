@@ -22,9 +22,11 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
     return InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, snapshot_range_bytes=65536)
 
 
-def run_until_killed(replicated: InProcess, app: str, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def run_until_killed(
+    replicated: InProcess, app: str, point: str, monkeypatch: pytest.MonkeyPatch, *arguments: str
+) -> None:
     monkeypatch.setenv("PGREPL_TEST_POINT", point)
-    process = replicated.start(app, app, script=DYING)
+    process = replicated.start(app, app, *arguments, script=DYING)
     try:
         assert process.wait(120) == -signal.SIGKILL, replicated.log_tail()
     finally:
@@ -82,6 +84,35 @@ def test_snapshot_killed_at(point, replicated, dsn, monkeypatch):
         writing.wait_for_more(20)
     run_again(replicated, "replicate", "--until", "caught-up")
     assert {str(record.state) for record in replicated.states().values()} == {"streaming"}
+    assert_whole(replicated)
+
+
+def test_one_table_after_another_is_added_and_taken_anew_by_runs_that_are_killed(
+    replicated, dsn, monkeypatch
+):
+    """The old version of a table stays as it was, and what was begun is finished by running it again."""
+    execute(dsn, "create table late (id int primary key)", "insert into late values (1)")
+    replicated.snapshot()
+    before = replicated.position(TABLES[0])
+    run_until_killed(replicated, "snapshot", "tables published", monkeypatch, "--add", "public.late")
+    assert "public.late" not in replicated.states()
+    run_until_killed(replicated, "snapshot", "tables announced", monkeypatch, "--tables", TABLES[0])
+    assert replicated.states()[TABLES[0]].state == "snapshotting"
+    replicated.assert_equal(TABLES[0])
+    run_until_killed(
+        replicated, "snapshot", "snapshot of one table committed", monkeypatch, "--tables", TABLES[0]
+    )
+    assert replicated.states()[TABLES[0]].state == "snapshotting"
+    assert replicated.position(TABLES[0]) > before
+    execute(dsn, "insert into late values (2)")
+    with traffic(dsn, 2) as writing:
+        writing.wait_for_more(20)
+        run_again(replicated, "snapshot", "--add", "public.late")
+        run_again(replicated, "snapshot")
+        writing.wait_for_more(20)
+    run_again(replicated, "replicate", "--until", "caught-up")
+    assert {str(record.state) for record in replicated.states().values()} == {"streaming"}
+    replicated.assert_equal("public.late")
     assert_whole(replicated)
 
 
