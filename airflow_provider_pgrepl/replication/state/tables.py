@@ -231,7 +231,8 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
-    schema, name, state, error, reason, hint, lsn, since, relation, position, *rest = fields
+    schema, name, state, error, reason, hint, lsn, since, relation, position, *_ = fields
+    snapshot_at, copied, membership, config = fields[-4:]
     return TableRecord(
         TableName(schema, name),
         TableState(state),
@@ -242,7 +243,10 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         since,
         None if relation is None else Relation.from_json(relation),
         _lsn(position),
-        *rest,
+        snapshot_at,
+        copied,
+        membership,
+        config,
         relation,
     )
 
