@@ -42,6 +42,7 @@ def test_what_has_not_drifted_is_not_in_the_report(shop):
         ("alter table a rename column x to y", "x"),
         ("alter table a alter x type text", "x"),
         ("alter table a rename to z", "z"),
+        ("alter table a drop column id", "the key changed: column id was dropped"),
         ("drop table a", "dropped"),
         ("drop table a; create table a (id int primary key, x int, note varchar(10))", "another"),
         ("alter table a replica identity full", "replica identity"),

@@ -180,6 +180,13 @@ def test_a_key_published_in_part_is_no_disagreement() -> None:
     assert find_drift(keyless, announced(keyless, columns=sent)) is None
 
 
+def test_a_key_whose_column_was_dropped_has_changed() -> None:
+    rest = tuple(column for column in RECORDED.columns if not column.is_key)
+    assert find_drift(RECORDED, announced(replace(RECORDED, columns=rest))) == (
+        "the key changed: column id was dropped"
+    )
+
+
 def test_a_record_survives_its_json_with_and_without_a_catalog() -> None:
     for record in (announced(RECORDED), replace(announced(RECORDED), catalog=None)):
         again = RelationRecord.from_json(record.to_json())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Relation, TableName, show_identifier
 from airflow_provider_pgrepl.replication.state.layout import Place
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
 
@@ -49,7 +49,7 @@ def _differ(recorded: int, current: int) -> bool:
 def key_findings(
     recorded: Relation, announced: RelationRecord, current: Relation, places: list[Place]
 ) -> Iterator[Finding]:
-    """Columns that joined the key or left it.
+    """Columns that joined the key or left it, be it by being dropped.
 
     With FULL the stream marks every column, so the catalog must do; a key that is published only in part is
     none of the lake's, although the stream marks it.
@@ -62,6 +62,9 @@ def key_findings(
         if (place.attnum in before) != (place.attnum in now):
             verb = "left" if place.attnum in before else "joined"
             yield Finding(f"the key changed: column {place.shown} {verb} it", Remedy.UNDO)
+    for gone in sorted(before - {place.attnum for place in places}):
+        (column,) = (column for column in recorded.columns if column.attnum == gone)
+        yield Finding(f"the key changed: column {show_identifier(column.name)} was dropped")
 
 
 def partition_findings(recorded: Relation, current: Relation, *, rewritten: bool) -> Iterator[Finding]:
