@@ -146,5 +146,5 @@ def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> boo
 
 
 def _without_files(relation: Relation) -> Relation:
-    partitions = tuple(replace(part, relfilenode=0, had_rows=False) for part in relation.partitions)
+    partitions = tuple(replace(part, relfilenode=0, had_rows=False, xmin=0) for part in relation.partitions)
     return replace(relation, relfilenode=0, partitions=partitions)

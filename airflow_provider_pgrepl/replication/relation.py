@@ -136,7 +136,8 @@ class Column:
     `type_name` is `format_type(type_oid, typmod)`, as `numeric(12,2)`; `type_kind` is pg_type.typtype
     (`b` base, `e` enum, `d` domain, …); `xmin` is that of its pg_attribute row, which moves with each ALTER.
     `type` says more of a type that is no built-in scalar, and is None for one that is. `missing` is what rows
-    from before the column have in it, as text (pg_attribute.attmissingval); None is NULL.
+    from before the column have in it, as text (pg_attribute.attmissingval); None is NULL. `default_oid` is
+    that of its default (pg_attrdef), which each ALTER … TYPE makes anew; 0 without one.
     """
 
     name: str
@@ -150,6 +151,7 @@ class Column:
     xmin: int = 0
     type: PgType | None = None
     missing: str | None = None
+    default_oid: int = 0
 
     @property
     def pg_type(self) -> PgType:
@@ -166,13 +168,16 @@ class Column:
 class Partition:
     """A table at the bottom of a partitioned one.
 
-    `had_rows`: it may have held rows when it became a partition, which no stream tells of.
+    `had_rows`: it may have held rows when it became a partition, which no stream tells of. `relfilenode` is
+    negative where what older rows have in an added column cannot be told; `xmin` is that of its pg_class row,
+    which moves with the file.
     """
 
     oid: int
     table: TableName
     relfilenode: int
     had_rows: bool = False
+    xmin: int = 0
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Partition:
@@ -190,7 +195,8 @@ class Relation:
     `publication_xmin` what it publishes. `natts` is pg_class.relnatts: the highest attnum ever given.
 
     Of a lake table, and never of the catalog: `dropped` are columns that it keeps, null from their drop on;
-    `ignored` the attnums of published columns that it leaves out.
+    `ignored` the attnums of published columns that it leaves out; `truncated_by` the transaction that last
+    truncated the table as the stream told, and so made its partitions' files anew.
 
     What a version written before this was recorded does not say is 0 or empty, and compared with nothing.
     """
@@ -210,6 +216,7 @@ class Relation:
     partitions: tuple[Partition, ...] = ()
     dropped: tuple[Column, ...] = ()
     ignored: tuple[int, ...] = ()
+    truncated_by: int = 0
 
     @property
     def key_columns(self) -> tuple[Column, ...]:

@@ -10,7 +10,6 @@ import pytest
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.catalog import find_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.missing import UNKNOWN_FILE
 
 Run = Callable[..., Any]
 
@@ -84,7 +83,7 @@ def test_a_row_type_is_not_waited_for_and_counts_as_rewritten(source: Connection
     source.cursor().execute("set lock_timeout = '100ms'")
     found = table(source)
     run("rollback")
-    assert found.relfilenode == UNKNOWN_FILE
+    assert found.relfilenode < 0
     assert missing(found) == {"q": "1"}
 
 
@@ -208,4 +207,5 @@ def test_leaves_that_do_not_agree_count_as_rewritten(source: Connection, run: Ru
     )
     found = table(source)
     assert found.columns[2].missing is None
-    assert [part.relfilenode for part in found.partitions] == [UNKNOWN_FILE] * 3
+    assert len(found.partitions) == 3
+    assert all(part.relfilenode < 0 for part in found.partitions)

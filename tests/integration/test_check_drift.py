@@ -217,6 +217,28 @@ def test_a_partition_that_held_rows_when_it_was_attached_stops_the_table(dsn, ru
     assert kinds(check_drift(shop.access)).get("public.p", ("safe",))[0] == kind
 
 
+@pytest.fixture
+def halves(dsn, run):
+    run(
+        "create table p (id int primary key) partition by range (id)",
+        "create table p1 partition of p for values from (0) to (10)",
+        "create table p2 partition of p for values from (10) to (20)",
+    )
+    return Recorded(dsn)
+
+
+def test_a_partition_that_was_truncated_by_itself_stops_the_table(halves, run):
+    run("truncate p1")
+    report = check_drift(halves.access)
+    assert kinds(report) == {"public.p": ("unsafe", True)}
+    assert "public.p1 was truncated by itself" in report.to_text()
+
+
+def test_a_truncated_table_of_which_the_stream_has_not_told_is_left_alone(halves, run):
+    run("truncate p")
+    assert kinds(check_drift(halves.access)) == {"public.p": ("safe", False)}
+
+
 def test_what_is_safe_is_only_reported(shop, run):
     run("alter table a add extra text")
     report = check_drift(shop.access)

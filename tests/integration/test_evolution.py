@@ -321,13 +321,7 @@ def test_rows_without_key_are_counted_on(dsn, tmp_path, ddl):
 
 
 def test_a_partitioned_table_follows_as_one(dsn, tmp_path):
-    execute(
-        dsn,
-        "create table t (id int primary key, a text) partition by range (id)",
-        "create table low partition of t for values from (0) to (10)",
-        "create table high partition of t for values from (10) to (20)",
-        "insert into t values (1, 'x'), (11, 'y')",
-    )
+    execute(dsn, *PARTITIONED)
     altered = Altered(dsn, tmp_path).take()
     execute(
         dsn,
@@ -339,6 +333,62 @@ def test_a_partitioned_table_follows_as_one(dsn, tmp_path):
     )
     done(altered.follow())
     altered.assert_as_source()
+
+
+PARTITIONED = (
+    "create table t (id int primary key, a text) partition by range (id)",
+    "create table low partition of t for values from (0) to (10)",
+    "create table high partition of t for values from (10) to (20)",
+    "insert into t values (1, 'x'), (11, 'y')",
+)
+SOME_ROWS = "insert into t values (2, 'z'), (12, 'z')"
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_partitioned_table_that_is_truncated_goes_on(dsn, tmp_path, at_once):
+    """Its partitions have other files then, which also a TRUNCATE of single ones makes."""
+    execute(dsn, *PARTITIONED)
+    altered = Altered(dsn, tmp_path).take()
+    for _ in range(2):
+        for statement in (SOME_ROWS, "truncate t", "insert into t values (3, 'w')", "truncate t", SOME_ROWS):
+            execute(dsn, "delete from t where id in (2, 12)", statement)
+            if not at_once:
+                done(altered.follow())
+    done(altered.follow())
+    altered.assert_as_source()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("whole", ["", "truncate t"])
+def test_a_partition_that_is_truncated_by_itself_stops_the_table(dsn, tmp_path, at_once, whole):
+    execute(dsn, *PARTITIONED)
+    altered = Altered(dsn, tmp_path).take()
+    for statement in (whole or "select 1", "insert into t values (3, 'w'), (13, 'w')", "truncate low"):
+        execute(dsn, statement)
+        if not at_once:
+            done(altered.follow())
+    execute(dsn, "insert into t values (4, 'v')")
+    assert "public.low was truncated by itself" in altered.follow().error
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    ["vacuum full t", "alter table t alter n type bigint", "cluster t using t_pkey"],
+)
+def test_a_rewrite_that_clears_the_default_of_older_rows_is_no_change_of_values(altered, dsn, ddl):
+    """It moves the xmin of the column that was added, as ALTER TYPE would."""
+    execute(dsn, "alter table t add b int default 7", "insert into t values (3, 'z', 30)")
+    done(altered.follow())
+    execute(dsn, ddl, "insert into t values (4, 'w', 40)")
+    done(altered.follow())
+    altered.assert_as_source()
+
+
+def test_a_rewrite_that_changes_values_stops_the_table_whatever_default_there_is(altered, dsn):
+    execute(dsn, "alter table t add b int default 7", "insert into t values (3, 'z', 30)")
+    done(altered.follow())
+    execute(dsn, "alter table t alter b type int using b + 1", "insert into t values (4, 'w', 40)")
+    assert "column b altered" in altered.follow().error
 
 
 def test_a_table_that_leaves_out_added_columns(dsn, tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.awaited_truncate import may_be_truncated, wait_until_applied
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.app.membership import new_tables
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -31,6 +32,7 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 _IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
+_AWAITED = "all partitions have new files, as after a TRUNCATE of which the stream has not told yet"
 _CAUSE_GONE = "the cause is gone: retry the table"
 
 
@@ -46,8 +48,10 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
     """Compare every table in the lake with the catalog as it is now.
 
     Tables that cannot go on are put in error, unless told otherwise; what their lake tables will follow by
-    themselves is only reported. Raises PublicationError when the publication is gone, was made anew or
-    publishes less; StateError for a pipeline that is not set up; SourceConnectionError, PrivilegeError.
+    themselves is only reported. May wait, a minute or so, until a running pipeline has applied what was
+    committed before: a TRUNCATE of a partitioned table looks like drift until then. Raises PublicationError
+    when the publication is gone, was made anew or publishes less; StateError for a pipeline that is not set
+    up; SourceConnectionError, PrivilegeError.
     """
     pipeline = access.pipeline
     with access.source("drift") as source, access.store("drift") as store:
@@ -55,12 +59,24 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
             raise StateError(f"pipeline {pipeline.name} is not recorded here", "run the snapshot app first")
         # What was seen comes before what is compared with it: `mark_errored` leaves alone what changed since.
         records = store.read_tables(pipeline.name)
-        watched = {record.table: record for record in records.values() if _is_watched(record)}
+        watched = _watched(records)
         _check_publications(source, pipeline, watched.values())
-        relations = [record.relation for record in watched.values() if record.relation is not None]
-        current = _with_partitions(source, pipeline, current_relations(source, pipeline, relations))
-        findings = find_drift(pipeline, relations, current, lost_rights(source, relations))
-        report = _Report(store, pipeline, written_lsn(source), put_in_error)
+        current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
+        rights, seen_at = lost_rights(source, _relations(watched)), written_lsn(source)
+        awaited = [
+            relation
+            for relation in _relations(watched)
+            if may_be_truncated(relation, current[relation.table], pipeline)
+        ]
+        is_settled = not awaited or wait_until_applied(store, pipeline.name, seen_at)
+        if awaited:
+            # What the stream told of a TRUNCATE until then is recorded by now.
+            again = _watched(store.read_tables(pipeline.name))
+            watched = {table: again[table] for table in watched if table in again}
+        findings = find_drift(pipeline, _relations(watched), current, rights)
+        if not is_settled:
+            findings |= {known.table: Finding(_AWAITED, rights.get(known.oid)) for known in awaited}
+        report = _Report(store, pipeline, seen_at, put_in_error)
         tables = tuple(report.drifts(watched, findings))
         new = _new_tables(source, pipeline, records)
     return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables)
@@ -116,6 +132,14 @@ def _with_partitions(
         else relation
         for table, relation in current.items()
     }
+
+
+def _watched(records: Mapping[TableName, TableRecord]) -> dict[TableName, TableRecord]:
+    return {table: record for table, record in records.items() if _is_watched(record)}
+
+
+def _relations(watched: Mapping[TableName, TableRecord]) -> list[Relation]:
+    return [record.relation for record in watched.values() if record.relation is not None]
 
 
 def _new_tables(

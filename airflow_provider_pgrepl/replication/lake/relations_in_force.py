@@ -10,7 +10,7 @@ another stretch goes in, it must be evolved (`evolution.evolved`) from the relat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,8 @@ FindRecord = Callable[[int], RelationRecord | None]
 """Gives the relation of a relation version."""
 
 _OBEYING = ["I", "U", "D", "R"]
+_TRUNCATE = 0
+"""Stands among relation versions, of which none is 0."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,10 @@ class _Walker:
         self.steps = [_Step(0, self.first, self.first)]
         self.stamps.append((0, self.first))
         end, stop = len(self.rows), None
-        for at, version in self._announced():
+        for at, version in sorted([*self._announced(), *self._truncates()]):
+            if version == _TRUNCATE:
+                self._note_truncate(at)
+                continue
             if version == self.steps[-1].relation.version:
                 continue
             error = self._follow(at, version, find_record)
@@ -134,6 +139,27 @@ class _Walker:
         first = np.append(True, versions[1:] != versions[:-1])[: len(versions)]
         return zip(places[first].tolist(), versions[first].tolist(), strict=True)
 
+    def _truncates(self) -> Iterator[tuple[int, int]]:
+        """Where a partitioned table was truncated as a whole: its partitions have other files since."""
+        if self.first.relkind == "p":
+            places = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy())
+            yield from ((at, _TRUNCATE) for at in places.tolist())
+
+    def _note_truncate(self, at: int) -> None:
+        step = self.steps[-1]
+        step.relation = replace(step.relation, truncated_by=self._xid(at))
+        self.stamps.append((at, step.relation))
+        self.unannounced.append(step.relation)
+
+    def _xid(self, at: int) -> int:
+        return self.rows["xid"][at].as_py() or 0
+
+    def _truncated_by(self, record: RelationRecord) -> int:
+        """The TRUNCATE that made the files of a catalog, which may have been read later than announced."""
+        held = self.steps[-1].relation.truncated_by
+        files = {part.xmin for part in record.catalog.partitions} if record.catalog else set()
+        return next((xid for at, _ in self._truncates() if (xid := self._xid(at)) in files), held)
+
     def _transaction_start(self, at: int) -> int:
         return int(np.searchsorted(self.lsns, self.lsns[at]))
 
@@ -144,7 +170,8 @@ class _Walker:
         record = find_record(version)
         if record is None:
             return DriftError("its definition is no longer in the changelog", hint)
-        verdict = judge(step.relation, record, self.pipeline)
+        recorded = replace(step.relation, truncated_by=self._truncated_by(record))
+        verdict = judge(recorded, record, self.pipeline)
         if verdict.kind is Kind.UNSAFE or verdict.relation is None:
             return DriftError(verdict.reason, verdict.hint or hint)
         problem = _problem(verdict.relation, self.pipeline)

@@ -23,9 +23,6 @@ FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.atthasmissing AND a.attnum > 0 AND NOT a.attisdropped
 """
 
-UNKNOWN_FILE = -1
-"""Stands for the relfilenode of a table whose missing value cannot be told: it counts as rewritten."""
-
 
 @dataclass(frozen=True)
 class Missing:
@@ -50,7 +47,10 @@ def read_missing(connection: Connection, oids: Iterable[int], types: Iterable[Pg
 
 
 def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Relation:
-    """The relation with its columns' missing values; `leaves`: those of a partitioned table."""
+    """The relation with its columns' missing values; `leaves`: those of a partitioned table.
+
+    Where one cannot be told, the relfilenode is negative: the file counts as rewritten.
+    """
     values, unclear = {}, set()
     for column in relation.columns:
         if relation.relkind == "p":
@@ -64,9 +64,9 @@ def with_missing(relation: Relation, leaves: Sequence[Leaf], found: Found) -> Re
     return replace(
         relation,
         columns=tuple(replace(column, missing=values[column.attnum]) for column in relation.columns),
-        relfilenode=UNKNOWN_FILE if relation.oid in unclear else relation.relfilenode,
+        relfilenode=-relation.relfilenode if relation.oid in unclear else relation.relfilenode,
         partitions=tuple(
-            replace(part, relfilenode=UNKNOWN_FILE) if part.oid in unclear else part
+            replace(part, relfilenode=-part.relfilenode) if part.oid in unclear else part
             for part in relation.partitions
         ),
     )

@@ -22,7 +22,8 @@ WITH RECURSIVE part (root, oid, relkind, linked) AS (
     WHERE part.relkind = 'p'
 )
 SELECT part.root::bigint, c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
-    c.relfilenode::bigint, first.xmin::text::bigint, coalesce(part.linked::text::bigint, 0)
+    c.relfilenode::bigint, c.xmin::text::bigint, first.xmin::text::bigint,
+    coalesce(part.linked::text::bigint, 0)
 FROM part JOIN pg_catalog.pg_class c ON c.oid = part.oid
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     JOIN pg_catalog.pg_attribute first ON first.attrelid = c.oid AND first.attnum = -1
@@ -34,8 +35,8 @@ WHERE c.relkind <> 'p' ORDER BY n.nspname, c.relname
 class Leaf:
     """A table that holds rows: the table itself, or a partition at the bottom.
 
-    `made`: in which transaction; `linked`: xmin of the pg_inherits row by which it is a partition, 0 of the
-    table itself.
+    `xmin`: that of its pg_class row; `made`: in which transaction; `linked`: xmin of the pg_inherits row by
+    which it is a partition, 0 of the table itself.
     """
 
     oid: int
@@ -43,6 +44,7 @@ class Leaf:
     relkind: str
     persistence: str
     relfilenode: int
+    xmin: int = 0
     made: int = 0
     linked: int = 0
 

@@ -44,8 +44,9 @@ WHERE c.oid = ANY (%(oids)s::oid[])
 COLUMNS = """
 SELECT a.attrelid::bigint, a.attnum, a.attname, a.atttypid::bigint, a.atttypmod,
        pg_catalog.format_type(a.atttypid, a.atttypmod), t.typtype::text, a.attnotnull,
-       a.xmin::text::bigint, a.atthasmissing, a.attgenerated::text
+       a.xmin::text::bigint, coalesce(d.oid, 0)::bigint, a.atthasmissing, a.attgenerated::text
 FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
@@ -127,7 +128,7 @@ def read_relations(
 
 
 def _with_partitions(relation: Relation, leaves: Iterable[Leaf]) -> Relation:
-    partitions = (Partition(leaf.oid, leaf.table, leaf.relfilenode) for leaf in leaves)
+    partitions = (Partition(leaf.oid, leaf.table, leaf.relfilenode, xmin=leaf.xmin) for leaf in leaves)
     return replace(relation, partitions=tuple(partitions))
 
 
@@ -164,7 +165,7 @@ class _Shape:
         )
 
     def _column(self, column: tuple[Any, ...], key: frozenset[int]) -> Column:
-        attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, *_ = column
+        attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, default_oid, *_ = column
         return Column(
             name=name,
             attnum=attnum,
@@ -176,6 +177,7 @@ class _Shape:
             not_null=not_null,
             xmin=xmin,
             type=self.types.find(type_oid, typmod),
+            default_oid=default_oid,
         )
 
 

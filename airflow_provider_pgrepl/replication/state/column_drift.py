@@ -135,7 +135,12 @@ def is_rewritten_for(before: Column, now: Column) -> bool:
 
 
 def _was_touched(before: Column, now: Column) -> bool:
-    return before.xmin not in (0, now.xmin)
+    """Whether ALTER … TYPE may have been at it, which makes the default anew of a column that has one.
+
+    A rewrite for another reason clears a missing value, which moves the xmin, and leaves the default alone.
+    """
+    has_same_default = before.default_oid != 0 and before.default_oid == now.default_oid
+    return before.xmin not in (0, now.xmin) and not has_same_default
 
 
 def _inner_findings(name: str, before: Column, now: Column) -> Iterator[Finding]:

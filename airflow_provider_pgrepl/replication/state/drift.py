@@ -118,7 +118,7 @@ def _is_rewritten(recorded: Relation, current: Relation) -> bool:
     before = {part.oid: part.relfilenode for part in recorded.partitions}
     now = {part.oid: part.relfilenode for part in current.partitions}
     pairs = [(recorded.relfilenode, current.relfilenode), *((before[oid], now.get(oid, 0)) for oid in before)]
-    return any(files < 0 or (0 not in (was, files) and was != files) for was, files in pairs)
+    return any(files < 0 or (0 not in (was, files) and abs(was) != files) for was, files in pairs)
 
 
 def _has_rewriting_type(recorded: Relation, current: Relation) -> bool:

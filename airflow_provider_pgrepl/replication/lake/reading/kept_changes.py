@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
 from airflow_provider_pgrepl.replication.lsn import LSN
 
-HEADS = ["commit_lsn", "ordinal", "relation_id", "relation_version", "op"]
+HEADS = ["commit_lsn", "ordinal", "xid", "relation_id", "relation_version", "op"]
 """What says where a row stands and which relation it obeys; no values."""
 
 

@@ -1,0 +1,53 @@
+"""A partitioned table whose partitions all have new files: truncated as a whole, of which the stream will
+tell, or otherwise, of which nothing will."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import timedelta
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.state.store import Store
+
+WAIT_S = 75.0
+"""A little more than it takes until an idle source's LSN is applied."""
+
+_POLL_S = 0.5
+_RUNNING = timedelta(seconds=15)
+"""The replication app writes its progress every few seconds."""
+
+
+def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
+    """Whether one transaction gave all partitions new files, and nothing else has happened that stops it."""
+    if current is None or not recorded.partitions:
+        return False
+    files = {part.oid: part.relfilenode for part in recorded.partitions}
+    changed = [
+        part for part in current.partitions if files.get(part.oid, part.relfilenode) != part.relfilenode
+    ]
+    makers = {part.xmin for part in changed}
+    if len(changed) != len(files) or len(makers) != 1:
+        return False
+    assumed = replace(recorded, truncated_by=makers.pop())
+    return judge_catalog(assumed, current, pipeline).kind is not Kind.UNSAFE
+
+
+def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:
+    """Whether the lake holds all up to an LSN; waits for it while the replication app is at work."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        progress = store.read_progress(pipeline)
+        if progress is not None and progress.applied_lsn >= lsn:
+            return True
+        is_running = (
+            progress is not None
+            and progress.updated_at is not None
+            and store.now() - progress.updated_at < _RUNNING
+        )
+        if not is_running or time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
