@@ -21,8 +21,9 @@ from airflow_provider_pgrepl.replication.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
 from demo.postgres import Server
-from tests.conftest import closing_connection
+from tests.conftest import closing_connection, fresh_database
 from tests.support.handed import Handed
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
@@ -385,6 +386,38 @@ def test_a_message_that_is_forged_or_of_another_version_is_no_more_than_a_reason
     execute(dsn, insert(2))
     watched.receive()
     assert set(watched.versions()) == {watched.now().version}
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("LATIN1", "größe"), ("EUC_JP", "日本")])
+def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp_path, encoding, name):
+    template = f"template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'"
+    with fresh_database(server, template) as dsn:
+        execute(dsn, f"create table t(id int primary key, {name} text, c int)")
+        watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+        watched.begin_watched()
+        execute(dsn, insert(1))
+        watched.receive()
+        execute(dsn, "alter table t drop c, add c int", insert(2))
+        watched.receive()
+        assert watched.versions("I")[-1] == watched.now().version
+        assert [column.name for column in watched.records()[-1].catalog.columns] == ["id", name, "c"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"pipeline": "p", "oid": Infinity}',
+        b'{"pipeline": "p", "oid": 5, "trigger": "\\ud800"}',
+        b'{"pipeline": "p", "oid": 5, "rows": [], "server": 180000}',
+        '{"pipeline": "p", "oid": 5, "name": "größe"}'.encode("latin-1"),
+    ],
+)
+def test_a_message_that_cannot_be_read_says_that_anything_may_have_changed(content):
+    assert parse_ddl_message(content, "publication") == DdlMessage("p")
+
+
+def test_a_message_of_no_end_is_none_of_ours():
+    assert parse_ddl_message(b"[" * 100_000, "publication") is None
 
 
 def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watched, dsn):

@@ -190,7 +190,7 @@ BEGIN
         END IF;
     END IF;
     FOREACH _table IN ARRAY _gone LOOP
-        PERFORM pg_logical_emit_message(true, <prefix>, (_head || _table)::text);
+        PERFORM pg_logical_emit_message(true, <prefix>, convert_to((_head || _table)::text, 'UTF8'));
     END LOOP;
     IF cardinality(_relations) + cardinality(_types) > 0 THEN<reached>
         _relations := coalesce(_oids, '{}');
@@ -209,7 +209,7 @@ BEGIN
             _oids := ARRAY[_relation];<facts>
             _table := _table || jsonb_build_object('rows', _rows);
         END IF;
-        PERFORM pg_logical_emit_message(true, <prefix>, _table::text);
+        PERFORM pg_logical_emit_message(true, <prefix>, convert_to(_table::text, 'UTF8'));
     END LOOP;
     -- To the decoder a message stands at the end of its record, where the next record begins. When that is of
     -- another subtransaction, which of them comes first is left to chance: so none that counts comes last.

@@ -34,15 +34,15 @@ def parse_ddl_message(content: bytes, publication: str) -> DdlMessage | None:
     changed.
     """
     try:
-        fields: dict[str, Any] = json.loads(content)
-        pipeline = fields["pipeline"]
-    except (ValueError, LookupError, TypeError):
+        # In whatever encoding, the name of a pipeline is ASCII.
+        pipeline = json.loads(content.decode("latin-1"))["pipeline"]
+    except (ValueError, LookupError, TypeError, RecursionError):
         return None
     if not isinstance(pipeline, str):
         return None
     try:
-        return _parse(pipeline, fields, publication)
-    except (ValueError, LookupError, TypeError):
+        return _parse(pipeline, json.loads(content.decode()), publication)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         return DdlMessage(pipeline)
 
 
@@ -54,7 +54,7 @@ def _parse(pipeline: str, fields: dict[str, Any], publication: str) -> DdlMessag
     if rows is not None and fields["format"] == carried_format(server):
         relation = build_relation(oid, publication, server, rows)
     using = fields.get("using", False)
+    trigger = str(fields.get("trigger") or "")
+    trigger.encode()  # it goes into the lake, which has no half characters
     # Null: the function could not see the text of the command.
-    return DdlMessage(
-        pipeline, oid, str(fields.get("trigger") or ""), using is None or bool(using), gone, relation
-    )
+    return DdlMessage(pipeline, oid, trigger, using is None or bool(using), gone, relation)
