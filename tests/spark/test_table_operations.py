@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.tables import (
     pause_tables,
@@ -18,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.table import open_table
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess, Running
 from tests.support.replicated import execute, wait_until
@@ -161,3 +164,23 @@ def test_a_removed_table_is_dropped_under_replication_and_a_teardown_leaves_noth
     assert read_epoch(replicated.changelog).epoch == 2
     replicated.catch_up()
     replicated.assert_equal(*TABLES)
+
+
+def test_what_befell_a_copy_that_was_replaced_meanwhile_stops_nothing(spark, dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key)")
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
+    replicated.snapshot()
+    with replicated.replicating() as running:
+        running.wait_for(replicated.source_lsn())
+        wait_for_state(replicated, "public.t", "streaming")
+        before = replicated.states()["public.t"]
+        # As in a batch that began before, and whose commit the snapshot's came before.
+        replicated.take_anew("public.t")
+        for stops, kind in ((True, "FencedError"), (False, "LakeTableError")):
+            result = TableResult(before.relation.oid, error="written", error_kind=kind, stops_pipeline=stops)
+            with running.applier.batch_lock:
+                running.applier._put_in_error(before, result)
+        execute(dsn, "insert into t values (1)")
+        running.wait_for(replicated.source_lsn())
+    assert replicated.states()["public.t"].state in ("catching_up", "streaming")
+    assert pa.table(replicated.lake_rows("public.t"))["id"].to_pylist() == [1]

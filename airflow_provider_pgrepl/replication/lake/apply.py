@@ -236,9 +236,13 @@ class Applier:
         self._store.record_relation(self._pipeline.name, relation, _snapshot_of(record))
 
     def _put_in_error(self, record: TableRecord, result: TableResult) -> None:
-        """A table's own trouble stays its own; any other ends us, unless the table left meanwhile."""
+        """A table's own trouble stays its own; any other ends us, unless the table left meanwhile.
+
+        A copy that was replaced during the batch may have refused what we had for it: the new one is looked
+        at with the next batch.
+        """
         now = self._store.read_tables(self._pipeline.name).get(record.table)
-        if now is None or now.state not in _ACTIVE:
+        if now is None or now.state not in _ACTIVE or now.position_lsn != record.position_lsn:
             return
         if result.stops_pipeline:
             kind: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
