@@ -492,3 +492,19 @@ def test_a_safe_change_that_no_row_follows_is_already_followed(dsn, tmp_path):
     result = handed.stream(relation)
     assert result.error is None
     assert pa.table(handed.lake_rows("public.t")).select(["id", "w"]).to_pylist() == [{"id": 1, "w": 7}]
+
+
+def test_safe_changes_that_no_row_follows_are_followed_once(dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key, v text)")
+    handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    with handed.source() as source:
+        event_trigger.install(source, handed.pipeline)
+    relation = handed.copy("public.t")
+    for change in ("add w int default 7", "drop v", "add x int", "add y int"):
+        execute(dsn, f"alter table t {change}")
+        assert handed.stream(relation).error is None
+    execute(dsn, "insert into t values (1, 2, 3, 4)")
+    assert handed.stream(relation).error is None
+    assert pa.table(handed.lake_rows("public.t")).select(["id", "w", "x", "y"]).to_pylist() == [
+        {"id": 1, "w": 2, "x": 3, "y": 4}
+    ]

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.lake.evolution import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.relations_in_force import read_relations
 from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lake.table import (
     BEFORE_APP,
@@ -43,14 +44,10 @@ Convert = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True)
 class Evolution:
-    """One safe change of a table's relation, into its lake table.
-
-    `first`: the relation in which the changes above the table's position begin.
-    """
+    """One safe change of a table's relation, into its lake table."""
 
     before: Relation
     after: Relation
-    first: Relation
     pipeline: Pipeline
     app: str
 
@@ -67,7 +64,10 @@ class Evolution:
     def _evolve_table(self, table: DeltaTable) -> None:
         held, wanted = _held(table), lake_schema(self.after, self.pipeline)
         schema = _joined(held, wanted)
-        marks = {RELATION_APP: self.after.version, BEFORE_APP: self.first.version}
+        # The position stays, and so does the relation in which the changes above it begin.
+        versions = read_relations(table)
+        first = self.before.version if versions is None else versions[1]
+        marks = {RELATION_APP: self.after.version, BEFORE_APP: first}
         if self._needs_rewriting(held, schema):
             convert = lambda rows: evolved(rows, self.before, self.after, self.pipeline)  # noqa: E731
             place = _Place(table, self.pipeline.lake_root, self.after.table.path, self.app)

@@ -60,8 +60,7 @@ class EvolvingTable:
         changes, before = 0, self.first
         for number, stretch in enumerate(walk.stretches):
             if number > evolved:
-                first = stretch.before or stretch.begins
-                step = Evolution(before, stretch.begins, first, self.pipeline, self.app)
+                step = Evolution(before, stretch.begins, self.pipeline, self.app)
                 step.evolve(self.table, self.history)
             changes += self._apply(stretch)
             before = self.built = stretch.relation
@@ -100,7 +99,8 @@ class EvolvingTable:
         return apply_with_history(self.table, self.history, changes, relation, self.pipeline, self.app)
 
     def _settle(self, walk: Walk) -> None:
-        """What a transaction announced, and then changed nothing, is behind us: so must the position say."""
+        """What was announced, and then changed nothing, is behind us: so must the position say, or the next
+        walk begins with it again."""
         relations, rows = read_relations(self.table), walk.stretches[-1].rows
         if relations is None or relations[0] == relations[1] or rows.num_rows == 0:
             return
