@@ -12,15 +12,15 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift import check_drift
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
 from airflow_provider_pgrepl.replication.app.migration_check import check_migration
+from airflow_provider_pgrepl.replication.app.removal import check_removable
 from airflow_provider_pgrepl.replication.app.status import read_status
 from airflow_provider_pgrepl.replication.app.status_text import to_json, to_text
 from airflow_provider_pgrepl.replication.app.tables import (
@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.app.tables import (
 )
 from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.text_file import read_text
 
 Arguments = argparse.Namespace
 Work = Callable[[Pipeline, Arguments], int]
@@ -86,12 +87,13 @@ def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
 
 
 def _remove(pipeline: Pipeline, arguments: Arguments) -> int:
+    access = Access.from_environment(pipeline)
     if arguments.drop_lake_tables and not arguments.yes:
+        check_removable(access, arguments.tables, drop_lake_tables=True)
         return _ask(
             f"this would drop the lake tables of {', '.join(arguments.tables)}, with their histories, in"
             f" {pipeline.lake_root}"
         )
-    access = Access.from_environment(pipeline)
     remove_tables(access, arguments.tables, arguments.drop_lake_tables, arguments.timeout)
     lake = "lake table dropped" if arguments.drop_lake_tables else "lake table kept"
     return _say(*(f"{table}: removed, {lake}" for table in arguments.tables))
@@ -116,10 +118,7 @@ def _drift(pipeline: Pipeline, arguments: Arguments) -> int:
 
 
 def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
-    try:
-        sql = Path(arguments.migration).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {arguments.migration}: {type(error).__name__}") from None
+    sql = read_text("migration", arguments.migration)
     return _report(check_migration(process.source_dsn(), pipeline, sql), arguments)
 
 
@@ -141,13 +140,16 @@ class _Option:
 
 _JSON = _Option("--json", {"action": "store_true", "help": "for programs"})
 _YES = _Option("--yes", {"action": "store_true", "help": "do it; without, it is only said"})
+_YES_TO_DROP = _Option(
+    "--yes", {"action": "store_true", "help": "needed with --drop-lake-tables; without, it is only said"}
+)
 _TABLES = _Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
 _ANY_TABLES = _Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all that are in error, if none"})
 _TIMEOUT = _Option(
     "--timeout",
     {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
 )
-_DROP_TABLES = _Option("--drop-lake-tables", {"action": "store_true", "help": "and their histories"})
+_DROP_TABLES = _Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
 _DROP_LAKE = _Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
 _LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "put no table in error"})
 _MIGRATION = _Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
@@ -157,15 +159,21 @@ _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("pause", "let tables stand still; their changes are kept", _pause, (_TABLES,)),
     ("resume", "have paused tables catch up", _resume, (_TABLES,)),
     ("retry", "have tables in error catch up, when the cause is gone", _retry, (_ANY_TABLES,)),
-    ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES)),
+    ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES_TO_DROP)),
     ("teardown", "drop slot, publication and records", _teardown, (_DROP_LAKE, _TIMEOUT, _YES)),
     ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
     ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
 )
 
+_EPILOG = (
+    "The connection string of the source is taken from PGREPL_DSN, that of the state from PGREPL_STATE_DSN,"
+    " else the source. Tables are copied by spark_apps/snapshot.py, and kept current by"
+    " spark_apps/replicate.py."
+)
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m airflow_provider_pgrepl")
+    parser = _Parser(prog="python -m airflow_provider_pgrepl", epilog=_EPILOG)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     for name, purpose, work, options in _COMMANDS:
         command = commands.add_parser(name, help=purpose, description=purpose)

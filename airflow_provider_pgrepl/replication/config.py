@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.choices import (
     overrides,
 )
 from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
+from airflow_provider_pgrepl.replication.text_file import read_text
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
@@ -248,10 +249,7 @@ class Pipeline:
     @classmethod
     def read(cls, path: str | Path) -> Pipeline:
         """Read a pipeline file. Raises ConfigError."""
-        try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the pipeline file {path}: {error.__class__.__name__}") from error
+        return cls.from_json(read_text("pipeline file", path))
 
 
 def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:

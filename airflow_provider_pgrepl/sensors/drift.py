@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, ClassVar
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue, conf
@@ -25,6 +24,7 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
 from airflow_provider_pgrepl.replication.app.drift import check_drift
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
 from airflow_provider_pgrepl.replication.app.migration_check import check_migration
+from airflow_provider_pgrepl.replication.text_file import read_text
 from airflow_provider_pgrepl.triggers.drift import DriftTrigger
 
 _FAIL_ON = ("unsafe", "any", "never")
@@ -142,11 +142,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
     def _migration(self) -> str:
         if self.sql is not None:
             return self.sql
-        path = Path(self.migration_file or "")
-        try:
-            return path.read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"cannot read the migration {path}: {type(error).__name__}") from None
+        return read_text("migration", self.migration_file or "")
 
     def _conclude(self, report: DriftReport, context: Any) -> PokeReturnValue:
         self.log.info("%s", report.to_text())

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.replication.source.connection import rows
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
@@ -72,6 +73,8 @@ def test_retry_says_what_stays_in_error(line):
 
 def test_a_lake_table_is_dropped_only_with_yes(line):
     assert line("remove", A) == (0, f"{A}: removed, lake table kept\n", "")
+    code, out, err = line("remove", "public.c", "--drop-lake-tables")
+    assert (code, out, "not among the tables" in err) == (78, "", True)
     code, out, err = line("remove", A, "--drop-lake-tables")
     assert (code, out) == (78, "")
     assert err.splitlines() == [
@@ -122,7 +125,7 @@ def test_drift_is_said_and_unsafe_drift_ends_with_78(line):
 def test_a_migration_is_checked_and_leaves_nothing(line, tmp_path):
     migration = tmp_path / "migration.sql"
     code, _, err = line("check-migration", str(migration))
-    assert (code, "cannot read" in err) == (78, True)
+    assert (code, err) == (78, f"cannot read the migration {migration}: No such file or directory\n")
     migration.write_text("alter table a alter t type int using 1; drop table b;")
     code, out, _ = line("check-migration", str(migration))
     assert code == 78
@@ -137,3 +140,18 @@ def test_a_wrong_command_line_ends_with_78_and_the_usage(line, arguments):
     code, _, err = line(*arguments)
     assert code == 78
     assert "usage: " in err
+
+
+def test_a_database_named_by_mistake_is_left_as_it_is(dsn, tmp_path, monkeypatch, capsys):
+    kept = Kept(dsn, tmp_path, ("public.*",))
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    line = Line(kept, capsys)
+    name = kept.pipeline.name
+    said = (
+        f"pipeline {name} is not recorded in this database\n  hint: run the snapshot app first; or if it has"
+        " run, give the connection of its database\n"
+    )
+    for command in (("drift",), ("pause", A), ("resume", A), ("retry",), ("remove", A), ("retry", A)):
+        assert line(*command) == (78, "", said)
+    with kept.source() as source:
+        assert rows(source, "select 1 from pg_namespace where nspname = '_pgrepl'") == []

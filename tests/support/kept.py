@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.lake.table_work import TableResult
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.catalog import read_server
-from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.handed import Handed
 
@@ -36,7 +36,8 @@ class Kept(Handed):
         """Copy tables that nobody writes, and have them streaming."""
         self.begin()
         owned = self.pipeline.publication_mode == "create"
-        with self.access.store("test") as store, self.source() as source:
+        with Store(self.dsn, "test") as store, self.source() as source:
+            store.migrate()
             identifier = read_server(source).system_identifier
             store.register(self.pipeline, identifier, True, owned, replace=True)
         for table in tables:

@@ -21,7 +21,8 @@ class Recorded:
         options = {"name": "shop", "lake": "/nowhere", **options}
         self.pipeline = Pipeline(tables=tables or ("public.*",), **options)
         self.access = Access(self.pipeline, dsn, dsn)
-        with self.access.source("test") as source, self.access.store("test") as store:
+        with self.access.source("test") as source, Store(dsn, "test") as store:
+            store.migrate()
             relations = resolve_tables(source, self.pipeline)
             create_publication(source, self.pipeline.publication, relations)
             store.register(self.pipeline, read_server(source).system_identifier, True, True)

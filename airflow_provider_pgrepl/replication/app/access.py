@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
@@ -36,7 +37,21 @@ class Access:
 
     @contextmanager
     def store(self, role: str) -> Iterator[Store]:
-        """The state, its schema brought to this version. Raises SourceConnectionError, StateError."""
+        """The state of a pipeline that is set up, its schema brought to this version.
+
+        Nothing is made where there is none, as in a database that was named by mistake. Raises
+        SourceConnectionError, StateError.
+        """
         with Store(self.state_dsn, f"{role} {self.pipeline.name}") as store:
+            if not store.is_set_up():
+                raise not_recorded(self.pipeline.name)
             store.migrate()
             yield store
+
+
+def not_recorded(pipeline: str) -> StateError:
+    """There is no such pipeline in the state database."""
+    return StateError(
+        f"pipeline {pipeline} is not recorded in this database",
+        "run the snapshot app first; or if it has run, give the connection of its database",
+    )

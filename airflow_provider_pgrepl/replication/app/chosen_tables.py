@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, StateError
+from airflow_provider_pgrepl.replication.app.access import not_recorded
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 
@@ -36,7 +37,7 @@ def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> li
 def recorded(store: Store, pipeline: str) -> dict[TableName, TableRecord]:
     """All tables of a pipeline. Raises StateError when it is not recorded."""
     if store.read_pipeline(pipeline) is None:
-        raise StateError(f"pipeline {pipeline} is not recorded here", "run the snapshot app first")
+        raise not_recorded(pipeline)
     return store.read_tables(pipeline)
 
 

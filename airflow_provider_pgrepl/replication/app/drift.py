@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, StateError
-from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError
+from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
 from airflow_provider_pgrepl.replication.app.awaited_truncate import may_be_truncated, wait_until_applied
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.app.membership import new_tables
@@ -56,7 +56,7 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
     pipeline = access.pipeline
     with access.source("drift") as source, access.store("drift") as store:
         if store.read_pipeline(pipeline.name) is None:
-            raise StateError(f"pipeline {pipeline.name} is not recorded here", "run the snapshot app first")
+            raise not_recorded(pipeline.name)
         # What was seen comes before what is compared with it: `mark_errored` leaves alone what changed since.
         records = store.read_tables(pipeline.name)
         watched = _watched(records)

@@ -42,18 +42,33 @@ def remove_tables(
     name = access.pipeline.name
     deadline = waiting.Deadline(timeout_s)
     with access.store("remove") as store:
-        records = choose(store, name, tables)
-        _refuse_last(store, name, records)
-        epoch = read_epoch(changelog_uri(access.pipeline.lake_root)).epoch if drop_lake_tables else 0
+        records = _removable(access, store, tables, drop_lake_tables)
         chosen = [record.table for record in records]
-        if drop_lake_tables:
-            dropping.check_droppable(access.pipeline.lake_root, chosen, name, epoch)
         if drop_lake_tables or any(record.state in _BEING_COPIED for record in records):
             waiting.lock(store, name, "snapshot", deadline)
         _set_removed(store, name, records)
         _unpublish(access, store, chosen)
         if drop_lake_tables:
             _drop(access, store, chosen, deadline)
+
+
+def check_removable(access: Access, tables: Iterable[TableName | str], *, drop_lake_tables: bool) -> None:
+    """Whether these could be removed, as far as can be told beforehand. Raises what `remove_tables` does."""
+    with access.store("remove") as store:
+        _removable(access, store, tables, drop_lake_tables)
+
+
+def _removable(
+    access: Access, store: Store, tables: Iterable[TableName | str], drop_lake_tables: bool
+) -> list[TableRecord]:
+    pipeline = access.pipeline
+    records = choose(store, pipeline.name, tables)
+    _refuse_last(store, pipeline.name, records)
+    if drop_lake_tables:
+        epoch = read_epoch(changelog_uri(pipeline.lake_root)).epoch
+        chosen = [record.table for record in records]
+        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name, epoch)
+    return records
 
 
 def _refuse_last(store: Store, name: str, records: Sequence[TableRecord]) -> None:

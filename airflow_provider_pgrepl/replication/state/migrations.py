@@ -100,6 +100,11 @@ def migrate(connection: Connection) -> None:
             raise
 
 
+def is_set_up(connection: Connection) -> bool:
+    """Whether the schema is there, of whatever version. Raises StateError for a newer one."""
+    return _version(connection) > 0
+
+
 def remove_schema(connection: Connection) -> bool:
     """Drop the schema when it records no pipeline; whether it is gone.
 

@@ -44,6 +44,10 @@ class Store(PipelineRecords, TableRecords, ProgressRecords):
         """Set the schema up, or bring it to this version; see `migrations.migrate`."""
         migrations.migrate(self._connection)
 
+    def is_set_up(self) -> bool:
+        """Whether the schema is there, of whatever version. Raises StateError for a newer one."""
+        return migrations.is_set_up(self._connection)
+
     def remove_schema(self) -> bool:
         """Take the schema away when no pipeline is recorded in it any more; whether there is none now."""
         return migrations.remove_schema(self._connection)
