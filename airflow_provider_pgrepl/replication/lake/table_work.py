@@ -135,7 +135,10 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
     walk = walk_relations(lake.first, rows, work.announced.find, work.pipeline)
     work.announced.add(walk.unannounced, epoch_of(work.app))
+    opened = int(lake.table.version())
     changes = lake.follow(walk)
+    # Delta lets a commit of ours pass after an append of somebody else's.
+    check_writers(lake.table, work.relation.table, opened)
     result = TableResult(
         work.relation.oid,
         lake.position,

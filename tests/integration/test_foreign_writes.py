@@ -1,0 +1,38 @@
+"""Rows that somebody else writes into a lake table just while changes go in are found like any other."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_pgrepl.replication.lake import table_work
+from tests.support.handed import Handed
+from tests.support.replicated import execute
+
+T = "public.t"
+
+
+@pytest.mark.parametrize(
+    "change", ["insert into t values (2)", "update t set id = 5", "delete from t", "truncate t"]
+)
+def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_path, monkeypatch, change):
+    execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
+    handed = Handed(dsn, tmp_path, (T,))
+    relation = handed.copy(T)
+    walk_relations = table_work.walk_relations
+
+    def written_meanwhile(*arguments):
+        monkeypatch.setattr(table_work, "walk_relations", walk_relations)
+        rows = pa.table(handed.lake_rows(T)).slice(0, 1)
+        write_deltalake(handed.lake_path(T), rows, mode="append")
+        return walk_relations(*arguments)
+
+    monkeypatch.setattr(table_work, "walk_relations", written_meanwhile)
+    execute(dsn, change)
+    results = [handed.stream(relation)]
+    execute(dsn, "insert into t values (9)")
+    results.append(handed.stream(relation))
+    # Where Delta itself refuses the commit, that looks like another process at work, until one begins anew.
+    assert [result.error_kind for result in results if result.error][-1:] == ["LakeChangedError"]
+    assert DeltaTable(handed.lake_path(T)).version() >= 1
