@@ -371,6 +371,14 @@ def test_a_partition_that_is_truncated_by_itself_stops_the_table(dsn, tmp_path, 
     assert "public.low was truncated by itself" in altered.follow().error
 
 
+@pytest.mark.parametrize("ddl", ["alter table t detach partition high", "drop table high"])
+def test_a_partition_that_goes_stops_the_table(dsn, tmp_path, ddl):
+    execute(dsn, *PARTITIONED)
+    altered = Altered(dsn, tmp_path).take()
+    execute(dsn, SOME_ROWS, ddl, "insert into t values (3, 'w')")
+    assert "partition public.high was detached or dropped" in altered.follow().error
+
+
 @pytest.mark.parametrize(
     "ddl",
     ["vacuum full t", "alter table t alter n type bigint", "cluster t using t_pkey"],

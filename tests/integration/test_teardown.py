@@ -111,6 +111,15 @@ def test_it_can_be_run_again_after_any_step(kept):
     assert done.dropped[-1] == f"what was recorded of pipeline {kept.pipeline.name}"
 
 
+def test_a_schema_that_records_nothing_goes_too(kept):
+    teardown(kept.access)
+    with Store(kept.dsn, "test") as store:
+        store.migrate()
+    assert left(kept) == {"schemas": ["_pgrepl"]}
+    assert teardown(kept.access).dropped == []
+    assert left(kept) == {}
+
+
 def test_the_state_of_other_pipelines_stays(kept):
     with kept.access.store("test") as store:
         other = replace(kept.pipeline, name="other", lake="/other", slot="o", publication="o")

@@ -184,25 +184,6 @@ PARTITIONED = [
         ("truncate emptied", "insert into emptied values (3), (12)"),
     ),
     Case(
-        "public.detached",
-        (
-            "create table detached (id int primary key) partition by range (id)",
-            "create table detached_1 partition of detached for values from (0) to (10)",
-            "create table detached_2 partition of detached for values from (10) to (20)",
-            "insert into detached values (1), (11)",
-        ),
-        (
-            "alter table detached detach partition detached_2",
-            "insert into detached_2 values (12)",
-            "insert into detached values (2)",
-            "drop table detached_2",
-            "insert into detached values (3)",
-        ),
-        # Neither DETACH nor DROP is in the stream: the rows stay.
-        source="(select id from detached union all select 11) as shown",
-        at_copy="detached",
-    ),
-    Case(
         "public.leafless",
         ("create table leafless (id int primary key) partition by range (id)",),
         (

@@ -187,12 +187,12 @@ class _Teardown:
         return known | {TableName.parse(key) for key in named if not is_history(key)}
 
     def _state(self, dry_run: bool) -> None:
-        if self._recorded is None:
-            return
         if not dry_run:
-            self.store.forget_pipeline(self.pipeline.name)
+            if self._recorded is not None:
+                self.store.forget_pipeline(self.pipeline.name)
             self.store.remove_schema()
-        self._done(f"what was recorded of pipeline {self.pipeline.name}")
+        if self._recorded is not None:
+            self._done(f"what was recorded of pipeline {self.pipeline.name}")
 
     def _done(self, what: str) -> None:
         self.result.dropped.append(what)
