@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.errors import PrivilegeError
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.lake.handles import forget
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
@@ -507,4 +508,22 @@ def test_safe_changes_that_no_row_follows_are_followed_once(dsn, tmp_path):
     assert handed.stream(relation).error is None
     assert pa.table(handed.lake_rows("public.t")).select(["id", "w", "x", "y"]).to_pylist() == [
         {"id": 1, "w": 2, "x": 3, "y": 4}
+    ]
+
+
+def test_a_transaction_that_ends_with_a_safe_change_is_followed(dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key, v text)")
+    handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    with handed.source() as source:
+        event_trigger.install(source, handed.pipeline)
+    relation = handed.copy("public.t")
+    execute(dsn, "begin; insert into t values (1, 'a'); alter table t add w int default 7; commit")
+    assert handed.stream(relation).error is None
+    execute(dsn, "alter table t add x int", "insert into t values (2, 'b', 3, 4)")
+    forget(handed.lake_path("public.t"))
+    assert handed.stream(relation).error is None
+    rows = pa.table(handed.lake_rows("public.t")).select(["id", "w", "x"]).to_pylist()
+    assert sorted(rows, key=lambda row: row["id"]) == [
+        {"id": 1, "w": 7, "x": None},
+        {"id": 2, "w": 3, "x": 4},
     ]
