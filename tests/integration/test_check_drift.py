@@ -87,6 +87,18 @@ def test_a_table_in_error_for_drift_is_said_again_whoever_found_it_first(shop, r
     assert "retry" in third.hint
 
 
+def test_what_was_sent_is_not_said_to_be_mended_by_the_catalog(shop):
+    shop.set_state(
+        "public.a",
+        TableState.ERRORED,
+        error="DriftError",
+        reason="column x was renamed to y",
+        hint="take it anew",
+    )
+    (found,) = check_drift(shop.access).tables
+    assert (found.reason, found.hint) == ("column x was renamed to y", "take it anew")
+
+
 def test_a_table_in_error_for_another_reason_is_not_drift(shop):
     shop.set_state("public.a", TableState.ERRORED, error="ValueRangeError", reason="too large")
     assert not check_drift(shop.access).found_anything

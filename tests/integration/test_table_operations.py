@@ -127,6 +127,19 @@ def test_without_names_each_table_goes_its_own_way(kept):
     assert kept.record(B).reason == "it failed"
 
 
+def test_a_renamed_column_is_told_to_be_set_back_only_where_that_helps(kept):
+    execute(kept.dsn, "alter table b rename column at to since")
+    hints = {}
+    for known in ("set it back at the source, then retry the table", "take it anew"):
+        kept.set_states(B, TableState.ERRORED, error="DriftError", reason="renamed", hint=known)
+        with pytest.raises(DriftError, match="column at was renamed to since") as caught:
+            retry_tables(kept.access, [B])
+        hints[known] = caught.value.hint
+        kept.set_states(B, TableState.CATCHING_UP)
+    assert hints.pop("take it anew") == "take it anew"
+    assert all(hint.startswith(known) for known, hint in hints.items())
+
+
 def test_named_tables_are_tried_again_all_or_none(kept):
     kept.fail(A)
     kept.fail(B)

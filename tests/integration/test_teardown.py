@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBu
 from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection
 from tests.support.kept import Kept
 from tests.support.replicated import execute, wait_until

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.source.catalog import find_relation, re
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.state.remedy import allows_retry
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.values import lake_schema
 
@@ -62,7 +63,7 @@ class Continuation:
         copied = pipeline_of(self.pipeline, record.config, record.table)
         verdict = judge_catalog(relation, current, copied)
         if verdict.kind is Kind.UNSAFE:
-            raise DriftError(f"{record.table}: {verdict.reason}", verdict.hint)
+            raise DriftError(f"{record.table}: {verdict.reason}", _way_out(record, verdict.hint))
         raise_all(list(right_problems(self.source, [relation])))
         return relation
 
@@ -98,3 +99,9 @@ class Continuation:
         if histories[0] != histories[1] or lake_schema(relation, before) != lake_schema(relation, now):
             return None
         return now.to_json()
+
+
+def _way_out(record: TableRecord, hint: str) -> str:
+    """A table that needed a new copy because of what was sent needs it still, whatever the catalog shows."""
+    needed_copy = record.error == DriftError.__name__ and not allows_retry(record.hint)
+    return record.hint if needed_copy and allows_retry(hint) else hint

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.source.catalog import (
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.state.remedy import allows_retry
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -222,6 +223,6 @@ class _Report:
         yield TableDrift(table, Kind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
 
     def _in_error(self, record: TableRecord, finding: Finding | None) -> TableDrift:
-        gone = finding is None or finding.error is None
+        gone = (finding is None or finding.error is None) and allows_retry(record.hint)
         hint = _CAUSE_GONE if gone else record.hint
         return TableDrift(str(record.table), Kind.UNSAFE.value, record.reason, hint, record.state.value)

@@ -31,3 +31,11 @@ class Finding:
         anew = f"take it anew: run the snapshot app with --tables '{table}', or PgResnapshotOperator"
         remedy = Remedy.ANEW if was_sent and self.remedy is Remedy.UNDO else self.remedy
         return remedy.format(anew=anew)
+
+
+def allows_retry(hint: str) -> bool:
+    """Whether a recorded hint says that the table can go on without a new copy.
+
+    One that does not stays true when the source is set back: rows of the other shape have been sent.
+    """
+    return "then retry the table" in hint
