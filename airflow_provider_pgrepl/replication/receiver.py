@@ -49,13 +49,15 @@ class KeepaliveRule:
 
 @dataclass
 class ReceiverProgress:
-    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable."""
+    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable. `sequence`:
+    that of its writer's last commit, None before the first."""
 
     received_lsn: LSN = field(default_factory=lambda: LSN(0))
     durable_lsn: LSN = field(default_factory=lambda: LSN(0))
     told_lsn: LSN = field(default_factory=lambda: LSN(0))
     seen_lsn: LSN = field(default_factory=lambda: LSN(0))
     changelog_version: int = 0
+    sequence: int | None = None
     changes: int = 0
 
 
@@ -107,7 +109,8 @@ class Receiver:
         )
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
         connections.callback(self._catalog.close)
-        self._writer = writer = ChangelogWriter(uri)
+        self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
+        self.progress.sequence = writer.sequence
         self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(uri, writer, self._confirmed)
         self._watch = SourceWatch(self._catalog, writer.epoch_record)
@@ -284,6 +287,7 @@ class Receiver:
         if durable > progress.durable_lsn:
             self._last_move = time.monotonic()
         progress.changelog_version = self._writer.version
+        progress.sequence = self._writer.sequence
         progress.durable_lsn = durable
         progress.seen_lsn = max(durable, self._idle_lsn)
 

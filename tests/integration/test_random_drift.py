@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id,
 from airflow_provider_pgrepl.replication.lake.table_work import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source import event_trigger, publication
 from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
@@ -39,20 +39,20 @@ from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
-SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "6")))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "4")))
 IDENTITIES = ("default", "full", "keyless")
 
 
 class Drifting(Received):
     """A pipeline without Spark over tables that change their shape."""
 
-    def __init__(self, seed: int, dsn: str, folder: Path) -> None:
+    def __init__(self, seed: int, dsn: str, folder: Path, *, has_trigger: bool) -> None:
         self.chance = random.Random(seed)
         self.tables = [Shifting(f"t{number}", self.chance) for number in range(len(IDENTITIES))]
         for table, identity in zip(self.tables, IDENTITIES, strict=True):
             execute(dsn, *table.statements(identity))
         names = tuple(table.sql for table in self.tables)
-        super().__init__(dsn, folder, names, flush_interval_s=0.02)
+        super().__init__(dsn, folder, names, flush_interval_s=0.02, event_trigger=has_trigger)
         self.copied: dict[str, Relation] = {}
         self.errors: dict[str, str] = {}
 
@@ -60,6 +60,9 @@ class Drifting(Received):
         """What happens, in this order, is the seed's choice."""
         self.take_steps(10, quietly=True)
         position = LSN(self.begin() - 1)
+        if self.pipeline.event_trigger:
+            with self.source() as source:
+                event_trigger.install(source, self.pipeline)
         for table in self.tables:
             self.copy(table, position)
         while steps > 0:
@@ -204,9 +207,10 @@ class Drifting(Received):
             return difference(source_rows(source, shape), lake_rows(source, shape, self.lake_rows(table.sql)))
 
 
+@pytest.mark.parametrize("has_trigger", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path):
-    drifting = Drifting(seed, dsn, tmp_path)
+def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path, has_trigger):
+    drifting = Drifting(seed, dsn, tmp_path, has_trigger=has_trigger)
     drifting.run(steps=40)
     drifting.assert_equal_or_stopped()
     drifting.take_anew_what_stopped()

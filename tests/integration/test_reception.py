@@ -207,3 +207,13 @@ def test_a_new_fence_while_it_connects_again_is_respected(received: Received, ds
         assert reception.failed.wait(20)
         assert isinstance(reception.error, FencedError)
     assert ids(received) == []
+
+
+def test_who_took_over_while_it_was_away_has_replaced_it_though_nobody_is_at_work_now(
+    received: Received,
+) -> None:
+    with receiving(received) as reception:
+        ChangelogWriter(received.changelog)
+        end_walsender(received)
+        assert reception.failed.wait(20)
+        assert isinstance(reception.error, FencedError)

@@ -22,7 +22,8 @@ class Reception:
 
     An outage lasts from the first loss until a new receiver has made something durable, or has lived for as
     long as an outage may last (`reconnect_s`); after that time the error stands. A new receiver takes the
-    slot, and with it a new fence, as one of a new process would: who has taken them meanwhile keeps them.
+    slot and a new fence. Who has taken them meanwhile keeps them, also one that has ended since: what this
+    process knows of the lake is over then.
     """
 
     def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:

@@ -102,21 +102,29 @@ def mark(uri: str) -> None:
 class ChangelogWriter:
     """The one writer. Opening it commits a fence; after that `durable_lsn` is what the changelog holds.
 
-    Raises ChangelogError when there is no changelog, FencedError when another writer took over,
-    LakeUnavailableError when the storage refuses.
+    `after`: the `sequence` of a writer that this one continues. Raises ChangelogError when there is no
+    changelog, FencedError when another writer took over, or had done so since that one, LakeUnavailableError
+    when the storage refuses.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, after: int | None = None) -> None:
         self._table = open_changelog(uri)
         self._parts = PartFolder(uri)
         self.epoch_record = EpochRecord.from_json(self._table.metadata().description)
         self._sequence = self._table.transaction_version(RECEIVER_APP) or 0
+        if after is not None and self._sequence != after:
+            raise _fenced()
         self.durable_lsn = LSN(self._table.transaction_version(DURABLE_APP) or 0)
         self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn))
 
     @property
     def epoch(self) -> Epoch:
         return self.epoch_record.epoch
+
+    @property
+    def sequence(self) -> int:
+        """How often the changelog has been written, by whoever it was, as of this writer's last commit."""
+        return self._sequence
 
     @property
     def version(self) -> int:

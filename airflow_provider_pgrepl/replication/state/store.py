@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
+from contextlib import suppress
 from datetime import datetime
 from typing import Literal
 
-from airflow_provider_pgrepl.errors import SlotBusyError
+from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError
 from airflow_provider_pgrepl.replication.source.connection import row, rows
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.connection import state_errors
@@ -57,6 +58,13 @@ class Store(PipelineRecords, TableRecords, ProgressRecords):
         with state_errors("asking for the time"):
             found: datetime = row(self._connection, "SELECT pg_catalog.clock_timestamp()")[0]
         return found
+
+    def close(self) -> None:
+        """Release the locks and close the connection. May be called again."""
+        # The next process may follow right behind, before the server has noticed that this one is gone.
+        with suppress(PgReplError), state_errors("releasing the locks"):
+            rows(self._connection, "SELECT pg_catalog.pg_advisory_unlock_all()")
+        super().close()
 
     def lock(self, pipeline: str, purpose: Purpose) -> None:
         """Take the pipeline's lock for this purpose until `unlock` or `close`.
