@@ -52,7 +52,8 @@ test: setup java jars check ## Everything: the checks, then all tests
 
 .PHONY: soak
 soak: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)
-	PGREPL_SEEDS=$(SEEDS) PGREPL_FIRST_SEED=$(FIRST_SEED) $(PYTHON) -m pytest tests/spark/test_random_pipeline.py tests/integration/test_random_drift.py $(PYTEST_ARGS)
+	PGREPL_SEEDS=$(SEEDS) PGREPL_FIRST_SEED=$(FIRST_SEED) $(PYTHON) -m pytest tests/spark/test_random_pipeline.py tests/integration/test_random_drift.py \
+		tests/fault/test_drift_killed.py $(PYTEST_ARGS)
 
 .PHONY: bench
 bench: setup java jars ## Measure speed against peers in the same run; writes docs/benchmarks.md

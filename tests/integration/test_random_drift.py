@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -31,16 +30,11 @@ from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.conftest import closing_connection
-from tests.support.random_ddl import Following, Shifting
-from tests.support.random_oracle import difference, lake_rows, source_rows
-from tests.support.random_tables import Column, Table
-from tests.support.random_types import Type
+from tests.support.random_ddl import Following, Shifting, ShiftingTables, lake_difference
 from tests.support.received import Received, wait_until_seen
-from tests.support.replicated import execute
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "4")))
-IDENTITIES = ("default", "full", "keyless")
 
 
 class Drifting(Received):
@@ -48,17 +42,15 @@ class Drifting(Received):
 
     def __init__(self, seed: int, dsn: str, folder: Path, *, has_trigger: bool) -> None:
         self.chance = random.Random(seed)
-        self.tables = [Shifting(f"t{number}", self.chance) for number in range(len(IDENTITIES))]
-        for table, identity in zip(self.tables, IDENTITIES, strict=True):
-            execute(dsn, *table.statements(identity))
-        names = tuple(table.sql for table in self.tables)
-        super().__init__(dsn, folder, names, flush_interval_s=0.02, event_trigger=has_trigger)
+        self.shifting = ShiftingTables.make(dsn, self.chance)
+        self.tables = self.shifting.tables
+        super().__init__(dsn, folder, self.shifting.names, flush_interval_s=0.02, event_trigger=has_trigger)
         self.copied: dict[str, Relation] = {}
         self.errors: dict[str, str] = {}
 
     def run(self, steps: int) -> None:
         """What happens, in this order, is the seed's choice."""
-        self.take_steps(10, quietly=True)
+        self.shifting.take_steps(10, quietly=True)
         position = LSN(self.begin() - 1)
         if self.pipeline.event_trigger:
             with self.source() as source:
@@ -69,7 +61,7 @@ class Drifting(Received):
             share = self.chance.randint(1, 12)
             steps -= share
             with self._looking_on() if self.chance.random() < 0.6 else nullcontext():
-                self.take_steps(share)
+                self.shifting.take_steps(share)
             if self.chance.random() < 0.7:
                 self.apply()
             if self.chance.random() < 0.2:
@@ -80,25 +72,6 @@ class Drifting(Received):
         with self.receiving() as receiver:
             yield
             wait_until_seen(receiver, self.source_lsn())
-
-    def take_steps(self, count: int, *, quietly: bool = False) -> None:
-        connection = psycopg2.connect(self.dsn)
-        try:
-            for _ in range(count):
-                self._take_transaction(connection, quietly=quietly)
-        finally:
-            connection.close()
-
-    def _take_transaction(self, connection: Any, *, quietly: bool) -> None:
-        with connection.cursor() as cursor:
-            for _ in range(self.chance.choice((1, 1, 2, 4))):
-                table = self.chance.choice(self.tables)
-                kind = self.chance.random()
-                if quietly or kind < 0.75:
-                    table.write(cursor)
-                else:
-                    table.alter(cursor, safely=kind < 0.95)
-        connection.commit()
 
     def copy(self, table: Shifting, position: LSN) -> None:
         """Copy a table that nobody writes."""
@@ -175,15 +148,12 @@ class Drifting(Received):
         self.errors[table.name] = reason
 
     def assert_equal_or_stopped(self) -> None:
-        # Until a row follows, a column that was added is not in the lake.
-        with psycopg2.connect(self.dsn) as connection, connection.cursor() as cursor:
-            for table in self.tables:
-                table.insert_new(cursor)
+        self.shifting.insert_new()
         self.apply()
         self.compare_catalogs()
         for table in self.tables:
             if table.name not in self.errors:
-                assert self._difference(table) == {}, table.said
+                assert lake_difference(self, table) == {}, table.said
 
     def take_anew_what_stopped(self) -> None:
         stopped = [table for table in self.tables if table.name in self.errors]
@@ -194,17 +164,7 @@ class Drifting(Received):
                 publication.add_tables(self.dsn, self.pipeline.publication, [found], 10)
             self.copy(table, LSN(self.durable_lsn - 1))
         for table in self.tables:
-            assert self._difference(table) == {}, table.said
-
-    def _difference(self, table: Shifting) -> dict[Any, int]:
-        with self.source() as source:
-            with source.cursor() as cursor:
-                columns = [
-                    Column(name, Type(type_name, lambda _: ""), not_null=False)
-                    for name, type_name, _ in table.columns(cursor)
-                ]
-            shape = Table(table.name, "any", tuple(columns))
-            return difference(source_rows(source, shape), lake_rows(source, shape, self.lake_rows(table.sql)))
+            assert lake_difference(self, table) == {}, table.said
 
 
 @pytest.mark.parametrize("has_trigger", [False, True])
@@ -214,5 +174,5 @@ def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path, h
     drifting.run(steps=40)
     drifting.assert_equal_or_stopped()
     drifting.take_anew_what_stopped()
-    drifting.take_steps(10, quietly=True)
+    drifting.shifting.take_steps(10, quietly=True)
     drifting.assert_equal_or_stopped()

@@ -54,6 +54,16 @@ def test_a_removed_table_leaves_the_publication_and_its_lake_table_stays(kept):
     assert kept.states()[B] == "streaming"
 
 
+def test_a_renamed_table_leaves_the_publication_unless_it_was_taken_under_its_new_name(kept):
+    execute(kept.dsn, "alter table a rename to c")
+    remove_tables(kept.access, [A])
+    assert published(kept) == {B}
+    execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
+    kept.take("public.c")
+    remove_tables(kept.access, [A])
+    assert published(kept) == {B, "public.c"}
+
+
 def test_what_is_gone_at_the_source_can_be_removed(kept):
     kept.fail(A)
     execute(kept.dsn, "drop table a")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,7 +16,13 @@ from typing import Any
 import psycopg2
 import psycopg2.errors
 
-from tests.support.replicated import quoted
+from tests.support import random_tables
+from tests.support.random_oracle import difference, lake_rows, source_rows
+from tests.support.random_types import Type
+from tests.support.received import Received
+from tests.support.replicated import execute, quoted
+
+_IDENTITIES = ("default", "full", "keyless")
 
 _COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
@@ -216,6 +223,60 @@ _WIDER = {
     "numeric(6,2)": ("numeric(9,2)", "numeric(12,3)"),
     "numeric(8,3)": ("numeric(12,3)",),
 }
+
+
+@dataclass(frozen=True)
+class ShiftingTables:
+    """A table of each kind of identity, and transactions that change rows and shapes of them."""
+
+    dsn: str
+    chance: random.Random
+    tables: list[Shifting]
+
+    @classmethod
+    def make(cls, dsn: str, chance: random.Random) -> ShiftingTables:
+        tables = [Shifting(f"t{number}", chance) for number in range(len(_IDENTITIES))]
+        for table, identity in zip(tables, _IDENTITIES, strict=True):
+            execute(dsn, *table.statements(identity))
+        return cls(dsn, chance, tables)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(table.sql for table in self.tables)
+
+    def take_steps(self, count: int, *, quietly: bool = False) -> None:
+        """So many transactions; quietly: without DDL."""
+        with closing(psycopg2.connect(self.dsn)) as connection:
+            for _ in range(count):
+                with connection, connection.cursor() as cursor:
+                    for _ in range(self.chance.choice((1, 1, 2, 4))):
+                        self._take_step(cursor, quietly=quietly)
+
+    def _take_step(self, cursor: Any, *, quietly: bool) -> None:
+        table, kind = self.chance.choice(self.tables), self.chance.random()
+        if quietly or kind < 0.75:
+            table.write(cursor)
+        else:
+            table.alter(cursor, safely=kind < 0.95)
+
+    def insert_new(self) -> None:
+        """A row each: until one follows, a column that was added is not in the lake."""
+        with closing(psycopg2.connect(self.dsn)) as connection, connection, connection.cursor() as cursor:
+            for table in self.tables:
+                table.insert_new(cursor)
+
+
+def lake_difference(received: Received, table: Shifting) -> dict[Any, int]:
+    """Rows of the lake less rows of the source, in the columns that the source has; empty when equal."""
+    with received.source() as source:
+        with source.cursor() as cursor:
+            columns = tuple(
+                random_tables.Column(name, Type(type_name, lambda _: ""), not_null=False)
+                for name, type_name, _ in table.columns(cursor)
+            )
+        shape = random_tables.Table(table.name, "any", columns)
+        return difference(source_rows(source, shape), lake_rows(source, shape, received.lake_rows(table.sql)))
+
 
 Made = tuple[Following, Sequence[str]] | None
 _S, _N, _P = Following.SURELY, Following.NEVER, Following.PERHAPS

@@ -310,6 +310,17 @@ def test_a_way_back_is_offered_only_while_no_row_was_sent() -> None:
     assert judged(renamed).hint.startswith("take it anew")
 
 
+def test_a_renamed_table_is_taken_under_its_new_name() -> None:
+    moved = replace(BEFORE, table=TableName("sales", "Orders"), replica_identity="f")
+    added = (
+        "remove it from the pipeline, and take it under its new name: run the snapshot app with --add"
+        """ 'sales."Orders"', or PgAddTablesOperator"""
+    )
+    verdict = judge_catalog(BEFORE, moved, PIPELINE)
+    assert verdict.hint == f"name it back, then retry the table; or {added}"
+    assert judged(moved).hint == added
+
+
 def test_a_verdict_survives_pickling() -> None:
     verdict = judged(now(ID, PRICE))
     assert pickle.loads(pickle.dumps(verdict)) == verdict

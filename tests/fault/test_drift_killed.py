@@ -1,0 +1,93 @@
+"""Tables that are altered under an app which is killed at random times, while the catalog is checked.
+
+PGREPL_SEEDS sets how many seeds are tried, PGREPL_FIRST_SEED the first of them.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift import check_drift
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.in_process import InProcess
+from tests.support.random_ddl import Following, ShiftingTables, lake_difference
+from tests.support.replicated import kill, wait_until
+
+FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "1")))
+
+
+class Ordeal:
+    """A pipeline, its tables, and what happens to both."""
+
+    def __init__(self, spark, dsn, folder, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.shifting = ShiftingTables.make(dsn, self.chance)
+        self.replicated = InProcess(spark, dsn, folder, self.shifting.names)
+        self.access = Access(self.replicated.pipeline, dsn, dsn)
+
+    def run_until_killed(self) -> None:
+        seen = len(self.replicated.log.read_bytes())
+        process = self.replicated.start("replicate")
+        try:
+            wait_until(lambda: "receiving from slot" in self.replicated.log.read_text()[seen:])
+            for _ in range(6):
+                self.shifting.take_steps(2)
+                time.sleep(self.chance.uniform(0, 1))
+                if self.chance.random() < 0.3:
+                    check_drift(self.access)
+        finally:
+            kill(process)
+        self.shifting.take_steps(self.chance.randint(0, 5))
+
+    def run_again(self) -> None:
+        """Up to what is committed now; tables in error do not keep the others from getting there."""
+
+        def is_done() -> bool:
+            code = self.replicated.run("replicate", "--until", "caught-up")
+            assert code in (0, 75, 78), self.replicated.log_tail()
+            return code != 75
+
+        wait_until(is_done, 120, "replication to catch up")
+
+    def stopped(self) -> list[str]:
+        """Tables in error, which must have had a reason; all others equal the source."""
+        check_drift(self.access)
+        names, states = [], self.replicated.states()
+        for table in self.shifting.tables:
+            record = states[table.sql]
+            if record.state is TableState.ERRORED:
+                assert record.error and record.reason and record.hint
+                assert table.following is not Following.SURELY, (record.reason, table.said)
+                names.append(table.sql)
+            else:
+                assert record.state is TableState.STREAMING
+                assert lake_difference(self.replicated, table) == {}, table.said
+        return names
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_altered_tables_equal_the_source_or_say_why_they_stopped_though_the_app_is_killed(
+    seed, spark, dsn, tmp_path
+):
+    ordeal = Ordeal(spark, dsn, tmp_path, seed)
+    ordeal.shifting.take_steps(10, quietly=True)
+    ordeal.replicated.snapshot()
+    for _ in range(2):
+        ordeal.run_until_killed()
+    ordeal.shifting.insert_new()
+    ordeal.run_again()
+    stopped = ordeal.stopped()
+    if stopped:
+        ordeal.replicated.snapshot("--tables", ",".join(stopped))
+        for table in ordeal.shifting.tables:
+            if table.sql in stopped:
+                table.begin_anew()
+    ordeal.shifting.take_steps(5, quietly=True)
+    ordeal.run_again()
+    assert ordeal.stopped() == []
