@@ -10,9 +10,9 @@ from airflow_provider_pgrepl.replication.choices import NewTables
 from airflow_provider_pgrepl.replication.state.drift import Kind
 
 _NEW_TABLES = {
-    "add": "are taken by the next run of the snapshot app",
-    "ignore": "are left out",
-    "error": "are not replicated: list them in tables, or set new_tables to add or ignore",
+    "add": "taken by the next run of the snapshot app",
+    "ignore": "left out",
+    "error": "not replicated: run the snapshot app with --add, or set new_tables to add or ignore",
 }
 
 

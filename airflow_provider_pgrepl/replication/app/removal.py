@@ -14,7 +14,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake import dropping
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -47,7 +48,7 @@ def remove_tables(
         if drop_lake_tables or any(record.state in _BEING_COPIED for record in records):
             waiting.lock(store, name, "snapshot", deadline)
         _set_removed(store, name, records)
-        _unpublish(access, store, chosen)
+        _unpublish(access, store, records)
         if drop_lake_tables:
             _drop(access, store, chosen, deadline)
 
@@ -98,14 +99,26 @@ def _set_removed(store: Store, name: str, records: Sequence[TableRecord]) -> Non
     )
 
 
-def _unpublish(access: Access, store: Store, tables: Sequence[TableName]) -> None:
-    recorded = store.read_pipeline(access.pipeline.name)
+def _unpublish(access: Access, store: Store, records: Sequence[TableRecord]) -> None:
+    name = access.pipeline.name
+    recorded = store.read_pipeline(name)
     if recorded is None or not recorded.publication_owned:
         return
+    others = [record for record in store.read_tables(name).values() if record.state is not TableState.REMOVED]
     with access.source("remove") as source:
+        tables = {record.table for record in records} | _renamed(source, records, others)
         left = drop_tables(source, recorded.publication, tables, access.pipeline.lock_timeout_s)
     for table in left:
         log.info("table %s is no longer in publication %s", table, recorded.publication)
+
+
+def _renamed(
+    source: Connection, records: Iterable[TableRecord], others: Sequence[TableRecord]
+) -> set[TableName]:
+    """What these tables are called now; without those that the pipeline has under their new names."""
+    oids = {record.relation.oid for record in records if record.relation is not None}
+    oids -= {record.relation.oid for record in others if record.relation is not None}
+    return table_names(source, oids) - {record.table for record in others}
 
 
 def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: waiting.Deadline) -> None:

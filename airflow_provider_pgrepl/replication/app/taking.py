@@ -214,7 +214,7 @@ class Taking:
 
     def put_in_error(self, table: TableName, error: PgReplError) -> None:
         """This table stops, and only this one."""
-        log.error("%s: %s", table, error)
+        log.error("%s is in error: %s", table, str(error).removeprefix(f"{table}: "))
         record = self.records().get(table)
         if record is None or record.state is TableState.REMOVED:
             self.store.set_state(self.pipeline.name, table, TableState.PENDING)

@@ -17,6 +17,18 @@ FROM pg_catalog.pg_publication p JOIN pg_catalog.pg_publication_rel m ON m.prpub
 WHERE p.pubname = %s
 """
 
+_NAMES = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::pg_catalog.oid[])
+"""
+
+
+def table_names(connection: Connection, oids: Iterable[int]) -> set[TableName]:
+    """What relations are called now; nothing of those that are gone."""
+    with source_errors("reading the names of tables"):
+        return {TableName(*name) for name in rows(connection, _NAMES, (sorted(oids),))}
+
 
 def drop_tables(
     connection: Connection, name: str, tables: Iterable[TableName], lock_timeout_s: float

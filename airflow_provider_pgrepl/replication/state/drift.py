@@ -103,14 +103,15 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
 def _unsafe(recorded: Relation, findings: Iterable[Finding], *, was_sent: bool) -> Verdict:
     findings = list(findings)
     changes = tuple(dict.fromkeys(finding.text for finding in findings))
-    # The way out that helps with all of them; taking a table anew does.
-    remedies = {finding.remedy for finding in findings}
-    first = findings[0] if len(remedies) == 1 else Finding("", _hardest(remedies))
-    return Verdict(Kind.UNSAFE, changes, first.hint(recorded.table, was_sent=was_sent))
+    return Verdict(Kind.UNSAFE, changes, _hardest(findings).hint(recorded.table, was_sent=was_sent))
 
 
-def _hardest(remedies: set[Remedy]) -> Remedy:
-    return Remedy.PUBLISH if Remedy.PUBLISH in remedies else Remedy.ANEW
+def _hardest(findings: list[Finding]) -> Finding:
+    """The one whose way out helps with all of them. Taking a table anew does, where it has its name."""
+    by_remedy = {finding.remedy: finding for finding in findings}
+    if len(by_remedy) == 1:
+        return findings[0]
+    return by_remedy.get(Remedy.MOVED) or by_remedy.get(Remedy.PUBLISH) or Finding("")
 
 
 def _is_rewritten(recorded: Relation, current: Relation) -> bool:

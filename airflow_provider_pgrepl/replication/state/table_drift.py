@@ -19,7 +19,7 @@ def table_findings(recorded: Relation, announced: RelationRecord, current: Relat
     name = TableName(message.schema, message.name)
     # Renamed and renamed back, it has been the same table all the time.
     if recorded.table not in (name, current.table):
-        yield Finding(f"the table was renamed or moved to {name}", Remedy.UNDO)
+        yield Finding(f"the table was renamed or moved to {name}", Remedy.MOVED, name)
     if current.relkind != recorded.relkind:
         yield Finding("the table became another kind of relation")
     if message.replica_identity != recorded.replica_identity:
