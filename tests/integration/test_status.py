@@ -231,6 +231,16 @@ def test_a_slot_that_is_gone_and_a_lake_that_is_not_ours_are_said(shop: Shop) ->
     assert shop.json()["slot"] is None
 
 
+def test_after_a_teardown_that_kept_the_lake_no_new_epoch_has_to_be_asked_for(shop: Shop) -> None:
+    shop.set_up()
+    with shop.pg.cursor() as cursor:
+        cursor.execute("select pg_drop_replication_slot(%s)", (shop.pipeline.slot,))
+        cursor.execute("drop schema _pgrepl cascade")
+    found = shop.status()
+    assert "is gone, and the pipeline is not recorded in this database" in found.stdout
+    assert "new epoch" not in found.stdout
+
+
 def test_the_durable_lsn_is_the_changelogs_whatever_was_reported(shop: Shop) -> None:
     at = shop.set_up()
     ChangelogWriter(changelog_uri(shop.pipeline.lake_root)).record_keepalive(LSN(at + 8))

@@ -78,12 +78,16 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """`problems` says what could not be looked at. `steps`: received, durable, told, applied."""
+    """`problems` says what could not be looked at. `steps`: received, durable, told, applied.
+
+    `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
+    """
 
     pipeline: str
     lake: str
     source: SourceStatus
     set_up: bool
+    recorded: bool = True
     epoch: int | None = None
     slot: SlotStatus | None = None
     app: AppStatus | None = None
@@ -124,6 +128,7 @@ def read_status(pipeline: Pipeline) -> Status:
         lake=pipeline.lake_root,
         source=source,
         set_up=recorded or lake.epoch is not None,
+        recorded=recorded,
         epoch=lake.epoch.epoch if lake.epoch else None,
         slot=_slot(slot, end) if slot else None,
         app=AppStatus(progress.holder, progress.updated_at, progress.changes_per_s) if progress else None,

@@ -96,6 +96,9 @@ def _app(status: Status) -> list[str]:
 
 def _slot(status: Status) -> list[str]:
     slot = status.slot
+    if slot is None and not status.recorded:
+        text = "is gone, and the pipeline is not recorded in this database: the snapshot app would begin anew"
+        return [_line("slot", text)]
     if slot is None:
         return [_line("slot", "is gone: the pipeline needs a new epoch (snapshot app with --new-epoch)")]
     return [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
