@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
@@ -18,6 +18,9 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
     read_tables,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.app.tables import Retried
 
 
 class TablesOperator(BaseOperator):
@@ -86,7 +89,7 @@ class PgRetryTablesOperator(TablesOperator):
         from airflow_provider_pgrepl.replication.app.tables import retry_tables
 
         tried = retry_tables(access, tables or None)
-        refused = {str(table.table): str(table.refused) for table in tried if table.refused is not None}
+        refused = {str(table.table): _why(table) for table in tried if table.refused is not None}
         result = {
             "tables": [str(table.table) for table in tried if table.refused is None],
             "refused": refused,
@@ -95,6 +98,11 @@ class PgRetryTablesOperator(TablesOperator):
             context["ti"].xcom_push(key="return_value", value=result)
             raise AirflowFailException("\n".join(f"{table}: {why}" for table, why in refused.items()))
         return result
+
+
+def _why(tried: Retried) -> str:
+    """Why a table stays in error, without its name, which most of these errors begin with."""
+    return str(tried.refused).removeprefix(f"{tried.table}: ")
 
 
 class PgRemoveTablesOperator(TablesOperator):

@@ -8,8 +8,11 @@ from typing import Any
 import psycopg2.extensions
 import pytest
 
+from airflow_provider_pgrepl.errors import DriftError
+from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.airflow.conftest import SECRET
+from tests.airflow.test_drift_sensor import Said
 from tests.support.recorded import Recorded
 
 
@@ -52,6 +55,20 @@ def test_a_table_is_removed(shop: Recorded, pg: Any) -> None:
 
 def test_retrying_without_names_tries_what_is_in_error(shop: Recorded) -> None:
     assert operate("PgRetryTablesOperator", shop) == {"tables": [], "refused": {}}
+
+
+def test_what_stays_in_error_is_named_once(shop: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from airflow_provider_pgrepl.operators.tables import PgRetryTablesOperator
+    from airflow_provider_pgrepl.replication.app import tables
+
+    name = TableName("public", "a")
+    refused = tables.Retried(name, DriftError("public.a: the table was dropped", "remove it"))
+    monkeypatch.setattr(tables, "retry_tables", lambda *_: (refused,))
+    with pytest.raises(AirflowFailException) as caught:
+        PgRetryTablesOperator(task_id="t", pipeline=shop.pipeline.to_json()).execute(Said().context)
+    assert str(caught.value) == "public.a: the table was dropped\n  hint: remove it"
 
 
 @pytest.mark.parametrize(
