@@ -104,7 +104,7 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     done = teardown(access, arguments.drop_lake, arguments.timeout, dry_run=not arguments.yes)
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
-    return _ask(f"this would be done:\n{done.to_text()}")
+    return _ask(f"with --yes it would end with this:\n{done.to_text()}")
 
 
 def _ask(what: str) -> int:

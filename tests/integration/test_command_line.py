@@ -91,7 +91,7 @@ def test_teardown_first_says_what_it_would_do(line):
     code, out, err = line("teardown")
     assert (code, out) == (78, "")
     assert err.splitlines()[:3] == [
-        "this would be done:",
+        "with --yes it would end with this:",
         f"dropped: slot {slot}",
         f"dropped: publication {publication}",
     ]

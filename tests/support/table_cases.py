@@ -16,15 +16,13 @@ from tests.support.replicated import OWN_COLUMNS, execute, plain, quoted
 
 @dataclass(frozen=True)
 class Case:
-    """One table. `source`: what stands after FROM where the lake is to equal it, by default the table itself
-    (`at_copy`: as long as nothing was changed); `options`: what the pipeline says of it; `least` and
-    `below`: the server versions that it is for."""
+    """One table. `source`: what stands after FROM where the lake is to equal it, by default the table itself;
+    `options`: what the pipeline says of it; `least` and `below`: the server versions that it is for."""
 
     table: str
     setup: tuple[str, ...]
     changes: tuple[str, ...] = ()
     source: str = ""
-    at_copy: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     least: int = 0
     below: int = 999999
@@ -33,10 +31,6 @@ class Case:
     @property
     def reference(self) -> str:
         return self.source or TableName.parse(self.table).sql
-
-    @property
-    def reference_at_copy(self) -> str:
-        return self.at_copy or self.reference
 
 
 def cases_for(version: int, cases: Sequence[Case]) -> list[Case]:
@@ -68,7 +62,7 @@ class Replay:
     def copy(self) -> None:
         self.replicated.snapshot()
         for table in self.cases:
-            self.copied[table] = self.difference(table, self.cases[table].reference_at_copy)
+            self.copied[table] = self.difference(table, self.cases[table].reference)
             self.rows_copied[table] = self.replicated.lake_rows(table).num_rows
 
     def stream(self) -> None:

@@ -219,6 +219,11 @@ class _Run:
     def take(self, tables: Collection[TableName], wishes: Wishes) -> Outcome:
         if not tables:
             log.info("nothing to do: every table has been taken already")
+            if wishes.removed:
+                removed = ", ".join(map(str, sorted(wishes.removed)))
+                log.info(
+                    "left out, because they were removed: %s; --tables or --add takes them again", removed
+                )
             return Outcome()
         assert self.epoch is not None
         return self.taking.take(frozenset(tables), wishes, self.epoch)

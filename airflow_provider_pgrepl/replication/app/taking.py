@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 """How many snapshots are tried until one has brought a table into the lake."""
 
-_MENDED_HINT = "mend it, and run the snapshot app again: it takes what is in error"
+_MENDED_HINT = "mend it, and run the snapshot app again: it takes what is in error; or remove the table"
 
 
 @dataclass(frozen=True)

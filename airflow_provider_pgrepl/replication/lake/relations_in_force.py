@@ -236,12 +236,3 @@ def _problem(relation: Relation, pipeline: Pipeline) -> tuple[str, str] | None:
         return error.message, error.hint
     problems = history_problems(relation) if pipeline.policy(relation.table).history else iter(())
     return next(((problem, "") for problem in problems), None)
-
-
-def find_first_drift(
-    relation: Relation, rows: pa.Table, find_record: FindRecord, pipeline: Pipeline | None = None
-) -> tuple[LSN, str] | None:
-    """The commit LSN from which on a table cannot be followed, and what changed."""
-    pipeline = pipeline or Pipeline(name="any", lake="/", tables=(str(relation.table),))
-    stop = walk_relations(relation, rows, find_record, pipeline).stop
-    return None if stop is None else (stop[0], stop[1].message)
