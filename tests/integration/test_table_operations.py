@@ -140,6 +140,15 @@ def test_a_renamed_column_is_told_to_be_set_back_only_where_that_helps(kept):
     assert all(hint.startswith(known) for known, hint in hints.items())
 
 
+def test_a_table_that_was_sent_what_it_cannot_follow_is_not_tried_again_in_vain(kept):
+    """What the stream has sent is in the changelog still, though the source was set back."""
+    kept.fail(A, "DriftError", "take it anew: run the snapshot app")
+    with pytest.raises(DriftError, match=r"public.a: it failed") as caught:
+        retry_tables(kept.access, [A])
+    assert caught.value.hint == "take it anew: run the snapshot app"
+    assert kept.states()[A] == "errored"
+
+
 def test_named_tables_are_tried_again_all_or_none(kept):
     kept.fail(A)
     kept.fail(B)

@@ -53,9 +53,11 @@ class Kept(Handed):
             for state in states:
                 store.set_state(self.pipeline.name, TableName.parse(table), state, **more)
 
-    def fail(self, table: str, error: str = "ValueRangeError") -> None:
+    def fail(
+        self, table: str, error: str = "ValueRangeError", hint: str = "mend it, then retry the table"
+    ) -> None:
         """Put a table in error."""
-        self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint="mend it")
+        self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint=hint)
 
     def record(self, table: str) -> TableRecord:
         with self.access.store("test") as store:

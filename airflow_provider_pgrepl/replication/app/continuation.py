@@ -52,8 +52,8 @@ class Continuation:
         """What the lake table is for now.
 
         Raises LakeTableError without a copy of this epoch, ChangelogError when changes that it needs are no
-        longer kept, DriftError when it is not what the source has, PrivilegeError when the source cannot be
-        read.
+        longer kept, DriftError when it is not what the source has, or was sent what it cannot follow,
+        PrivilegeError when the source cannot be read.
         """
         relation = self._relation_in_lake(record)
         publication = self.epoch.publication
@@ -63,7 +63,10 @@ class Continuation:
         copied = pipeline_of(self.pipeline, record.config, record.table)
         verdict = judge_catalog(relation, current, copied)
         if verdict.kind is Kind.UNSAFE:
-            raise DriftError(f"{record.table}: {verdict.reason}", _way_out(record, verdict.hint))
+            hint = record.hint if _needs_copy(record) and allows_retry(verdict.hint) else verdict.hint
+            raise DriftError(f"{record.table}: {verdict.reason}", hint)
+        if _needs_copy(record):
+            raise DriftError(f"{record.table}: {record.reason}", record.hint)
         raise_all(list(right_problems(self.source, [relation])))
         return relation
 
@@ -101,7 +104,6 @@ class Continuation:
         return now.to_json()
 
 
-def _way_out(record: TableRecord, hint: str) -> str:
-    """A table that needed a new copy because of what was sent needs it still, whatever the catalog shows."""
-    needed_copy = record.error == DriftError.__name__ and not allows_retry(record.hint)
-    return record.hint if needed_copy and allows_retry(hint) else hint
+def _needs_copy(record: TableRecord) -> bool:
+    """Whether it stopped at what the stream has sent, which is there still, whatever the catalog shows."""
+    return record.error == DriftError.__name__ and bool(record.hint) and not allows_retry(record.hint)
