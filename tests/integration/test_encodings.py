@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.errors import Retry, SourceError
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from demo.postgres import Server
-from tests.conftest import closing_connection
+from tests.conftest import closing_connection, drop_slots
 from tests.support.replicated import execute
 
 
@@ -28,7 +28,8 @@ def encoded(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
     execute(dsn, "create table t(a int primary key, b text)", "create publication p for table t")
     execute(dsn, "select pg_create_logical_replication_slot('s', 'pgoutput')")
     yield dsn
-    execute(dsn, "select pg_drop_replication_slot('s')")
+    with closing_connection(server.dsn()) as connection, connection.cursor() as cursor:
+        drop_slots(cursor, name)
     execute(server.dsn(), f"drop database {name} with (force)")
 
 

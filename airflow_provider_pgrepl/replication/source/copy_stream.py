@@ -7,7 +7,8 @@ import fcntl
 import io
 import os
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 import psycopg2
@@ -19,6 +20,7 @@ from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange
 
 _BUFFER_BYTES = 1 << 20
 _END_GRACE_S = 10.0
+_CANCEL_INTERVAL_S = 0.25
 
 
 @contextlib.contextmanager
@@ -102,18 +104,29 @@ class _CopyBytes(io.RawIOBase):
         """End the COPY wherever it is, without waiting for a server that does not answer."""
         if self._stopped:
             return
-        if self._thread.is_alive():
-            self._stopping = True
-            with contextlib.suppress(psycopg2.Error):
-                self._connection.cancel()
-        is_ours = self._reading.acquire(timeout=_END_GRACE_S)
+        self._stopping = self._thread.is_alive()
+        is_ours = self._cancel_until(lambda: self._reading.acquire(timeout=_CANCEL_INTERVAL_S))
         self._stopped = True
         os.close(self._read_end)
         if is_ours:
             self._reading.release()
-        self._thread.join(_END_GRACE_S)
-        if not self._thread.is_alive():
+        if self._cancel_until(self._has_ended):
             self._connection.close()
+
+    def _cancel_until(self, reached: Callable[[], bool]) -> bool:
+        """Cancel the COPY again and again, for a while: before the server has begun it that does nothing."""
+        deadline = time.monotonic() + _END_GRACE_S
+        while time.monotonic() < deadline:
+            if self._thread.is_alive():
+                with contextlib.suppress(psycopg2.Error):
+                    self._connection.cancel()
+            if reached():
+                return True
+        return False
+
+    def _has_ended(self) -> bool:
+        self._thread.join(_CANCEL_INTERVAL_S)
+        return not self._thread.is_alive()
 
     def _copy(self, write_end: int) -> None:
         try:
