@@ -32,21 +32,18 @@ class SourceWatch:
         One whose catalog cannot be read, although it was tried again, is as good as gone: the others go on.
         """
         self.check_publication()
-        for pause_s in _PAUSES_S:
+        for pause_s in (*_PAUSES_S, None):
             try:
                 return self._read(oid)
             except (PublicationError, SourceConnectionError):
                 raise
-            except (SourceError, LookupError):
-                # Some of what the server looks up is of a later moment: DDL may have come between.
-                time.sleep(pause_s)
-        try:
-            return self._read(oid)
-        except (PublicationError, SourceConnectionError):
-            raise
-        except (SourceError, LookupError) as error:
-            log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
-            return None
+            except (SourceError, LookupError) as error:
+                if pause_s is None:
+                    log.error("what the catalog says of the table with oid %s cannot be read: %r", oid, error)
+                else:
+                    # Some of what the server looks up is of a later moment: DDL may have come between.
+                    time.sleep(pause_s)
+        return None
 
     def _read(self, oid: int) -> Relation | None:
         return read_relation(self._connection, oid, self._record.publication, had_rows=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -88,8 +87,7 @@ class EvolvingTable:
         return len(walk.stretches)
 
     def _changes(self, stretch: Stretch) -> pa.Table:
-        rows = _as_they_end(stretch.rows)
-        return rows.filter(pc.is_in(rows["op"], _CHANGES))
+        return stretch.rows.filter(pc.is_in(stretch.rows["op"], _CHANGES))
 
     def _apply(self, stretch: Stretch) -> int:
         changes = self._changes(stretch)
@@ -113,14 +111,3 @@ class EvolvingTable:
         marks = relation_marks(self.table, rows["relation_version"][-1].as_py())
         properties = commit_properties(self.app, position, "changes", commit_ts, marks)
         commit_nothing(self.table, self.app, position, properties)
-
-
-def _as_they_end(rows: pa.Table) -> pa.Table:
-    """Rows with the relation version with which their transaction ends, which a commit that ends there says.
-
-    DDL may come after the last change of a transaction.
-    """
-    lsns = rows["commit_lsn"].to_numpy()
-    last = np.searchsorted(lsns, lsns, side="right") - 1
-    column = rows.schema.get_field_index("relation_version")
-    return rows.set_column(column, "relation_version", rows["relation_version"].take(pa.array(last)))

@@ -41,7 +41,7 @@ class Stretch:
 
     `begins`: the relation with which the stretch began; `relation`: that with which it ends, which differs in
     nothing that the lake table, or the reading of changes, could tell. The `relation_version` of each row is
-    that of the relation in force after it, as a commit that ends there says it under RELATION_APP.
+    that of the relation in force after its transaction, as a commit says it under RELATION_APP.
     `before`: the relation in which the stretch's first transaction begins in the changelog, when that is
     another one than `begins`.
     """
@@ -113,10 +113,12 @@ class _Walker:
 
     def walk(self, find_record: FindRecord) -> Walk:
         self.lsns = self.rows["commit_lsn"].to_numpy()
+        self.truncates = self._truncates()
         self.steps = [_Step(0, self.first, self.first)]
         self.stamps.append((0, self.first))
         end, stop = len(self.rows), None
-        for at, version in sorted([*self._announced(), *self._truncates()]):
+        truncates = ((at, _TRUNCATE) for at in self.truncates)
+        for at, version in sorted([*self._announced(), *truncates]):
             if version == _TRUNCATE:
                 self._note_truncate(at)
                 continue
@@ -139,11 +141,12 @@ class _Walker:
         first = np.append(True, versions[1:] != versions[:-1])[: len(versions)]
         return zip(places[first].tolist(), versions[first].tolist(), strict=True)
 
-    def _truncates(self) -> Iterator[tuple[int, int]]:
+    def _truncates(self) -> list[int]:
         """Where a partitioned table was truncated as a whole: its partitions have other files since."""
-        if self.first.relkind == "p":
-            places = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy())
-            yield from ((at, _TRUNCATE) for at in places.tolist())
+        if self.first.relkind != "p":
+            return []
+        places: list[int] = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy()).tolist()
+        return places
 
     def _note_truncate(self, at: int) -> None:
         step = self.steps[-1]
@@ -158,7 +161,7 @@ class _Walker:
         """The TRUNCATE that made the files of a catalog, which may have been read later than announced."""
         held = self.steps[-1].relation.truncated_by
         files = {part.xmin for part in record.catalog.partitions} if record.catalog else set()
-        return next((xid for at, _ in self._truncates() if (xid := self._xid(at)) in files), held)
+        return next((xid for at in self.truncates if (xid := self._xid(at)) in files), held)
 
     def _transaction_start(self, at: int) -> int:
         return int(np.searchsorted(self.lsns, self.lsns[at]))
@@ -221,9 +224,11 @@ class _Walker:
             yield Stretch(step.begins, step.relation, rows.slice(step.start, until - step.start), step.before)
 
     def _stamped(self) -> pa.Table:
+        """DDL may come after the last change of a transaction, of which a commit says how it ends."""
         places = np.array([place for place, _ in self.stamps])
         versions = np.array([held.version for _, held in self.stamps], np.int64)
-        index = np.searchsorted(places, np.arange(len(self.rows)), side="right") - 1
+        ends = np.searchsorted(self.lsns, self.lsns, side="right") - 1
+        index = np.searchsorted(places, ends, side="right") - 1
         column = self.rows.schema.get_field_index("relation_version")
         return self.rows.set_column(column, "relation_version", pa.array(versions[index]))
 
