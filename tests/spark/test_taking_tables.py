@@ -344,6 +344,31 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
     replicated.assert_equal("public.a", "public.b")
 
 
+def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, monkeypatch):
+    """Also those that had not begun: nobody waits for them for ever."""
+    names = [f"q{number}" for number in range(9)]
+    for name in names:
+        execute(replicated.dsn, *table(name))
+    replicated.configure(tables=("public.a", "public.b", *(f"public.{name}" for name in names)))
+    run, lost = snapshot_copy.RangeCopies.run, threading.Event()
+
+    def run_without_keeper(copies, ranges):
+        if not lost.is_set():
+            lost.set()
+            execute(
+                replicated.dsn,
+                "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+                " where application_name = 'pgrepl keeper' and datname = current_database()",
+            )
+        return run(copies, ranges)
+
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)
+    replicated.snapshot()
+    assert "are copied from their beginning" in replicated.log.read_text()
+    replicated.catch_up()
+    replicated.assert_equal(*replicated.pipeline.tables)
+
+
 def test_of_two_runs_at_once_the_second_says_who_is_at_work(replicated):
     replicated.snapshot()
     with Store(replicated.dsn, "first") as first:

@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.replication.app.claims import Claims
 from airflow_provider_pgrepl.replication.app.taking import ATTEMPTS, Outcome, Taking
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.lake.snapshot import Copied
+from airflow_provider_pgrepl.replication.lake.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import catalog, slot, snapshot

@@ -14,7 +14,8 @@ from airflow_provider_pgrepl.replication.app.membership import Records, membersh
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.snapshot import Copied, SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.snapshot import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.table_queue import Copied
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import slot, snapshot
 from airflow_provider_pgrepl.replication.source.connection import Connection

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -21,8 +19,9 @@ from airflow_provider_pgrepl.replication.lake.history.table import prepare_histo
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.range_copies import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.table import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.table_queue import Copied, copy_tables
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
@@ -35,20 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_TABLES_AT_ONCE = 4
 _RETRY_HINT = "mend it and run the snapshot app with --tables"
-
-
-@dataclass
-class Copied:
-    """What became of the tables: rows of those that are in the lake now, errors of those that stopped.
-
-    `lost`: the keeper was lost, and what is in neither has to be copied again, under another snapshot.
-    """
-
-    done: dict[TableName, int] = field(default_factory=dict)
-    failed: dict[TableName, errors.PgReplError] = field(default_factory=dict)
-    lost: errors.SnapshotError | None = None
 
 
 class SnapshotCopy:
@@ -83,38 +69,20 @@ class SnapshotCopy:
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
         when all that were under way have been recorded."""
-        relations = self._keeper.relations
-        copied = Copied()
-        stopping: errors.PgReplError | None = None
-        with ThreadPoolExecutor(min(_TABLES_AT_ONCE, len(relations))) as pool:
-            plans = [(relation, self._plan(relation)) for relation in relations]
-            futures = {pool.submit(self._copy, relation, ranges): relation for relation, ranges in plans}
-            for future in as_completed(futures):
-                relation = futures[future]
-                try:
-                    copied.done[relation.table] = self._finish(relation, future.result())
-                except CancelledError:
-                    continue
-                except errors.SnapshotError as error:
-                    copied.lost = error
-                    pool.shutdown(wait=False, cancel_futures=True)
-                except errors.PgReplError as error:
-                    if is_of_one_table(error):
-                        copied.failed[relation.table] = error
-                        self._put_in_error(relation, error)
-                    else:
-                        stopping = stopping or error
-                        pool.shutdown(wait=False, cancel_futures=True)
-        if stopping is not None:
-            raise stopping
-        return copied
+        relations = {relation.table: relation for relation in self._keeper.relations}
+        plans = {table: self._plan(relation) for table, relation in relations.items()}
+        return copy_tables(
+            list(relations),
+            lambda table: self._copy(relations[table], plans[table]),
+            finished=lambda table, rows: self._finish(relations[table], rows),
+            failed=lambda table, error: self._put_in_error(relations[table], error),
+        )
 
-    def _finish(self, relation: Relation, rows: int) -> int:
+    def _finish(self, relation: Relation, rows: int) -> None:
         self._store.record_snapshot(
             self._pipeline.name, relation, self._position, rows, self._pipeline.to_json()
         )
         self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
-        return rows
 
     def write_point(self) -> None:
         """Record the copies as a consistent point: the first moment of an epoch that can be read.
@@ -180,11 +148,3 @@ class SnapshotCopy:
             hint=error.hint or _RETRY_HINT,
             lsn=self._position,
         )
-
-
-def is_of_one_table(error: errors.PgReplError) -> bool:
-    """Whether an error of one table's COPY leaves the other tables alone: a right that it lacks, and what the
-    server says of this table only, are no trouble of the others."""
-    if error.scope is errors.Scope.TABLE or isinstance(error, errors.PrivilegeError):
-        return True
-    return type(error) is errors.SourceError

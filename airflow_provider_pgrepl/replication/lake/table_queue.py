@@ -1,0 +1,86 @@
+"""The tables of a snapshot, copied a few at a time; which errors stop one of them, and which stop all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.relation import TableName
+
+_AT_ONCE = 4
+
+
+@dataclass
+class Copied:
+    """What became of the tables: rows of those that are in the lake now, errors of those that stopped.
+
+    `lost`: the keeper was lost, and what is in neither has to be copied again, under another snapshot.
+    """
+
+    done: dict[TableName, int] = field(default_factory=dict)
+    failed: dict[TableName, errors.PgReplError] = field(default_factory=dict)
+    lost: errors.SnapshotError | None = None
+
+
+def copy_tables(
+    tables: Sequence[TableName],
+    copy: Callable[[TableName], int],
+    *,
+    finished: Callable[[TableName, int], None],
+    failed: Callable[[TableName, errors.PgReplError], None],
+) -> Copied:
+    """Copy each table in a thread of its own; `copy` gives the number of rows.
+
+    `finished` and `failed` record what became of a table, in the thread that calls. What stops all of them
+    (a lost snapshot, the lake out of reach, an outcome that cannot be recorded) keeps those in the queue from
+    beginning; those under way are waited for, and recorded. Raises it, except a lost snapshot.
+    """
+    copied = Copied()
+    stopping: errors.PgReplError | None = None
+    with ThreadPoolExecutor(min(_AT_ONCE, len(tables))) as pool:
+        futures = {pool.submit(copy, table): table for table in tables}
+        try:
+            for future in as_completed(futures):
+                table = futures[future]
+                try:
+                    rows = future.result()
+                except CancelledError:
+                    continue
+                except errors.SnapshotError as error:
+                    copied.lost = error
+                    _cancel(futures)
+                except errors.PgReplError as error:
+                    if is_of_one_table(error):
+                        copied.failed[table] = error
+                        failed(table, error)
+                    else:
+                        stopping = stopping or error
+                        _cancel(futures)
+                else:
+                    finished(table, rows)
+                    copied.done[table] = rows
+        except BaseException:
+            _cancel(futures)
+            raise
+    if stopping is not None:
+        raise stopping
+    return copied
+
+
+def _cancel(futures: dict[Future[int], TableName]) -> None:
+    """Begin none that has not begun.
+
+    One by one: of those that the pool's `shutdown(cancel_futures=True)` drops, `as_completed` never hears.
+    """
+    for future in futures:
+        future.cancel()
+
+
+def is_of_one_table(error: errors.PgReplError) -> bool:
+    """Whether an error of one table's COPY leaves the other tables alone: a right that it lacks, and what the
+    server says of this table only, are no trouble of the others."""
+    if error.scope is errors.Scope.TABLE or isinstance(error, errors.PrivilegeError):
+        return True
+    return type(error) is errors.SourceError

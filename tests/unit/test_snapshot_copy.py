@@ -1,0 +1,86 @@
+"""Tables are copied a few at a time: what stops the copying also ends the waiting for those in the queue."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, SnapshotError, TableError
+from airflow_provider_pgrepl.replication.lake.table_queue import copy_tables
+from airflow_provider_pgrepl.replication.relation import TableName
+
+TABLES = [TableName("public", f"t{number}") for number in range(9)]
+LIMIT_S = 20
+
+
+class Copies:
+    """Table t1 fails, and only then the others that were begun with it go on."""
+
+    def __init__(self, failure: PgReplError) -> None:
+        self._failure = failure
+        self._failed = threading.Event()
+        self.begun = list[str]()
+
+    def copy(self, table: TableName) -> int:
+        self.begun.append(table.name)
+        if table.name == "t1":
+            self._failed.set()
+            raise self._failure
+        assert self._failed.wait(LIMIT_S)
+        # The one that waits for the outcomes gets to see this failure before the queue has run empty.
+        time.sleep(0.2)
+        return 7
+
+
+def run(copies: Copies, **handlers):
+    """What `copy_tables` ends with, soon: a wait without end fails the test."""
+    result: list[object] = []
+
+    def work() -> None:
+        try:
+            result.append(copy_tables(TABLES, copies.copy, **handlers))
+        except Exception as error:
+            result.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert not thread.is_alive(), "still waiting for tables that nobody copies"
+    return result[0]
+
+
+@pytest.fixture
+def handlers():
+    return {"finished": lambda _, rows: rows, "failed": lambda *_: None}
+
+
+def test_a_lost_snapshot_ends_the_wait_for_the_tables_in_the_queue(handlers):
+    copies = Copies(SnapshotError("lost"))
+    copied = run(copies, **handlers)
+    assert isinstance(copied.lost, SnapshotError)
+    assert {table.name for table in copied.done} == set(copies.begun) - {"t1"}
+    assert len(copies.begun) < len(TABLES)
+
+
+def test_what_stops_all_tables_ends_the_wait_for_those_in_the_queue(handlers):
+    copies = Copies(LakeUnavailableError("the disk is full"))
+    assert isinstance(run(copies, **handlers), LakeUnavailableError)
+    assert len(copies.begun) < len(TABLES)
+
+
+def test_the_trouble_of_one_table_leaves_the_others_alone(handlers):
+    copies = Copies(TableError("t1 is no table"))
+    copied = run(copies, **handlers)
+    assert set(copied.failed) == {TABLES[1]}
+    assert len(copied.done) == len(TABLES) - 1
+
+
+@pytest.mark.parametrize("failing", ["finished", "failed"])
+def test_an_outcome_that_cannot_be_recorded_ends_the_wait_too(handlers, failing):
+    def lost(*_: object) -> int:
+        raise LakeUnavailableError("the state database is gone")
+
+    copies = Copies(TableError("t1 is no table"))
+    assert isinstance(run(copies, **handlers | {failing: lost}), LakeUnavailableError)
