@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.hooks.access import access_to
-from airflow_provider_pgrepl.replication.app.drift import check_drift
-from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
 from airflow_provider_pgrepl.replication.config import Pipeline
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
 
 
 class DriftTrigger(BaseTrigger):
@@ -68,6 +69,9 @@ class DriftTrigger(BaseTrigger):
 
     def _check(self) -> dict[str, Any] | None:
         """The event that ends the waiting, if there is one."""
+        # Imported in the thread that checks: it brings pyarrow along, and the triggerer waits for nobody.
+        from airflow_provider_pgrepl.replication.app.drift import check_drift
+
         try:
             report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.put_in_error)
         except PgReplError as error:

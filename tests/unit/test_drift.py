@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, TableName
-from airflow_provider_pgrepl.replication.state.drift import Kind, judge, judge_catalog
+from airflow_provider_pgrepl.replication.state.drift import judge, judge_catalog
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
 
 RECORDED = Relation(

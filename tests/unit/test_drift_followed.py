@@ -10,7 +10,8 @@ import pytest
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, Partition, PgType, Relation, TableName
-from airflow_provider_pgrepl.replication.state.drift import Kind, Verdict, judge, judge_catalog
+from airflow_provider_pgrepl.replication.state.drift import Verdict, judge, judge_catalog
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.wire.messages import WireColumn
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))

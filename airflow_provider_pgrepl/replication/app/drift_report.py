@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from airflow_provider_pgrepl.replication.choices import NewTables
-from airflow_provider_pgrepl.replication.state.drift import Kind
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 
 _NEW_TABLES = {
     "add": "taken by the next run of the snapshot app",

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.selection import Wishes, select_tables
 from airflow_provider_pgrepl.replication.source.trial import run_on_trial, undone
-from airflow_provider_pgrepl.replication.state.drift import Kind
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 
 _HAS_ROW = "SELECT EXISTS (SELECT FROM ONLY {})"
 _TABLES = "SELECT oid::bigint FROM pg_catalog.pg_class WHERE relkind = 'r'"

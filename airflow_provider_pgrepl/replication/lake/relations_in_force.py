@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.lake.evolution import is_same_layout, t
 from airflow_provider_pgrepl.replication.lake.table import BEFORE_APP, RELATION_APP
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.drift import Kind, judge
+from airflow_provider_pgrepl.replication.state.drift import judge
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.values import history_problems, lake_schema
 
 FindRecord = Callable[[int], RelationRecord | None]

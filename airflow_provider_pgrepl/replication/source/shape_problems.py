@@ -14,7 +14,6 @@ from airflow_provider_pgrepl.replication.relation import (
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.relations import read_leaves, read_relations
-from airflow_provider_pgrepl.replication.values import DELETED, choice_problems
 
 STATE_SCHEMA = "_pgrepl"
 
@@ -53,6 +52,9 @@ def why_no_table(table: TableName, facts: tuple[Any, ...] | None) -> str | None:
 
 def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relation) -> Iterator[str]:
     """What is wrong with a table's columns, what the pipeline chooses for them, and its partitions."""
+    # Imported here: types bring pyarrow along, which who only asks for tables and slots need not wait for.
+    from airflow_provider_pgrepl.replication.values import choice_problems
+
     if not relation.columns and not relation.unpublished:
         yield from _columnless_problems(pipeline, relation)
     yield from _name_problems(pipeline, relation)
@@ -89,6 +91,8 @@ def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:
 
 
 def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
+    from airflow_provider_pgrepl.replication.values import DELETED
+
     names: dict[str, str] = {}
     for column in (*relation.columns, *relation.unpublished):
         lower = column.name.casefold()

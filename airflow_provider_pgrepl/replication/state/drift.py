@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge, is_rewritten_for
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.state.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.state.layout import UnclearLayoutError, place_columns
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
@@ -23,14 +23,6 @@ from airflow_provider_pgrepl.replication.state.table_drift import (
     partition_findings,
     table_findings,
 )
-
-
-class Kind(StrEnum):
-    """Whether a lake table goes on as it is, after a change of its own, or not at all."""
-
-    UNCHANGED = "unchanged"
-    SAFE = "safe"
-    UNSAFE = "unsafe"
 
 
 @dataclass(frozen=True)

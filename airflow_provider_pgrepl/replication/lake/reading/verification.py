@@ -20,7 +20,8 @@ from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptCh
 from airflow_provider_pgrepl.replication.lake.table import COMMIT_METADATA, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.state.drift import Kind, judge
+from airflow_provider_pgrepl.replication.state.drift import judge
+from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.wire.messages import WireColumn
 
 
