@@ -13,7 +13,8 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  ├─ SlotBusyError            in use by another process                  (retry)
     │  ├─ PublicationError         missing, re-made, somebody else's
     │  ├─ SnapshotError            the exported snapshot cannot be used       (retry)
-    │  └─ RewoundError             the source is not the one, or not at the point, it was
+    │  ├─ RewoundError             the source is not the one, or not at the point, it was
+    │  └─ UnsendableError          a transaction that the server itself fails to send
     ├─ WireError                   bytes that are not pgoutput
     ├─ ValueRangeError             a value that its lake type cannot hold     (table)
     ├─ DriftError                  the table changed its shape                (table)
@@ -116,6 +117,10 @@ class SnapshotError(SourceError):
 
 class RewoundError(SourceError):
     """The source is another server, or was restored to an earlier state."""
+
+
+class UnsendableError(SourceError):
+    """The server itself fails to send a transaction; it stands in the WAL, and fails again each time."""
 
 
 class WireError(PgReplError):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import FencedError, PgReplError
+from airflow_provider_pgrepl.errors import FencedError, PgReplError, UnsendableError
 from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.announcements import Announcements
 from airflow_provider_pgrepl.replication.changelog.buffer import TransactionBuffer
@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.source_watch import SourceWatch
-from airflow_provider_pgrepl.replication.wire.columns import Splitter
+from airflow_provider_pgrepl.replication.wire.columns import Begun, Splitter
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +87,9 @@ class Receiver:
         self._last_status = 0.0
         self.progress = progress or ReceiverProgress()
         self.error: BaseException | None = None
+        self.unsent: Begun | None = None
+        """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
+        All that committed before it is durable."""
         self.failed = threading.Event()
 
     def start(self) -> None:
@@ -183,6 +186,10 @@ class Receiver:
                     self._hand_over(chunk)
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
                 self._send_status_if_due(asked=wants_reply)
+        except UnsendableError as error:
+            self._end_writing()
+            self._writing.join()
+            raise self._unsendable(error) from None
         finally:
             self._end_writing()
         while self._writing.is_alive():
@@ -191,6 +198,19 @@ class Receiver:
         if self.error is None:
             self._send_status()
             self._stream.end()
+
+    def _unsendable(self, error: UnsendableError) -> UnsendableError:
+        """The same, with the place of the transaction if it has begun. The writing thread has ended."""
+        self.unsent = begun = self._splitter.begun
+        if begun is None:
+            place = f"the next transaction after {self.progress.durable_lsn}"
+        else:
+            place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
+        return UnsendableError(
+            f"the server cannot send {place}: {error.message}. It stands in the WAL as it is, whatever is"
+            " done to the row now, and ends the stream each time",
+            f"mend what writes such rows first; then {continuity.NEW_EPOCH}",
+        )
 
     def _hand_over(self, chunk: Chunk) -> None:
         """Queue it for the writing thread; while that is behind, go on sending status messages."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from airflow_provider_pgrepl.errors import SlotBusyError, SourceConnectionError
+from airflow_provider_pgrepl.errors import SlotBusyError, SourceConnectionError, UnsendableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver, ReceiverProgress
 
@@ -23,7 +23,8 @@ class Reception:
     An outage lasts from the first loss until a new receiver has made something durable, or has lived for as
     long as an outage may last (`reconnect_s`); after that time the error stands. A new receiver takes the
     slot and a new fence. Who has taken them meanwhile keeps them, also one that has ended since: what this
-    process knows of the lake is over then.
+    process knows of the lake is over then. That the server cannot send a transaction is believed when it says
+    so twice in a row of the same one: some of the errors by which it does are also those of chance.
     """
 
     def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
@@ -35,6 +36,7 @@ class Reception:
         self._stopping = threading.Event()
         self._watching: threading.Thread | None = None
         self._pause_s = FIRST_PAUSE_S
+        self._unsent: int | None = None
         self.error: BaseException | None = None
         self.failed = threading.Event()
 
@@ -75,17 +77,34 @@ class Reception:
             error = self._receiver.error
             assert error is not None
             self._receiver.stop()
-            if not isinstance(error, SourceConnectionError) or not self._receiver.has_ended:
+            if not self._receiver.has_ended or not self._may_help(error):
                 raise error
+            assert isinstance(error, SourceConnectionError | UnsendableError)
             now = time.monotonic()
             is_new = now - started > self._pipeline.reconnect_s or self.progress.durable_lsn > durable
             if is_new or not began:
                 began, self._pause_s = now, FIRST_PAUSE_S
             self._connect_again(began + self._pipeline.reconnect_s, error)
 
-    def _connect_again(self, deadline: float, error: SourceConnectionError | SlotBusyError) -> None:
+    def _may_help(self, error: BaseException) -> bool:
+        """Whether to connect again after an error."""
+        if isinstance(error, SourceConnectionError):
+            log.warning("the connection to the source was lost; connecting again")
+            return True
+        if not isinstance(error, UnsendableError):
+            return False
+        unsent = self._receiver.unsent
+        place = int(self.progress.durable_lsn) if unsent is None else unsent.commit_lsn
+        if self._unsent == place:
+            return False
+        self._unsent = place
+        log.warning("the server failed to send a transaction; trying once more")
+        return True
+
+    def _connect_again(
+        self, deadline: float, error: SourceConnectionError | SlotBusyError | UnsendableError
+    ) -> None:
         """A new receiver at work. Raises the last error when the time is over, and any other at once."""
-        log.warning("the connection to the source was lost; connecting again")
         while time.monotonic() + self._pause_s <= deadline:
             if self._stopping.wait(self._pause_s):
                 return

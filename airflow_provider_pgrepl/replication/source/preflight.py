@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 from airflow_provider_pgrepl.errors import PgReplError
@@ -15,7 +16,10 @@ from airflow_provider_pgrepl.replication.source.server_problems import (
     server_problems,
     slot_problems,
 )
+from airflow_provider_pgrepl.replication.source.server_warnings import server_warnings
 from airflow_provider_pgrepl.replication.source.table_problems import publication_problems, right_problems
+
+log = logging.getLogger(__name__)
 
 
 def check_server(dsn: str, slot: str | None = None) -> Server:
@@ -51,6 +55,8 @@ def check_source(
         problems += right_problems(connection, relations)
         problems += publication_problems(connection, pipeline, server, relations)
         _raise(problems)
+        for warning in server_warnings(connection):
+            log.warning("%s", warning)
         return relations
     finally:
         connection.close()

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.errors import (
     SlotBusyError,
     SlotError,
     SourceConnectionError,
-    SourceError,
+    UnsendableError,
     WireError,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -34,6 +34,20 @@ _STATUS = struct.Struct(">cqqqqB")
 _IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
 
 _CHUNK_MESSAGES = 65_536
+
+_UNCONVERTIBLE = "a text in it cannot be converted from the database's encoding into UTF-8"
+_TOO_LARGE = (
+    "the server fails on it, most likely because the values of a row are more than 1 GB as text, in which a"
+    " bytea takes two bytes for each of its own"
+)
+_UNSENDABLE = {
+    "22021": _UNCONVERTIBLE,
+    "22P05": _UNCONVERTIBLE,
+    "22": "a value in it, or the publication's row filter on it, is an error to the server",
+    "54": _TOO_LARGE,
+    "XX": _TOO_LARGE,
+}
+"""By SQLSTATE or its class: what the server meets in a transaction each time that it sends it."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,7 @@ class ReplicationStream:
 
     def __init__(self, dsn: str, slot: str, publication: str, *, messages: bool = True) -> None:
         self._connection = _connect(stream_conninfo(dsn, f"receive {slot}"))
+        self._has_ended = False
         try:
             self._execute(pin_statement(), pq.ExecStatus.TUPLES_OK)
             self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
@@ -68,8 +83,11 @@ class ReplicationStream:
     def read(self, timeout_s: float, max_bytes: int) -> Chunk:
         """What has arrived, or arrives within the timeout; possibly nothing.
 
-        Raises SlotError, PublicationError or SourceConnectionError when the stream ended.
+        When the stream has ended, and all that came before has been read, raises SlotError, PublicationError,
+        UnsendableError or SourceConnectionError.
         """
+        if self._has_ended:
+            raise self._ended()
         get = self._connection.get_copy_data
         messages: list[memoryview] = []
         size = 0
@@ -85,7 +103,10 @@ class ReplicationStream:
                 else:
                     raise WireError(f"unknown replication message {chr(kind)!r}")
             elif length < 0:
-                raise self._ended()
+                if not messages:
+                    raise self._ended()
+                self._has_ended = True
+                break
             elif not self._wait(0 if messages else timeout_s):
                 break
         return Chunk(messages, size)
@@ -153,7 +174,7 @@ class ReplicationStream:
     def _ended(self) -> PgReplError:
         result = self._connection.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return _translate(result)
+            return _unsendable(result) or _translate(result)
         return SourceConnectionError("the server ended the replication stream")
 
 
@@ -182,20 +203,28 @@ def _parse_keepalive(data: bytes) -> Keepalive:
     return Keepalive(LSN(lsn), bool(wants_reply))
 
 
+def _sqlstate(result: pq.abc.PGresult) -> str:
+    return (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+
+
+def _unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
+    """What ended a stream, if it is what the server met in a transaction; its own words may hold values.
+
+    An allocation of more than 1 GB is an internal error (XX000) to it, and a message longer than that is
+    beyond a limit (54000).
+    """
+    state = _sqlstate(result)
+    why = _UNSENDABLE.get(state) or _UNSENDABLE.get(state[:2])
+    return None if why is None else UnsendableError(f"{why} (SQLSTATE {state})")
+
+
 def _translate(result: pq.abc.PGresult) -> PgReplError:
     """The server's refusal as one of ours, by SQLSTATE: object in use, undefined object, wrong state."""
-    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    state = _sqlstate(result)
     text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"no message").decode(errors="replace")
     if state == "55006":
         return SlotBusyError(
             text, "another process reads this slot; it may be a previous run that still ends"
-        )
-    if state[:2] == "22":
-        # The server's words quote the value.
-        return SourceError(
-            f"the server cannot send a value of a published table (SQLSTATE {state})",
-            "in a database without an encoding (SQL_ASCII) every published text must be UTF-8: mend the row,"
-            " or take its table out of the pipeline",
         )
     if state == "42704" and "publication" in text:
         return PublicationError(text, "run the snapshot app with --new-epoch to set the pipeline up anew")

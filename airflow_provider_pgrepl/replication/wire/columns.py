@@ -55,6 +55,15 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """A transaction that has begun; it commits at `commit_lsn`."""
+
+    commit_lsn: int
+    xid: int
+    commit_us: int
+
+
+@dataclass(frozen=True)
 class Split:
     """What a chunk holds.
 
@@ -79,6 +88,14 @@ class Splitter:
     def is_open(self) -> bool:
         """Whether the last chunk ended inside a transaction."""
         return bool(self._state[kernels.IS_OPEN])
+
+    @property
+    def begun(self) -> Begun | None:
+        """The transaction inside which the last chunk ended."""
+        if not self.is_open:
+            return None
+        lsn, us, xid = (int(self._state[of]) for of in (kernels.COMMIT_LSN, kernels.COMMIT_TS, kernels.XID))
+        return Begun(lsn, xid, us + POSTGRES_EPOCH_US)
 
     def split(self, messages: Sequence[bytes | memoryview]) -> Split:
         """Split CopyData messages (`w`, header included).
