@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from airflow_provider_pgrepl.errors import FencedError, PgReplError, UnsendableError
 from airflow_provider_pgrepl.replication import continuity
@@ -27,6 +28,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.source_watch import SourceWatch
 from airflow_provider_pgrepl.replication.wire.columns import Begun, Splitter
@@ -110,6 +112,7 @@ class Receiver:
         self._stream = connections.enter_context(
             ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
         )
+        self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
         connections.callback(self._catalog.close)
         self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
@@ -184,6 +187,9 @@ class Receiver:
                 chunk = self._stream.read(_POLL_S, _CHUNK_BYTES)
                 if chunk.messages or chunk.keepalive:
                     self._hand_over(chunk)
+                    self._liveness.heard()
+                elif self._liveness.must_ask():
+                    self.request_keepalive()
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
                 self._send_status_if_due(asked=wants_reply)
         except UnsendableError as error:

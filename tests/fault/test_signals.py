@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl.replication.app.process import STOP_LIMIT_S
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, kill, wait_until
+from tests.support.silent_proxy import silent_proxy
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
+
+END_SENDERS = (
+    "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
+    " where datname = current_database() and application_name like 'pgrepl%'",
+)
 
 
 @pytest.fixture
@@ -39,6 +47,25 @@ def test_asked_to_end_it_tells_the_slot_all_that_is_durable(replicated, dsn):
     assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
 
 
+def test_asked_to_end_while_the_source_is_silent_it_ends(replicated, dsn):
+    with silent_proxy(dsn) as (proxy, through), traffic(dsn, 1):
+        replicated.dsn = through
+        process = replicated.start("replicate")
+        try:
+            replicated.wait_for_points(3, *TABLES)
+            proxy.fall_silent()
+            # The state database is asked every two seconds: by now somebody waits for its answer.
+            time.sleep(3)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_LIMIT_S + 30) in (0, 75), replicated.log_tail()
+        finally:
+            kill(process)
+            replicated.dsn = dsn
+    execute(dsn, *END_SENDERS)
+    replicated.catch_up()
+    replicated.assert_equal(*TABLES)
+
+
 def test_one_that_slept_while_another_took_over_ends_and_changes_nothing(replicated, dsn):
     with traffic(dsn, 2):
         sleeper = replicated.start("replicate")
@@ -46,11 +73,7 @@ def test_one_that_slept_while_another_took_over_ends_and_changes_nothing(replica
             replicated.wait_for_points(3, *TABLES)
             os.killpg(sleeper.pid, signal.SIGSTOP)
             # As when the network between it and the server is cut.
-            execute(
-                dsn,
-                "select pg_terminate_backend(pid) from pg_stat_activity"
-                " where datname = current_database() and application_name like 'pgrepl%'",
-            )
+            execute(dsn, *END_SENDERS)
             wait_until(lambda: replicated.run("replicate", "--until", "caught-up") == 0)
             before = versions(replicated)
             os.killpg(sleeper.pid, signal.SIGCONT)

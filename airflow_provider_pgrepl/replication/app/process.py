@@ -6,9 +6,12 @@ import argparse
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Self
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -23,6 +26,9 @@ DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
 
 log = logging.getLogger("airflow_provider_pgrepl")
+
+_PARENT_INTERVAL_S = 1.0
+_STOPPING = (signal.SIGTERM, signal.SIGINT)
 
 Work = Callable[[Pipeline, argparse.Namespace], int]
 
@@ -68,17 +74,57 @@ def exit_code(error: PgReplError) -> int:
     return RETRY_MAY_HELP if error.retry is Retry.TIMED else WILL_NOT_HELP
 
 
-class StopSignal:
-    """SIGTERM, SIGINT, or the end of the parent process (as when spark-submit is killed): time to end."""
+STOP_LIMIT_S = 100.0
+"""How long an app that was asked to end may take; Airflow's operators wait longer (`stop_timeout_s`)."""
 
-    def __init__(self) -> None:
+
+class StopSignal:
+    """SIGTERM, SIGINT, or the end of the parent process (as when spark-submit is killed): time to end.
+
+    Who was asked to, and has not ended after STOP_LIMIT_S, whatever it hangs on, is ended as by a kill, which
+    loses nothing. A thread of its own sees to it: a signal's Python handler runs in the main thread only, and
+    not while that waits in a library.
+    """
+
+    def __init__(self, limit_s: float = STOP_LIMIT_S) -> None:
         self._asked = threading.Event()
+        self._ended = threading.Event()
         self._parent = os.getppid()
+        self._limit_s = limit_s
+
+    def __enter__(self) -> Self:
+        self._read_end, self._write_end = socket.socketpair()
+        self._write_end.setblocking(False)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="pgrepl-stop", daemon=True).start()
+        self.install()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        self._ended.set()
+        self._write_end.close()
 
     def install(self) -> None:
         """To be called again after a Spark session was made, which takes SIGINT for itself."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOPPING:
             signal.signal(number, lambda *_: self._asked.set())
+
+    def _watch(self) -> None:
+        """Read the numbers of signals, which the interpreter writes wherever its main thread is."""
+        with self._read_end as signals:
+            signals.settimeout(_PARENT_INTERVAL_S)
+            while not self.is_set:
+                with suppress(TimeoutError):
+                    received = signals.recv(1)
+                    if not received:
+                        return
+                    if received[0] in _STOPPING:
+                        self._asked.set()
+        if not self._ended.wait(self._limit_s):
+            log.error("asked to end %g s ago, and still not done: ended as by a kill", self._limit_s)
+            logging.shutdown()
+            os._exit(RETRY_MAY_HELP)
 
     def wait(self, seconds: float) -> bool:
         """Wait a while; whether it is time to end."""

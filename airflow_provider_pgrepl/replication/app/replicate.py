@@ -5,11 +5,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import (
@@ -17,10 +15,10 @@ from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeUnavailableError,
     PgReplError,
-    SourceConnectionError,
 )
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -41,7 +39,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_PROGRESS_INTERVAL_S = 2.0
 CAUGHT_UP = "caught-up"
 
 
@@ -59,13 +56,14 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
-    stop = process.StopSignal()
-    stop.install()
     dsn = process.source_dsn()
     record = read_epoch(changelog_uri(pipeline.lake_root))
     check_record(pipeline, record)
     role = f"replicate {pipeline.name}"
-    with open_lasting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store:
+    with (
+        process.StopSignal() as stop,
+        open_lasting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store,
+    ):
         store.migrate()
         store.lock(pipeline.name, "replicate")
         target = _target(dsn, arguments.until)
@@ -112,8 +110,6 @@ class Replication:
         self._record = record
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()
-        self._last_progress = 0.0
-        self._last_changes = 0
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
 
     def run(self, target: LSN | None) -> int:
@@ -123,13 +119,24 @@ class Replication:
             spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
             self._stop.install()
             self._applier = Applier(spark, self._pipeline, self._store, self._record)
+            self._progress = self._make_progress_writer()
             try:
+                self._progress.start()
                 return self._run_forever() if target is None else self._run_until(target)
             finally:
-                self._write_progress(force=True)
+                self._progress.stop()
                 spark.stop()
         finally:
             self._receiver.stop()
+
+    def _make_progress_writer(self) -> ProgressWriter:
+        return ProgressWriter(
+            self._store,
+            self._pipeline.name,
+            lambda: self._receiver.progress,
+            lambda: self._applier.progress,
+            lambda: None if self._tidying.locked() else self._applier.progress.idle_at,
+        )
 
     def _run_forever(self) -> int:
         query = self._applier.start()
@@ -171,7 +178,8 @@ class Replication:
         """Raise what ended the receiver; report; look after the lake when it is time."""
         if self._receiver.failed.is_set():
             self._raise_receiver_error()
-        self._write_progress()
+        if self._progress.error is not None:
+            raise self._progress.error
         if time.monotonic() >= self._next_maintenance:
             self._next_maintenance = time.monotonic() + self._pipeline.maintenance_interval_s
             threading.Thread(target=self._tidy, name="pgrepl-maintenance", daemon=True).start()
@@ -213,29 +221,6 @@ class Replication:
             raise self._applier.error
         if self._receiver.failed.is_set():
             self._raise_receiver_error()
-
-    def _write_progress(self, *, force: bool = False) -> None:
-        now = time.monotonic()
-        if not force and now - self._last_progress < _PROGRESS_INTERVAL_S:
-            return
-        received, applied = self._receiver.progress, self._applier.progress
-        seconds = max(now - self._last_progress, 0.001)
-        rate = (received.changes - self._last_changes) / seconds if self._last_progress else 0.0
-        # The next one will do. Whoever needs the source says that it is gone.
-        with suppress(SourceConnectionError):
-            self._store.write_progress(
-                self._pipeline.name,
-                received_lsn=received.received_lsn,
-                durable_lsn=received.durable_lsn,
-                told_lsn=received.told_lsn,
-                applied_lsn=applied.applied_lsn,
-                applied_commit_ts=applied.commit_ts,
-                changes_per_s=rate,
-                holder=f"{socket.gethostname()}:{os.getpid()}",
-                # Upkeep, too, writes into the folders of tables.
-                idle_at=None if self._tidying.locked() else applied.idle_at,
-            )
-        self._last_progress, self._last_changes = now, received.changes
 
 
 def _query_error(text: str) -> PgReplError:

@@ -19,6 +19,11 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     SourceError,
 )
+from airflow_provider_pgrepl.replication.source.time_limit import (
+    ANSWER_LIMIT_S,
+    LimitedConnection,
+    answered_within,
+)
 
 Connection: TypeAlias = psycopg2.extensions.connection
 
@@ -40,6 +45,10 @@ PINNED_SETTINGS: dict[str, str] = {
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
     "transaction_timeout": "0",
+    # The server notices within a minute that we are gone without a word, and lets slot and locks go.
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
 }
 
 _PIN = (
@@ -47,8 +56,15 @@ _PIN = (
     " FROM (VALUES %pairs%) AS pinned (name, value)"
     " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) = pinned.name"
 )
-_CONNECT_TIMEOUT_S = 15
-_KEEPALIVE_IDLE_S = 60
+CONNECT_TIMEOUT_S = 15
+# Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
+# that is what `time_limit` and `liveness` are for.
+_TCP_LIMITS = {
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
 _MAX_APPLICATION_NAME = 63
 
 
@@ -67,27 +83,28 @@ def stream_conninfo(dsn: str, role: str) -> str:
 
 
 def connect(dsn: str, role: str) -> Connection:
-    """An autocommit connection whose application name is `pgrepl <role>`.
+    """An autocommit connection whose application name is `pgrepl <role>`, and whose statements have a limit.
 
     Raises SourceConnectionError, PrivilegeError, ServerSettingError; ConfigError for an unreadable DSN.
     """
-    return _open(dsn, _conninfo(dsn, role))
+    return _open(dsn, _conninfo(dsn, role), LimitedConnection)
 
 
 def connect_replication(dsn: str, role: str) -> Connection:
     """A connection for replication commands and simple queries (no streaming). Raises as `connect`."""
-    return _open(dsn, _conninfo(dsn, role), connection_factory=psycopg2.extras.LogicalReplicationConnection)
+    return _open(dsn, _conninfo(dsn, role), psycopg2.extras.LogicalReplicationConnection)
 
 
-def _open(dsn: str, conninfo: str, **factory: Any) -> Connection:
+def _open(dsn: str, conninfo: str, factory: type[Connection]) -> Connection:
     try:
-        connection = psycopg2.connect(conninfo, **factory)
+        connection = psycopg2.connect(conninfo, connection_factory=factory)
     except psycopg2.Error as error:
         raise _refused(dsn, str(error)) from None
     try:
-        if not factory:  # replication connections are in autocommit mode, and refuse to be told so
+        # Replication connections are in autocommit mode, and refuse to be told so.
+        if factory is LimitedConnection:
             connection.autocommit = True
-        with connection.cursor() as cursor:
+        with answered_within(connection.fileno(), ANSWER_LIMIT_S), connection.cursor() as cursor:
             cursor.execute(pin_statement())
     except psycopg2.Error as error:
         connection.close()
@@ -98,8 +115,8 @@ def _open(dsn: str, conninfo: str, **factory: Any) -> Connection:
 def _conninfo(dsn: str, role: str, **more: str) -> str:
     given = _parse(dsn)
     chosen: dict[str, Any] = {
-        "connect_timeout": _CONNECT_TIMEOUT_S,
-        "keepalives_idle": _KEEPALIVE_IDLE_S,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        **_TCP_LIMITS,
         **given,
         "application_name": f"pgrepl {role}"[:_MAX_APPLICATION_NAME],
         "client_encoding": "UTF8",

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import io
 import os
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,10 +18,13 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, SourceConnectionError
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, describe, translate
 from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.time_limit import abandon
 
 _BUFFER_BYTES = 1 << 20
 _END_GRACE_S = 10.0
 _CANCEL_INTERVAL_S = 0.25
+STALL_LIMIT_S = 300.0
+"""How long a COPY may bring nothing. A range has 128 MB of a table; a filter may leave out most of it."""
 
 
 @contextlib.contextmanager
@@ -68,6 +72,7 @@ class _CopyBytes(io.RawIOBase):
         self._range = copy_range
         self._stopping = False
         self._stopped = False
+        self._stalled = False
         # Held by whoever reads, so that the pipe is not closed under a reader of another thread.
         self._reading = threading.Lock()
         self._read_end, write_end = os.pipe()
@@ -85,6 +90,9 @@ class _CopyBytes(io.RawIOBase):
         with self._reading:
             if self._stopped:
                 raise ValueError("the copy is closed")
+            if not select.select([self._read_end], [], [], STALL_LIMIT_S)[0]:
+                self._stalled = True
+                abandon(self._connection)
             count = os.readv(self._read_end, [buffer])
         if count == 0:
             self._thread.join()
@@ -116,13 +124,20 @@ class _CopyBytes(io.RawIOBase):
     def _cancel_until(self, reached: Callable[[], bool]) -> bool:
         """Cancel the COPY again and again, for a while: before the server has begun it that does nothing."""
         deadline = time.monotonic() + _END_GRACE_S
+        cancelling: threading.Thread | None = None
         while time.monotonic() < deadline:
-            if self._thread.is_alive():
-                with contextlib.suppress(psycopg2.Error):
-                    self._connection.cancel()
+            # libpq waits for the end of a cancellation without a limit, so that somebody else has to.
+            if self._thread.is_alive() and not (cancelling and cancelling.is_alive()):
+                cancelling = threading.Thread(target=self._cancel, daemon=True)
+                cancelling.start()
             if reached():
                 return True
-        return False
+        abandon(self._connection)
+        return reached()
+
+    def _cancel(self) -> None:
+        with contextlib.suppress(psycopg2.Error):
+            self._connection.cancel()
 
     def _has_ended(self) -> bool:
         self._thread.join(_CANCEL_INTERVAL_S)
@@ -135,11 +150,17 @@ class _CopyBytes(io.RawIOBase):
                 if cursor.rowcount < 0:
                     raise SnapshotError(f"the copy of {self._range.leaf} did not come to its end")
         except psycopg2.Error as error:
-            self._fail(_failed(error, self._range))
+            self._fail(self._stall() if self._stalled else _failed(error, self._range))
         except PgReplError as error:
             self._fail(error)
         except Exception as error:  # whatever it is, the bytes are not all there
             self._fail(SourceConnectionError(f"copying {self._range.leaf}: {type(error).__name__}"))
+
+    def _stall(self) -> SourceConnectionError:
+        return SourceConnectionError(
+            f"copying {self._range.leaf}: the server has sent nothing for {STALL_LIMIT_S:g} s",
+            "the network swallows what is sent, or somebody's lock on the table keeps the copy waiting",
+        )
 
     def _fail(self, error: PgReplError) -> None:
         if not self._stopping:

@@ -10,6 +10,7 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.source import time_limit
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -172,7 +173,8 @@ def _try_to_add(connection: Connection, dsn: str, name: str, relation: Relation,
         lock_tables(connection, dsn, [relation], "SHARE ROW EXCLUSIVE", patience)
         try:
             command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed([relation])}"
-            _execute(connection, command)
+            with time_limit.patience(connection, patience + time_limit.ANSWER_LIMIT_S):
+                _execute(connection, command)
             _execute(connection, "COMMIT")
         except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DuplicateObject):
             raise SnapshotError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import psycopg2
@@ -27,6 +28,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.exported_snapshot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot_record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.time_limit import abandon
 
 PLUGIN = "pgoutput"
 
@@ -76,7 +78,9 @@ class SlotCreation:
             return self._exported()
         except BaseException:
             if worker.is_alive():  # interrupted: closing would wait for the command
-                self._connection.cancel()
+                with suppress(psycopg2.Error):
+                    self._end(worker, "pg_cancel_backend")
+                abandon(self._connection)
                 worker.join(_CANCEL_GRACE_S)
             if not worker.is_alive():
                 self._connection.close()
@@ -111,12 +115,14 @@ class SlotCreation:
         with source_errors("looking for what blocks the slot"):
             blockers = [text for (text,) in rows(self._control, _BLOCKERS, {"pid": pid})]
             for end in ("pg_cancel_backend", "pg_terminate_backend"):
-                rows(self._control, f"SELECT pg_catalog.{end}(%s)", (pid,))
-                worker.join(_CANCEL_GRACE_S)
+                self._end(worker, end)
                 if not worker.is_alive():
                     break
         if self._answer is not None:
             return
+        if worker.is_alive():  # nothing reaches it: closing would wait for the answer
+            abandon(self._connection)
+            worker.join(_CANCEL_GRACE_S)
         if getattr(self._error, "pgcode", None) not in _ENDED_BY_US:
             self._refuse(self._error)
         self._connection.close()
@@ -126,6 +132,10 @@ class SlotCreation:
             f" transactions that were running: {'; '.join(blockers) or 'none of them can be seen'}",
             "wait for them or end them (select pg_terminate_backend(pid)), or raise slot_timeout_s",
         )
+
+    def _end(self, worker: threading.Thread, how: str) -> None:
+        rows(self._control, f"SELECT pg_catalog.{how}(%s)", (self._connection.info.backend_pid,))
+        worker.join(_CANCEL_GRACE_S)
 
     def _wait_until_gone(self) -> None:
         """A slot whose creation is cancelled is dropped by the server, at the latest with the session."""

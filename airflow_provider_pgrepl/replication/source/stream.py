@@ -26,12 +26,23 @@ from airflow_provider_pgrepl.errors import (
     WireError,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import pin_statement, stream_conninfo
+from airflow_provider_pgrepl.replication.source.connection import (
+    CONNECT_TIMEOUT_S,
+    pin_statement,
+    stream_conninfo,
+)
+from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
 from airflow_provider_pgrepl.replication.wire.columns import POSTGRES_EPOCH_US
 
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")
 _IS_DATA, _IS_KEEPALIVE = ord("w"), ord("k")
+
+# Which step of connecting waits to read, and which to write.
+_CONNECTING: dict[int, tuple[bool, bool]] = {
+    pq.PollingStatus.READING: (True, False),
+    pq.PollingStatus.WRITING: (False, True),
+}
 
 _CHUNK_MESSAGES = 65_536
 
@@ -76,9 +87,16 @@ class ReplicationStream:
         try:
             self._execute(pin_statement(), pq.ExecStatus.TUPLES_OK)
             self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
+            # What cannot be sent at once is sent with what comes next: nothing here waits for the line.
+            self._connection.nonblocking = 1
         except BaseException:
             self.close()
             raise
+
+    @property
+    def sender_pid(self) -> int:
+        """The server's process at the other end."""
+        return self._connection.backend_pid
 
     def read(self, timeout_s: float, max_bytes: int) -> Chunk:
         """What has arrived, or arrives within the timeout; possibly nothing.
@@ -129,22 +147,30 @@ class ReplicationStream:
         try:
             self._connection.put_copy_end()
             self._connection.flush()
-            while not self._is_over() and (left := deadline - time.monotonic()) > 0:
-                self._wait(left)
+            while not self._is_drained():
+                self._wait_until(deadline)
+            # The slot is free when the command has completed.
+            while self._next_result(deadline) is not None:
+                pass
         except (OperationalError, SourceConnectionError):
             return
 
-    def _is_over(self) -> bool:
+    def _is_drained(self) -> bool:
         """Discard what has arrived; whether the server has ended the stream."""
         length = 1
         while length > 0:
             length, _ = self._connection.get_copy_data(1)
-        if length == 0:
-            return False
-        # The slot is free when the command has completed.
-        while self._connection.get_result() is not None:
-            pass
-        return True
+        return length < 0
+
+    def _next_result(self, deadline: float) -> pq.abc.PGresult | None:
+        # Asked for before it is there, the driver waits for it, and has every other thread wait too.
+        while self._connection.is_busy():
+            self._wait_until(deadline)
+        return self._connection.get_result()
+
+    def _wait_until(self, deadline: float) -> None:
+        if not self._wait(max(0.0, deadline - time.monotonic())):
+            raise SourceConnectionError("the server did not end the replication stream in time")
 
     def close(self) -> None:
         self._connection.finish()
@@ -167,24 +193,35 @@ class ReplicationStream:
             raise SourceConnectionError("the replication connection was lost") from error
 
     def _execute(self, command: str, expected: pq.ExecStatus) -> None:
-        result = self._connection.exec_(command.encode())
+        with answered_within(self._connection.socket, ANSWER_LIMIT_S):
+            result = self._connection.exec_(command.encode())
         if result.status != expected:
             raise _translate(result)
 
     def _ended(self) -> PgReplError:
-        result = self._connection.get_result()
+        result = self._next_result(time.monotonic() + ANSWER_LIMIT_S)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
             return _unsendable(result) or _translate(result)
         return SourceConnectionError("the server ended the replication stream")
 
 
 def _connect(conninfo: str) -> pq.abc.PGconn:
-    connection = pq.PGconn.connect(conninfo.encode())
-    if connection.status != pq.ConnStatus.OK:
-        reason = connection.get_error_message().strip()
-        connection.finish()
-        raise SourceConnectionError(f"cannot open a replication connection: {reason}")
-    return connection
+    """A connection. Step by step: the driver's way in one step keeps every other thread waiting with it."""
+    connection = pq.PGconn.connect_start(conninfo.encode())
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    step: int = pq.PollingStatus.WRITING
+    while step in _CONNECTING and (left := deadline - time.monotonic()) > 0:
+        reading, writing = _CONNECTING[step]
+        line = [connection.socket]
+        select.select(line if reading else [], line if writing else [], [], left)
+        step = connection.connect_poll()
+    if step == pq.PollingStatus.OK:
+        return connection
+    reason = (
+        connection.get_error_message().strip() if step == pq.PollingStatus.FAILED else "no answer in time"
+    )
+    connection.finish()
+    raise SourceConnectionError(f"cannot open a replication connection: {reason}")
 
 
 def _start_command(slot: str, publication: str, messages: bool) -> str:

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.relations import read_leaves
+from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
 
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
 
@@ -61,7 +62,8 @@ def lock_tables(
     if not relations:
         return
     milliseconds = max(1, int(timeout_s * 1000))
-    with source_errors("locking the tables"), connection.cursor() as cursor:
+    patient = patience(connection, timeout_s + ANSWER_LIMIT_S)
+    with source_errors("locking the tables"), patient, connection.cursor() as cursor:
         try:
             cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (str(milliseconds),))
             cursor.execute(f"LOCK TABLE {', '.join(map(_locked, relations))} IN {mode} MODE")

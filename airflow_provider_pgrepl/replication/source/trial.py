@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     source_errors,
     translate,
 )
+from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
 
 _RUN = "DO 'BEGIN EXECUTE pg_catalog.current_setting(''pgrepl.migration''); END'"
 """A text that is executed as one cannot end the transaction that it runs in, however it tries."""
@@ -77,7 +78,8 @@ def run_on_trial(connection: Connection, sql: str, lock_timeout_s: float, timeou
             )
         row(connection, "SELECT pg_catalog.set_config('pgrepl.migration', %s, true)", (_bare(sql),))
     try:
-        _execute(connection, _RUN)
+        with patience(connection, timeout_s + ANSWER_LIMIT_S):
+            _execute(connection, _RUN)
     except psycopg2.Error as error:
         raise _failure(error, sql) from None
     with source_errors("reading what a migration did"):

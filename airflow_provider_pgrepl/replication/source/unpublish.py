@@ -9,6 +9,7 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import SlotBusyError
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
 
 _MEMBERS = """
 SELECT n.nspname::text, c.relname::text
@@ -47,7 +48,7 @@ def drop_tables(
 
 def _drop(connection: Connection, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
     listed = ", ".join(f"ONLY {table.sql}" for table in tables)
-    with connection.cursor() as cursor:
+    with patience(connection, lock_timeout_s + ANSWER_LIMIT_S), connection.cursor() as cursor:
         cursor.execute("BEGIN")
         try:
             milliseconds = str(max(1, int(lock_timeout_s * 1000)))

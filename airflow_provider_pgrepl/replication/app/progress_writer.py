@@ -1,0 +1,92 @@
+"""ProgressWriter: how far receiver and applier are, written where people see it, in a thread of its own.
+
+The thread that supervises must not wait for a state database that does not answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+
+from airflow_provider_pgrepl.errors import SourceConnectionError
+from airflow_provider_pgrepl.replication.lake.apply import ApplierProgress
+from airflow_provider_pgrepl.replication.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.state.store import Store
+
+_INTERVAL_S = 2.0
+_LAST_S = 5.0
+
+
+class ProgressWriter:
+    """Writes every two seconds from `start` to `stop`, and once at the end. `error` is what ended it before.
+
+    `idle_at` says since when no batch is running, as far as is known; None while maintenance is at work: it
+    writes into the folders of tables, too.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        pipeline: str,
+        received: Callable[[], ReceiverProgress],
+        applied: Callable[[], ApplierProgress],
+        idle_at: Callable[[], datetime | None],
+    ) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._received = received
+        self._applied = applied
+        self._idle_at = idle_at
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgrepl-progress", daemon=True)
+        self._last_changes = 0
+        self._last_time: float | None = None
+        self.error: Exception | None = None
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write for the last time, unless the state database does not answer."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(_LAST_S)
+        if self.error is None and not self._thread.is_alive():
+            self._write()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(_INTERVAL_S if self._last_time else 0):
+                self._write()
+        except Exception as error:  # for the thread that supervises to raise
+            self.error = error
+
+    def _write(self) -> None:
+        received, applied = self._received(), self._applied()
+        rate = self._rate(received.changes)
+        # The next one will do. Whoever needs the source says that it is gone.
+        with suppress(SourceConnectionError):
+            self._store.write_progress(
+                self._pipeline,
+                received_lsn=received.received_lsn,
+                durable_lsn=received.durable_lsn,
+                told_lsn=received.told_lsn,
+                applied_lsn=applied.applied_lsn,
+                applied_commit_ts=applied.commit_ts,
+                changes_per_s=rate,
+                holder=f"{socket.gethostname()}:{os.getpid()}",
+                idle_at=self._idle_at(),
+            )
+
+    def _rate(self, changes: int) -> float:
+        """Changes received a second since the last time."""
+        now, last = time.monotonic(), self._last_time
+        rate = 0.0 if last is None else (changes - self._last_changes) / max(now - last, 0.001)
+        self._last_time, self._last_changes = now, changes
+        return rate
