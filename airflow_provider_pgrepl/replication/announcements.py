@@ -101,12 +101,15 @@ class Announcements:
         return None if last is None else RelationRecord(last, None, ddl.using)
 
     def _with_had_rows(self, relation: Relation) -> Relation:
-        """No message says which partitions had rows before. Of one that is gone by now nobody can say."""
+        """No message says which partitions had rows before. Of one that is gone by now, or was attached once
+        more since, nobody can say."""
         if not relation.partitions:
             return relation
         now = self._read_relation(relation.oid)
-        had_rows = {part.oid: part.had_rows for part in now.partitions} if now else {}
-        partitions = (replace(part, had_rows=had_rows.get(part.oid, True)) for part in relation.partitions)
+        known = {(part.oid, part.links): part.had_rows for part in now.partitions} if now else {}
+        partitions = (
+            replace(part, had_rows=known.get((part.oid, part.links), True)) for part in relation.partitions
+        )
         return replace(relation, partitions=tuple(partitions))
 
     def _look_at_all(self, commit_lsn: int) -> Ddl:

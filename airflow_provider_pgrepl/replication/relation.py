@@ -170,7 +170,9 @@ class Partition:
 
     `had_rows`: it may have held rows when it became a partition, which no stream tells of. `relfilenode` is
     negative where what older rows have in an added column cannot be told; `xmin` is that of its pg_class row,
-    which moves with the file.
+    which moves with the file. `links`: xmin of each pg_inherits row between the partitioned table and it,
+    which moves when it, or what it is below, is detached and attached again. `relkind` and `persistence` are
+    those of pg_class.
     """
 
     oid: int
@@ -178,10 +180,14 @@ class Partition:
     relfilenode: int
     had_rows: bool = False
     xmin: int = 0
+    links: tuple[int, ...] = ()
+    relkind: str = ""
+    persistence: str = ""
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Partition:
-        return cls(**{**fields, "table": TableName(**fields["table"])})
+        table, links = TableName(**fields["table"]), tuple(fields.get("links", ()))
+        return cls(**{**fields, "table": table, "links": links})
 
 
 @dataclass(frozen=True)

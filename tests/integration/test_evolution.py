@@ -2,73 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
-from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgrepl.replication.lake import evolve, evolving_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.table import RELATION_APP
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from tests.support.handed import Handed
-from tests.support.replicated import execute, plain, quoted
+from tests.support.altered import Altered, T, done
+from tests.support.replicated import execute
 
-T = "public.t"
 TABLE = (
     "create table t (id int primary key, a text, n int)",
     "insert into t values (1, 'x', 10), (2, 'y', 20)",
 )
 
 
-class Altered(Handed):
-    """One table, copied, then altered and changed."""
-
-    def __init__(self, dsn, folder, **options: Any) -> None:
-        super().__init__(dsn, folder, (T,), **options)
-        self.relation: Relation | None = None
-
-    def take(self) -> Altered:
-        self.relation = self.copy(T)
-        return self
-
-    def follow(self) -> TableResult:
-        assert self.relation is not None
-        return self.stream(self.relation)
-
-    def rows(self, uri: str | None = None, version: int | None = None) -> pa.Table:
-        table = DeltaTable(uri or self.lake_path(T), version=version)
-        return pa.table(QueryBuilder().register("t", table).execute("select * from t").read_all())
-
-    def values(self, *names: str) -> list[tuple[Any, ...]]:
-        found = self.rows().select(list(names))
-        return sorted(zip(*(column.to_pylist() for column in found.columns), strict=True), key=repr)
-
-    def assert_as_source(self) -> None:
-        """All columns that the source has, row for row."""
-        with self.source() as source, source.cursor() as cursor:
-            cursor.execute("select * from public.t limit 0")
-            names = [column.name for column in cursor.description]
-            cursor.execute(f"select {', '.join(map(quoted, names))} from public.t")
-            expected = Counter(tuple(map(plain, row)) for row in cursor.fetchall())
-        lake = self.rows().select(names)
-        found = Counter(zip(*(map(plain, column.to_pylist()) for column in lake.columns), strict=True))
-        assert found == expected
-
-
 @pytest.fixture
 def altered(dsn, tmp_path) -> Altered:
     execute(dsn, *TABLE)
     return Altered(dsn, tmp_path).take()
-
-
-def done(result: TableResult) -> TableResult:
-    assert result.error is None, result.error
-    return result
 
 
 @pytest.mark.parametrize(

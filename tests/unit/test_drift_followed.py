@@ -251,11 +251,41 @@ def test_rows_that_come_and_go_with_a_partition_are_not_in_the_stream(
     assert verdict.reason == says
 
 
-def test_a_wider_type_rewrites_all_partitions() -> None:
+def test_a_wider_type_does_not_explain_all_that_may_have_happened_to_partitions() -> None:
     before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,))
     wider = (replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE)
     after = replace(before, columns=wider, partitions=(replace(PART, relfilenode=702),))
-    assert judged(after, before=before).kind is Kind.SAFE
+    assert judged(after, before=before).reason == (
+        "the type of column id became wider, for which all partitions were rewritten: whether one was"
+        " truncated by itself as well cannot be told"
+    )
+    longer = (ID, replace(NAME, typmod=24, type_name="character varying(20)", xmin=12), PRICE)
+    assert judged(replace(before, columns=longer), before=before).kind is Kind.SAFE
+
+
+LINKED = replace(PART, links=(5, 6), relkind="r", persistence="p")
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (replace(LINKED, links=(5, 8)), "was detached and attached again: changes between are missing"),
+        (replace(LINKED, links=(8, 6)), "was detached and attached again: changes between are missing"),
+        (replace(LINKED, links=(5, 6, 6)), "was detached and attached again: changes between are missing"),
+        (replace(LINKED, persistence="u"), "partition public.goods_1 is unlogged: its changes are not in"),
+        (replace(LINKED, oid=72, persistence="u"), "partition public.goods_1 is unlogged"),
+        (replace(LINKED, oid=72, relkind="f"), "partition public.goods_1 is a foreign table"),
+    ],
+)
+def test_a_partition_that_is_another_or_sends_nothing_stops_the_table(now: Partition, says: str) -> None:
+    before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(LINKED,))
+    assert says in judged(replace(before, partitions=(now,)), before=before).reason
+
+
+def test_what_an_earlier_version_did_not_record_of_partitions_is_taken_over() -> None:
+    before = replace(BEFORE, relkind="p", relfilenode=0, partitions=(PART,))
+    verdict = judged(replace(before, partitions=(LINKED,)), before=before)
+    assert (verdict.kind, verdict.relation.partitions) == (Kind.UNCHANGED, (LINKED,))
 
 
 def sent(*columns: Column) -> tuple[WireColumn, ...]:

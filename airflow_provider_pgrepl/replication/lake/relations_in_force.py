@@ -32,6 +32,11 @@ FindRecord = Callable[[int], RelationRecord | None]
 """Gives the relation of a relation version."""
 
 _OBEYING = ["I", "U", "D", "R"]
+_WRITING = ["I", "U"]
+_TRUNCATED_AND_FILLED = (
+    "one transaction truncated the table and wrote rows to it: whether it truncated a partition by itself"
+    " after that cannot be told"
+)
 _TRUNCATE = 0
 """Stands among relation versions, of which none is 0."""
 
@@ -121,11 +126,11 @@ class _Walker:
         truncates = ((at, _TRUNCATE) for at in self.truncates)
         for at, version in sorted([*self._announced(), *truncates]):
             if version == _TRUNCATE:
-                self._note_truncate(at)
+                error = self._note_truncate(at)
+            elif version == self.steps[-1].relation.version:
                 continue
-            if version == self.steps[-1].relation.version:
-                continue
-            error = self._follow(at, version, find_record)
+            else:
+                error = self._follow(at, version, find_record)
             if error is not None:
                 end = self._transaction_start(at)
                 stop = LSN(self.lsns[at]), error
@@ -149,11 +154,20 @@ class _Walker:
         places: list[int] = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy()).tolist()
         return places
 
-    def _note_truncate(self, at: int) -> None:
+    def _note_truncate(self, at: int) -> DriftError | None:
         step = self.steps[-1]
+        if self._is_filled_after(at):
+            return DriftError(_TRUNCATED_AND_FILLED, _anew(step.relation))
         step.relation = replace(step.relation, truncated_by=self._xid(at))
         self.stamps.append((at, step.relation))
         self.unannounced.append(step.relation)
+        return None
+
+    def _is_filled_after(self, at: int) -> bool:
+        """Whether the transaction wrote rows after it had truncated the table for the last time."""
+        end = int(np.searchsorted(self.lsns, self.lsns[at], side="right"))
+        ops = self.rows["op"].slice(at + 1, end - at - 1)
+        return not _any_of(ops, ["T"]) and _any_of(ops, _WRITING)
 
     def _xid(self, at: int) -> int:
         return self.rows["xid"][at].as_py() or 0
@@ -170,7 +184,7 @@ class _Walker:
     def _follow(self, at: int, version: int, find_record: FindRecord) -> DriftError | None:
         """Take the relation that was announced at a row as the one in force; the error if that cannot be."""
         step = self.steps[-1]
-        hint = f"take it anew: run the snapshot app with --tables '{step.relation.table}'"
+        hint = _anew(step.relation)
         record = find_record(version)
         if record is None:
             return DriftError("its definition is no longer in the changelog", hint)
@@ -199,8 +213,7 @@ class _Walker:
         return next((held for place, held in reversed(self.stamps) if place < at), self.first)
 
     def _obeys_any(self, start: int, end: int) -> bool:
-        ops = self.rows["op"].slice(start, end - start)
-        return bool(pc.any(pc.is_in(ops, pa.array(_OBEYING))).as_py())
+        return _any_of(self.rows["op"].slice(start, end - start), _OBEYING)
 
     def _is_same_table(self, before: Relation, after: Relation) -> bool:
         return is_same_layout(before, after) and lake_schema(before, self.pipeline) == lake_schema(
@@ -232,6 +245,14 @@ class _Walker:
         index = np.searchsorted(places, ends, side="right") - 1
         column = self.rows.schema.get_field_index("relation_version")
         return self.rows.set_column(column, "relation_version", pa.array(versions[index]))
+
+
+def _any_of(ops: pa.ChunkedArray, wanted: list[str]) -> bool:
+    return bool(pc.any(pc.is_in(ops, pa.array(wanted))).as_py())
+
+
+def _anew(relation: Relation) -> str:
+    return f"take it anew: run the snapshot app with --tables '{relation.table}'"
 
 
 def _problem(relation: Relation, pipeline: Pipeline) -> tuple[str, str] | None:

@@ -22,7 +22,7 @@ WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked
     FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
     UNION ALL
     SELECT c.oid, i.inhparent, c.relkind, c.relpages, i.xmin, i.cmin, i.xmax
-    FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid
+    FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid AND NOT i.inhdetachpending
         JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
     WHERE part.relkind = 'p'
 )

@@ -236,7 +236,7 @@ _FACTS = """
                     _row_types := _row_types || _type;
                 END IF;
             END LOOP;
-            _leaves := ARRAY(SELECT leaf.oid::oid FROM (<leaves>) AS leaf (root, oid));
+            _leaves := ARRAY(SELECT leaf.oid::oid FROM (<leaves>) AS leaf (root, links, oid));
             _rows := jsonb_build_object(<rows>);"""
 
 _OF_KIND = "SELECT t.oid FROM wanted JOIN pg_type t ON t.oid = wanted.oid WHERE t.typtype = '<kind>'"

@@ -128,8 +128,19 @@ def read_relations(
 
 
 def _with_partitions(relation: Relation, leaves: Iterable[Leaf]) -> Relation:
-    partitions = (Partition(leaf.oid, leaf.table, leaf.relfilenode, xmin=leaf.xmin) for leaf in leaves)
-    return replace(relation, partitions=tuple(partitions))
+    return replace(relation, partitions=tuple(_partition(leaf) for leaf in leaves))
+
+
+def _partition(leaf: Leaf) -> Partition:
+    return Partition(
+        leaf.oid,
+        leaf.table,
+        leaf.relfilenode,
+        xmin=leaf.xmin,
+        links=leaf.links,
+        relkind=leaf.relkind,
+        persistence=leaf.persistence,
+    )
 
 
 @dataclass(frozen=True)

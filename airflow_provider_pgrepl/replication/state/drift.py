@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge, is_rewritten_for
+from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.state.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.state.layout import UnclearLayoutError, place_columns
+from airflow_provider_pgrepl.replication.state.partition_drift import partition_findings
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
-from airflow_provider_pgrepl.replication.state.table_drift import (
-    key_findings,
-    partition_findings,
-    table_findings,
-)
+from airflow_provider_pgrepl.replication.state.table_drift import key_findings, table_findings
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
         *columns.findings(places),
         *key_findings(recorded, announced, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
-        *partition_findings(recorded, current, rewritten=_has_rewriting_type(recorded, current)),
+        *partition_findings(recorded, current),
     ]
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
@@ -103,7 +100,8 @@ def _hardest(findings: list[Finding]) -> Finding:
     by_remedy = {finding.remedy: finding for finding in findings}
     if len(by_remedy) == 1:
         return findings[0]
-    return by_remedy.get(Remedy.MOVED) or by_remedy.get(Remedy.PUBLISH) or Finding("")
+    harder = (by_remedy.get(remedy) for remedy in (Remedy.MOVED, Remedy.PUBLISH, Remedy.LOGGED))
+    return next(filter(None, harder), Finding(""))
 
 
 def _is_rewritten(recorded: Relation, current: Relation) -> bool:
@@ -112,9 +110,3 @@ def _is_rewritten(recorded: Relation, current: Relation) -> bool:
     now = {part.oid: part.relfilenode for part in current.partitions}
     pairs = [(recorded.relfilenode, current.relfilenode), *((before[oid], now.get(oid, 0)) for oid in before)]
     return any(files < 0 or (0 not in (was, files) and abs(was) != files) for was, files in pairs)
-
-
-def _has_rewriting_type(recorded: Relation, current: Relation) -> bool:
-    now = {column.attnum: column for column in current.columns}
-    pairs = ((column, now.get(column.attnum)) for column in recorded.columns)
-    return any(after is not None and is_rewritten_for(before, after) for before, after in pairs)

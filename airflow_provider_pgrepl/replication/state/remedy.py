@@ -17,6 +17,7 @@ class Remedy(StrEnum):
     PUBLISH = "put it into the publication again, then {anew}"
     GONE = "remove the table from the pipeline; or make it again, then {anew}"
     POLICY = "set on_drift to evolve for it, then retry the table; or {anew}"
+    LOGGED = "make it an ordinary, logged table, then {anew}"
     CHOICE = "mend that at the source or in the pipeline, then retry the table; or {anew}"
 
 

@@ -1,11 +1,11 @@
-"""Drift of a table as a whole: what it is, how it is published and identified, where its rows are. Pure."""
+"""Drift of a table as a whole: what it is, how it is published and identified. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Partition, Relation, TableName, show_identifier
+from airflow_provider_pgrepl.replication.relation import Relation, TableName, show_identifier
 from airflow_provider_pgrepl.replication.state.layout import Place
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
 
@@ -65,28 +65,3 @@ def key_findings(
     for gone in sorted(before - {place.attnum for place in places}):
         (column,) = (column for column in recorded.columns if column.attnum == gone)
         yield Finding(f"the key changed: column {show_identifier(column.name)} was dropped")
-
-
-def partition_findings(recorded: Relation, current: Relation, *, rewritten: bool) -> Iterator[Finding]:
-    """Rows that came or went with a partition, which no stream tells of.
-
-    `rewritten`: a column's type became wider, for which PostgreSQL writes all partitions anew.
-    """
-    if current.relkind != "p" or not (recorded.natts or recorded.partitions):
-        return
-    before = {part.oid: part for part in recorded.partitions}
-    now = {part.oid: part for part in current.partitions}
-    for oid, part in before.items():
-        if oid not in now:
-            yield Finding(f"partition {part.table} was detached or dropped")
-        elif not rewritten and _has_other_file(part, now[oid], recorded.truncated_by):
-            yield Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
-    for oid, part in now.items():
-        if oid not in before and part.had_rows:
-            yield Finding(f"partition {part.table} was attached and may have held rows")
-
-
-def _has_other_file(before: Partition, now: Partition, truncated_by: int) -> bool:
-    """One that is not from the TRUNCATE of the whole table of which the stream has told."""
-    is_other = abs(now.relfilenode) != abs(before.relfilenode)
-    return is_other and (truncated_by == 0 or now.xmin != truncated_by)

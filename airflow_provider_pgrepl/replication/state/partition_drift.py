@@ -1,0 +1,66 @@
+"""Drift of where a partitioned table has its rows: partitions that came, went, or have another file. Pure.
+
+No stream tells of any of it, nor of a TRUNCATE of single partitions. What the catalog shows must therefore be
+explained in full, or the table stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from airflow_provider_pgrepl.replication.relation import Partition, Relation, show_identifier
+from airflow_provider_pgrepl.replication.state.column_drift import is_rewritten_for
+from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
+
+
+def partition_findings(recorded: Relation, current: Relation) -> Iterator[Finding]:
+    """Rows that came or went with a partition, or will, unseen."""
+    if current.relkind != "p" or not (recorded.natts or recorded.partitions):
+        return
+    before = {part.oid: part for part in recorded.partitions}
+    now = {part.oid: part for part in current.partitions}
+    for oid, part in before.items():
+        if oid not in now:
+            yield Finding(f"partition {part.table} was detached or dropped")
+        elif part.links and part.links != now[oid].links:
+            yield _attached_again(now[oid])
+        elif _has_other_file(part, now[oid], recorded.truncated_by):
+            yield _rewritten(recorded, current, now[oid])
+    for oid, part in now.items():
+        if oid not in before and part.had_rows:
+            yield Finding(f"partition {part.table} was attached and may have held rows")
+        yield from _unsent(part)
+
+
+def _attached_again(part: Partition) -> Finding:
+    return Finding(
+        f"partition {part.table}, or one that it is below, was detached and attached again: changes between"
+        " are missing"
+    )
+
+
+def _rewritten(recorded: Relation, current: Relation, part: Partition) -> Finding:
+    """A wider type explains a new file, but not that nothing else has happened: a TRUNCATE before it, or
+    after it in the same transaction, leaves no trace."""
+    now = {column.attnum: column for column in current.columns}
+    for before in recorded.columns:
+        if before.attnum in now and is_rewritten_for(before, now[before.attnum]):
+            return Finding(
+                f"the type of column {show_identifier(before.name)} became wider, for which all partitions"
+                " were rewritten: whether one was truncated by itself as well cannot be told"
+            )
+    return Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
+
+
+def _has_other_file(before: Partition, now: Partition, truncated_by: int) -> bool:
+    """One that is not from the TRUNCATE of the whole table of which the stream has told."""
+    is_other = abs(now.relfilenode) != abs(before.relfilenode)
+    return is_other and (truncated_by == 0 or now.xmin != truncated_by)
+
+
+def _unsent(part: Partition) -> Iterator[Finding]:
+    if part.relkind == "f":
+        text = f"partition {part.table} is a foreign table, whose changes are not in the stream"
+        yield Finding(text, Remedy.LOGGED)
+    elif part.persistence == "u":
+        yield Finding(f"partition {part.table} is unlogged: its changes are not in the stream", Remedy.LOGGED)
