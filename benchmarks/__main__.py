@@ -15,6 +15,7 @@ from benchmarks.figure import Figure
 
 FIGURES = (
     "receive",
+    "receive_flush",
     "apply",
     "apply_toast",
     "apply_keys",

@@ -19,43 +19,50 @@ _LIMIT = 0.85
 def run(folder: Path, scale: float) -> Figure:
     """Ours and the peer take turns on copies of one slot."""
     with running_source() as source:
-        workload.create_table(source)
-        first = pipelines.make_pipeline(folder, "receive", workload.TABLE)
-        pipelines.publish(source.dsn, first)
-        _make_slots(source)
-        inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
-        workload.fill(source, inserts, updates)
-        source.settle()
-        end = source.end_lsn()
-        # Not counted: compiled code is loaded, files of the WAL are read for the first time.
-        _receive(source, _numbered(first, 0), end)
+        first, end, changes = prepare(source, folder, scale, _REPEAT)
         ours, peers = [], []
         for number in range(1, _REPEAT + 1):
-            peers.append((inserts + updates) / _peer(source, first, number, end))
-            ours.append((inserts + updates) / _receive(source, _numbered(first, number), end))
-    work = f"receive: slot → durable changelog, {(inserts + updates) / 1e6:g} M changes"
+            peers.append(changes / _peer(source, first, number, end))
+            ours.append(changes / receive(source, numbered(first, "ours", number), end))
+    work = f"receive: slot → durable changelog, {changes / 1e6:g} M changes"
     return compare(work, ours, peers, _LIMIT, "changes/s", "pg_recvlogical to /dev/null")
 
 
-def _numbered(first: Pipeline, number: int) -> Pipeline:
-    folder = Path(first.lake).parent
+def prepare(source: Source, folder: Path, scale: float, repeat: int) -> tuple[Pipeline, LSN, int]:
+    """Slots `ours_1`, `peer_1` and so on, the changes that stand in each, where these end, and how many."""
+    workload.create_table(source)
+    first = pipelines.make_pipeline(folder, "receive", workload.TABLE)
+    pipelines.publish(source.dsn, first)
+    _make_slots(source, repeat)
+    inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
+    workload.fill(source, inserts, updates)
+    source.settle()
+    end = source.end_lsn()
+    # Not counted: compiled code is loaded, files of the WAL are read for the first time.
+    receive(source, numbered(first, "ours", 0), end)
+    return first, end, inserts + updates
+
+
+def numbered(first: Pipeline, kind: str, number: int) -> Pipeline:
+    """One that reads a slot of its own, into a lake of its own."""
     return pipelines.make_pipeline(
-        folder,
-        f"receive_{number}",
+        Path(first.lake).parent,
+        f"receive_{kind}_{number}",
         workload.TABLE,
-        slot=f"ours_{number}",
+        slot=f"{kind}_{number}",
         publication=first.publication,
     )
 
 
-def _make_slots(source: Source) -> None:
+def _make_slots(source: Source, repeat: int) -> None:
     source.execute("select pg_create_logical_replication_slot('ours_0', 'pgoutput')")
-    for number in range(1, _REPEAT + 1):
+    for number in range(1, repeat + 1):
         for name in ("ours", "peer"):
             source.execute("select pg_copy_logical_replication_slot('ours_0', %s)", f"{name}_{number}")
 
 
-def _receive(source: Source, pipeline: Pipeline, end: LSN) -> float:
+def receive(source: Source, pipeline: Pipeline, end: LSN) -> float:
+    """Seconds from connecting until all up to `end` is durable."""
     (confirmed,) = source.fetch(
         "select confirmed_flush_lsn from pg_replication_slots where slot_name = %s", pipeline.slot
     )

@@ -29,7 +29,8 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     if confirmed > durable_lsn:
         raise SlotError(
             f"the slot {record.slot} stands at {confirmed}, beyond {durable_lsn}, the last durable LSN:"
-            " somebody else moved it or made it anew, and changes between are lost",
+            " somebody else moved it or made it anew, or the lake's storage lost what it had confirmed, and"
+            " changes between are lost",
             NEW_EPOCH,
         )
     return confirmed

@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_s
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
+from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -57,8 +58,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     dsn = process.source_dsn()
-    record = read_epoch(changelog_uri(pipeline.lake_root))
-    check_record(pipeline, record)
     role = f"replicate {pipeline.name}"
     with (
         process.StopSignal() as stop,
@@ -66,6 +65,9 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     ):
         store.migrate()
         store.lock(pipeline.name, "replicate")
+        settle_lake(pipeline)
+        record = read_epoch(changelog_uri(pipeline.lake_root))
+        check_record(pipeline, record)
         target = _target(dsn, arguments.until)
         return Replication(dsn, pipeline, store, record, stop).run(target)
 

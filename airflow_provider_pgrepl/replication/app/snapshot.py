@@ -33,6 +33,7 @@ from airflow_provider_pgrepl.replication.app.membership import (
     wishes_of,
 )
 from airflow_provider_pgrepl.replication.app.taking import Outcome, Taking
+from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.session import build_session
@@ -239,6 +240,7 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
     pipeline = access.pipeline
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
+        settle_idle_lake(store, pipeline)
         epoch = find_epoch(pipeline)
         records = _read_records(store, pipeline)
         if new_epoch or not has_tables(epoch, records):

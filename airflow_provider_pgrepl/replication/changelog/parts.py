@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA
+from airflow_provider_pgrepl.replication.storage import durable
 
 _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024
@@ -45,11 +46,12 @@ class PartFolder:
     """Where parts are written, below the changelog's root, in a folder an hour."""
 
     def __init__(self, uri: str) -> None:
+        self._uri = uri
         self._filesystem, self._root = pafs.FileSystem.from_uri(uri)
         self._folders: set[str] = set()
 
     def write(self, rows: pa.Table) -> Part:
-        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation, onto the disk.
 
         Raises OSError.
         """
@@ -71,6 +73,7 @@ class PartFolder:
         ):
             for start, stop in _row_groups(bounds):
                 writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
+        durable.flush_files(self._uri, [path])
         size = self._filesystem.get_file_info(f"{self._root}/{path}").size
         return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
 

@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.storage import durable
 
 SCHEMA = pa.schema(
     [
@@ -115,6 +116,7 @@ class RelationIndex:
         try:
             # An index of an earlier version of this program has no places.
             write_deltalake(self._uri, entry, mode="append", schema_mode="merge")
+            durable.flush_newest(self._uri)
         except (DeltaError, OSError) as error:
             raise LakeUnavailableError(
                 f"the relation index cannot be written: {type(error).__name__}"

@@ -16,6 +16,7 @@ from deltalake.transaction import RemoveAction
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri, floor_app
+from airflow_provider_pgrepl.replication.storage import durable
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
@@ -115,6 +116,7 @@ def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
                 app_transactions=_floors(table, files),
             ),
         )
+        durable.flush_newest(table.table_uri)
     except CommitFailedError as error:
         raise ChangelogError(
             "the changelog was being rewritten while old hours were to go", "they go the next time"

@@ -8,6 +8,7 @@ apart, whatever locks, networks and paused processes do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailab
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
+    METADATA_KEY,
     PARTITION,
     RECEIVER_APP,
     TABLE_SCHEMA,
@@ -27,6 +29,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import durable, torn
 
 _TABLE_PROPERTIES = {
     # 86,400 commits a day: checkpoints are for opening the table, and each costs a rewrite of the file list.
@@ -47,6 +50,7 @@ def create_changelog(uri: str, record: EpochRecord) -> None:
             configuration=_TABLE_PROPERTIES,
             commit_properties=_epoch_properties(record, 1),
         )
+        durable.flush_commits(uri, -1, 0)
     except (DeltaError, OSError) as error:
         raise LakeError(
             f"the changelog cannot be created under {uri}: {error.__class__.__name__}",
@@ -62,8 +66,11 @@ def begin_epoch(uri: str, record: EpochRecord) -> None:
         table.alter.set_table_description(
             record.to_json(), commit_properties=_epoch_properties(record, sequence)
         )
+        durable.flush_newest(uri)
     except CommitFailedError as error:
         raise FencedError("the changelog was written to while a new epoch began; run it again") from error
+    except OSError as error:
+        raise _unwritable(error) from error
 
 
 def _epoch_properties(record: EpochRecord, sequence: int) -> CommitProperties:
@@ -99,6 +106,24 @@ def mark(uri: str) -> None:
     )
 
 
+def find_torn_changelog(uri: str) -> torn.Torn:
+    """What the receiver was committing when the machine stopped: the slot keeps it.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    return torn.find_torn(uri, RECEIVER_APP, _is_whole)
+
+
+def _is_whole(actions: torn.Actions) -> bool:
+    """Of a receiver's commit the app ids are written last."""
+    about: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    if METADATA_KEY not in about:
+        return True
+    commit = CommitRecord.from_json(about[METADATA_KEY])
+    apps = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    return commit.kind == "marker" or apps.get(DURABLE_APP) == commit.durable_lsn
+
+
 class ChangelogWriter:
     """The one writer. Opening it commits a fence; after that `durable_lsn` is what the changelog holds.
 
@@ -108,6 +133,7 @@ class ChangelogWriter:
     """
 
     def __init__(self, uri: str, after: int | None = None) -> None:
+        self._uri = uri
         self._table = open_changelog(uri)
         self._parts = PartFolder(uri)
         self.epoch_record = EpochRecord.from_json(self._table.metadata().description)
@@ -115,6 +141,7 @@ class ChangelogWriter:
         if after is not None and self._sequence != after:
             raise _fenced()
         self.durable_lsn = LSN(self._table.transaction_version(DURABLE_APP) or 0)
+        self._flush_earlier()
         self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn))
 
     @property
@@ -133,9 +160,8 @@ class ChangelogWriter:
         return version
 
     def write_part(self, rows: pa.Table) -> Part:
-        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation.
-
-        Raises LakeUnavailableError.
+        """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation; it is on the disk
+        when this returns. Raises LakeUnavailableError.
         """
         try:
             return self._parts.write(rows)
@@ -167,8 +193,16 @@ class ChangelogWriter:
         """Record, by a commit without data, that nothing of ours was committed up to `lsn`."""
         self._commit([], CommitRecord("keepalive", self.epoch, lsn))
 
+    def _flush_earlier(self) -> None:
+        """What a writer committed that died before it was on the disk counts from now on."""
+        try:
+            durable.flush_newest(self._uri)
+        except OSError as error:
+            raise _unwritable(error) from error
+
     def _commit(self, actions: list[AddAction], commit: CommitRecord) -> None:
         self._sequence += 1
+        before = self.version
         try:
             self._table.create_write_transaction(
                 actions,
@@ -178,6 +212,8 @@ class ChangelogWriter:
                 commit_properties=_properties(commit, self._sequence),
             )
             self._table.update_incremental()
+            # Also what others committed in between: a version is durable with all before it.
+            durable.flush_commits(self._uri, before, self.version, with_files=False)
         except CommitFailedError as error:
             raise _fenced() from error
         except (DeltaError, OSError) as error:

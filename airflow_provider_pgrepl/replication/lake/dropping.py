@@ -11,10 +11,10 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
-from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 
 
 def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:

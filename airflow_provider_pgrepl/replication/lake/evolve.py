@@ -21,7 +21,6 @@ from airflow_provider_pgrepl.replication.lake.history.place import history_path,
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lake.relations_in_force import read_relations
-from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lake.table import (
     BEFORE_APP,
     RELATION_APP,
@@ -34,6 +33,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
 
 _KIND = "evolution"

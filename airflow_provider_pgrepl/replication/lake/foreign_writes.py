@@ -9,9 +9,9 @@ from typing import Any
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeChangedError
-from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lake.table import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 
 
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:

@@ -15,8 +15,8 @@ from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history.place import is_history, path_of
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lake.table_files import TableFiles
+from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lake.statistics import (
     columns_with_statistics,
     delta_statistics,
 )
-from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors
 
 FILE_BYTES = 128 << 20
 ROW_GROUP_ROWS = 256 << 10
@@ -115,6 +115,8 @@ class ParquetFiles:
             self._writer.close()
             size = self._sink.tell()
             self._sink.close()
+            # Here, because whoever commits it may be on another host.
+            durable.flush_files(self._place, [self._names[-1]])
         metadata = self._metadata.pop()
         self._written.append(
             WrittenFile(self._names[-1], size, metadata.num_rows, delta_statistics(metadata, self._schema))

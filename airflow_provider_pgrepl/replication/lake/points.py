@@ -23,9 +23,9 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.lake.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors, torn
 
 POINTS_APP = "pgrepl-points"
 """Delta app id of whoever writes points; its version counts commits."""
@@ -60,6 +60,20 @@ class ConsistentPoint:
     @property
     def order(self) -> tuple[int, int]:
         return self.epoch, self.lsn
+
+
+def find_torn_points(lake_root: str) -> torn.Torn:
+    """A point that was being written when the machine stopped: the next batch writes another.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    return torn.find_torn(points_uri(lake_root), POINTS_APP, _is_whole)
+
+
+def _is_whole(actions: torn.Actions) -> bool:
+    """Of a commit of points the app id is written last."""
+    kinds = {kind for action in actions for kind in action}
+    return "txn" in kinds if "add" in kinds else "metaData" in kinds
 
 
 def points_uri(lake_root: str) -> str:
@@ -186,6 +200,7 @@ class Points:
     def _write(self, points: Sequence[ConsistentPoint], mode: str) -> None:
         try:
             table = self._table = self._table or _create(self._uri)
+            before = table.version()
             sequence = (table.transaction_version(POINTS_APP) or 0) + 1
             table.create_write_transaction(
                 [_write_file(self._uri, points)],
@@ -194,9 +209,11 @@ class Points:
                 commit_properties=CommitProperties(app_transactions=[Transaction(POINTS_APP, sequence)]),
             )
             table.update_incremental()
+            durable.flush_commits(self._uri, before, table.version())
         except CommitFailedError as error:
             raise _fenced() from error
         except (DeltaError, OSError) as error:
+            self._forget()
             raise LakeUnavailableError(
                 f"the consistent points cannot be written: {type(error).__name__}"
             ) from error
@@ -226,7 +243,9 @@ def _thinned(
 
 
 def _create(uri: str) -> DeltaTable:
-    return DeltaTable.create(uri, schema=Schema.from_arrow(SCHEMA), configuration=_TABLE_PROPERTIES)
+    table = DeltaTable.create(uri, schema=Schema.from_arrow(SCHEMA), configuration=_TABLE_PROPERTIES)
+    durable.flush_commits(uri, -1, 0)
+    return table
 
 
 def _read(uri: str) -> tuple[DeltaTable | None, list[ConsistentPoint]]:

@@ -32,6 +32,7 @@ from airflow_provider_pgrepl.replication.config import MIB
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.statistics import writer_properties
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -147,6 +148,7 @@ def fenced(
     refused, damage, moved, unavailable = "", "", False, False
     try:
         result = commit()
+        durable.flush_commits(table.table_uri, before, table.version())
     except PgReplError:
         raise
     except Exception as error:  # deltalake raises plain ones too
@@ -154,7 +156,7 @@ def fenced(
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
         unavailable = isinstance(error, OSError) or bool(_STORAGE_MARKS.search(str(error)))
-        moved = isinstance(error, CommitFailedError) or _newest_version(table) != before
+        moved = isinstance(error, CommitFailedError) or _newest_version(table) not in (before, None)
     # Raised out here, so that Delta's exception does not hang on ours as its context.
     if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
@@ -266,6 +268,7 @@ def create_table(uri: str, schema: Schema, adds: list[AddAction], properties: Co
             configuration=_TABLE_PROPERTIES,
             commit_properties=properties,
         )
+        durable.flush_commits(uri, -1, 0)
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
     if failed and DeltaTable.is_deltatable(uri):
@@ -300,6 +303,8 @@ def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
     table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
     if table.version() != before + 1:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
+    with storage_errors(table.table_uri):
+        durable.flush_commits(table.table_uri, before, before + 1)
 
 
 def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:

@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import durable, open_storage
 
 _LOG = "_delta_log"
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
@@ -97,6 +97,8 @@ class TableFiles:
             present = dict(self._present())
             doomed = [path for path, at in present.items() if path not in self._live and is_over(path, at)]
             left = present.keys() - doomed
+            if doomed:
+                durable.flush_newest(self._uri)
             self._delete(doomed)
             self._delete_folders(_folders(doomed) - _folders(left))
             self._removed = {path: life for path, life in self._removed.items() if path in left}
@@ -113,6 +115,8 @@ class TableFiles:
             first = self._version if needed is None else min(needed, self._version)
             base = max((version for version in _checkpoints(entries) if version <= first), default=0)
             doomed = [entry for entry in entries if entry.version < base and entry.written < now - age]
+            if doomed:
+                durable.flush_checkpoint(self._uri, base)
             # Oldest first: whatever ends this midway, what is left has no gap.
             self._delete(f"{_LOG}/{entry.name}" for entry in doomed)
         return len(doomed)
@@ -128,6 +132,7 @@ class TableFiles:
             due = int(table.version()) - newest >= every
             if due:
                 table.create_checkpoint()
+                durable.flush_checkpoint(self._uri, int(table.version()))
         return due
 
     def _follow(self) -> None:

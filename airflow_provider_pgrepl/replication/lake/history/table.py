@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _KIND = "history"
 
@@ -129,3 +130,5 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
         history.alter.add_columns(lacking)
         if history.version() != before + 1:
             raise FencedError(f"{history.table_uri}: another process has written this table")
+        with storage_errors(history.table_uri):
+            durable.flush_commits(history.table_uri, before, before + 1)

@@ -1,0 +1,185 @@
+"""What a crash of the machine leaves half written at the end of a Delta table's log: found, and taken out.
+
+Nothing of it was told to anybody: whoever commits flushes first. deltalake takes an empty commit for one that
+does nothing, and refuses a table with a half one, or with a checkpoint that is not whole.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_pgrepl.replication.storage.durable import (
+    LAST_CHECKPOINT,
+    LOG_FOLDER,
+    NEWEST,
+    checkpoint_file,
+    commit_versions,
+    flush_folder,
+    local_path,
+    read_actions,
+    set_aside,
+    set_aside_commits,
+)
+from airflow_provider_pgrepl.replication.storage.filesystem import storage_errors
+
+log = logging.getLogger(__name__)
+
+Actions = list[dict[str, Any]]
+_PARQUET_END = b"PAR1"
+_NONE = -1
+
+
+@dataclass(frozen=True)
+class Torn:
+    """Of one table: the commits from the first torn one on, checkpoints that cannot be read, and whether the
+    hint to the last checkpoint leads nowhere."""
+
+    uri: str
+    commits: tuple[int, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+    has_wrong_hint: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.commits or self.checkpoints or self.has_wrong_hint)
+
+    def set_aside(self) -> None:
+        """Only for who writes the table while nobody else does. Raises LakeError, LakeUnavailableError."""
+        root = local_path(self.uri)
+        if root is None or not self:
+            return
+        folder = root / LOG_FOLDER
+        with storage_errors(self.uri):
+            set_aside(folder, (checkpoint_file(folder, version) for version in self.checkpoints))
+            if self.has_wrong_hint:
+                (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
+            set_aside_commits(folder, self.commits)
+            flush_folder(folder)
+        log.warning(
+            "%s: the machine stopped while it was written. Set aside: %d commits from version %s on, of which"
+            " nobody had been told, and %d checkpoints, for which the commits stand",
+            *(self.uri, len(self.commits), min(self.commits, default="none"), len(self.checkpoints)),
+        )
+
+
+def find_torn(uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool) -> Torn:
+    """Look at what came after the last sound checkpoint. Raises LakeError, LakeUnavailableError.
+
+    `app`: the app id under which the table's writer counts its commits; `is_whole`: whether a commit's
+    actions are all there, as far as the writer can tell.
+    """
+    root = local_path(uri)
+    if root is None or not (root / LOG_FOLDER).is_dir():
+        return Torn(uri)
+    with storage_errors(uri):
+        base, unsound = _checkpoints(root / LOG_FOLDER)
+        commits = _torn_commits(root, base, app, is_whole)
+        return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
+
+
+def _checkpoints(folder: Path) -> tuple[int, list[int]]:
+    """The newest that can be read, and newer ones that cannot, if the commits make up for them."""
+    versions = set(commit_versions(folder))
+    found = sorted((int(path.name[:20]) for path in folder.glob("[0-9]*.checkpoint.parquet")), reverse=True)
+    sound = next((version for version in found if _can_be_read(checkpoint_file(folder, version))), _NONE)
+    unsound = [version for version in found if version > sound]
+    is_covered = not unsound or set(range(sound + 1, unsound[0] + 1)) <= versions
+    return sound, unsound if is_covered else []
+
+
+def _can_be_read(checkpoint: Path) -> bool:
+    try:
+        pq.read_metadata(checkpoint)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _has_wrong_hint(folder: Path, sound: int) -> bool:
+    """Readers look for the checkpoint of the hint, and take it for damage when there is none."""
+    hint = folder / LAST_CHECKPOINT
+    if not hint.exists():
+        return False
+    try:
+        return bool(json.loads(hint.read_bytes())["version"] > sound)
+    except (ValueError, KeyError, TypeError):
+        return True
+
+
+def _torn_commits(root: Path, base: int, app: str | None, is_whole: Callable[[Actions], bool]) -> list[int]:
+    folder = root / LOG_FOLDER
+    versions = [version for version in commit_versions(folder) if version > base]
+    # Without a checkpoint, a log that does not begin at 0 is not one that a crash has left.
+    if base == _NONE and 0 not in versions:
+        return []
+    read: dict[int, Actions] = {}
+    for place, version in enumerate(versions):
+        actions = _read(folder, version)
+        if version != base + 1 + place or actions is None or (actions and not is_whole(actions)):
+            break
+        read[version] = actions
+    whole = _without_empty_end(read, app)
+    whole = whole[: len(whole) - _lacking_files(root, [read[version] for version in whole])]
+    return versions[len(whole) :]
+
+
+def _read(folder: Path, version: int) -> Actions | None:
+    """None when it is torn; nothing when it is empty, as deltalake takes it."""
+    try:
+        return read_actions(folder, version)
+    except ValueError:
+        return None
+
+
+def _without_empty_end(read: dict[int, Actions], app: str | None) -> list[int]:
+    """The versions up to an empty one that no commit has followed, or that was one of the counted commits.
+
+    One that was followed, by a writer that knew of nothing there, has taken nothing from anybody.
+    """
+    kept: list[int] = []
+    pending: list[int] = []
+    last: int | None = None
+    for version, actions in read.items():
+        pending.append(version)
+        if not actions:
+            continue
+        count = next((a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == app), None)
+        if len(pending) > 1 and None not in (last, count) and count != (last or 0) + 1:
+            break
+        last = last if count is None else count
+        kept += pending
+        pending = []
+    return kept
+
+
+def _lacking_files(root: Path, commits: list[Actions]) -> int:
+    """How many of the newest commits go from the first on that added a file which is not whole."""
+    gone = {unquote(path) for path in _paths("remove", commits)}
+    newest = commits[-NEWEST:]
+    for place, actions in enumerate(newest):
+        adds = [action["add"] for action in actions if "add" in action]
+        if not all(_is_there(root, add) for add in adds if unquote(add["path"]) not in gone):
+            return len(newest) - place
+    return 0
+
+
+def _paths(kind: str, commits: Iterable[Actions]) -> Iterable[str]:
+    return (action[kind]["path"] for actions in commits for action in actions if kind in action)
+
+
+def _is_there(root: Path, add: dict[str, Any]) -> bool:
+    path, size = root / unquote(add["path"]), add["size"]
+    if not path.is_file() or path.stat().st_size != size or size < len(_PARQUET_END):
+        return False
+    with path.open("rb") as file:
+        file.seek(-len(_PARQUET_END), os.SEEK_END)
+        return file.read() == _PARQUET_END

@@ -1,0 +1,239 @@
+"""storage/torn.py: what a crash of the machine tore, and nobody was told, is set aside; all else stays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder, write_deltalake
+
+from airflow_provider_pgrepl.errors import LakeUnavailableError
+from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
+from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog, mark
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, find_torn_points
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage.torn import find_torn
+from tests.support.changelogs import Written, new_changelog
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def half(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def zeros(file: Path) -> None:
+    file.write_bytes(bytes(file.stat().st_size))
+
+
+def without_last_line(file: Path) -> None:
+    file.write_bytes(b"\n".join(file.read_bytes().splitlines()[:-1]))
+
+
+TEARS = [empty, half, zeros]
+Tear = Callable[[Path], None]
+
+
+def commit(uri: str, version: int) -> Path:
+    return Path(uri) / "_delta_log" / f"{version:020d}.json"
+
+
+def checkpoint(uri: str, version: int) -> Path:
+    return Path(uri) / "_delta_log" / f"{version:020d}.checkpoint.parquet"
+
+
+def rows(uri: str) -> list[int]:
+    table = QueryBuilder().register("t", DeltaTable(uri))
+    return sorted(pa.table(table.execute("select n from t").read_all())["n"].to_pylist())
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """Five commits, a row each."""
+    for number in range(5):
+        append(str(tmp_path / "t"), number)
+    return str(tmp_path / "t")
+
+
+def append(uri: str, number: int) -> None:
+    write_deltalake(uri, pa.table({"n": pa.array([number], pa.int64())}), mode="append")
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_torn_last_commit_is_set_aside_and_kept(uri: str, tear: Tear) -> None:
+    tear(commit(uri, 4))
+    left = commit(uri, 4).read_bytes()
+    torn = find_torn(uri)
+    assert torn.commits == (4,)
+    torn.set_aside()
+    assert not find_torn(uri)
+    assert rows(uri) == [0, 1, 2, 3]
+    (aside,) = (Path(uri) / "_delta_log").glob(".*.torn")
+    assert aside.read_bytes() == left
+    append(uri, 9)
+    assert rows(uri) == [0, 1, 2, 3, 9]
+    assert DeltaTable(uri).version() == 4
+
+
+@pytest.mark.parametrize("tear", [half, zeros, Path.unlink])
+def test_what_came_after_a_torn_commit_goes_with_it(uri: str, tear: Tear) -> None:
+    tear(commit(uri, 2))
+    torn = find_torn(uri)
+    torn.set_aside()
+    assert torn.commits == ((3, 4) if tear is Path.unlink else (2, 3, 4))
+    assert rows(uri) == [0, 1]
+
+
+def test_several_empty_commits_at_the_end_go(uri: str) -> None:
+    for version in (2, 3, 4):
+        empty(commit(uri, version))
+    find_torn(uri).set_aside()
+    assert DeltaTable(uri).version() == 1
+
+
+def test_a_sound_table_is_left_alone(uri: str, tmp_path: Path) -> None:
+    assert not find_torn(uri)
+    DeltaTable(uri).create_checkpoint()
+    assert not find_torn(uri)
+    assert not find_torn(str(tmp_path / "nothing"))
+    assert not find_torn("s3://bucket/t")
+
+
+def test_a_table_whose_creation_was_torn_is_no_table(uri: str) -> None:
+    for version in range(1, 5):
+        commit(uri, version).unlink()
+    empty(commit(uri, 0))
+    find_torn(uri).set_aside()
+    assert not DeltaTable.is_deltatable(uri)
+
+
+@pytest.mark.parametrize("tear", [*TEARS, Path.unlink])
+def test_a_commit_goes_whose_file_is_torn(uri: str, tear: Tear) -> None:
+    (name,) = set(DeltaTable(uri).file_uris()) - set(DeltaTable(uri, version=3).file_uris())
+    tear(Path(name.removeprefix("file://")))
+    find_torn(uri).set_aside()
+    assert rows(uri) == [0, 1, 2, 3]
+
+
+def test_files_that_were_replaced_and_taken_away_are_not_missed(uri: str) -> None:
+    before = DeltaTable(uri).file_uris()
+    write_deltalake(uri, pa.table({"n": pa.array([7], pa.int64())}), mode="overwrite")
+    for name in before:
+        Path(name.removeprefix("file://")).unlink()
+    assert not find_torn(uri)
+
+
+@pytest.mark.parametrize("tear", [empty, half, zeros])
+def test_a_torn_checkpoint_goes_when_the_commits_are_there(uri: str, tear: Tear) -> None:
+    DeltaTable(uri).create_checkpoint()
+    tear(checkpoint(uri, 4))
+    with pytest.raises(Exception, match="Kernel error"):
+        DeltaTable(uri)
+    find_torn(uri).set_aside()
+    assert rows(uri) == [0, 1, 2, 3, 4]
+    assert not find_torn(uri)
+
+
+def test_a_torn_checkpoint_without_the_commits_is_left_to_see(uri: str) -> None:
+    DeltaTable(uri).create_checkpoint()
+    for version in range(4):
+        commit(uri, version).unlink()
+    empty(checkpoint(uri, 4))
+    assert find_torn(uri).checkpoints == ()
+    assert find_torn(uri).commits == ()
+
+
+def test_an_older_checkpoint_serves(uri: str) -> None:
+    DeltaTable(uri).create_checkpoint()
+    for version in range(4):
+        commit(uri, version).unlink()
+    append(uri, 5)
+    append(uri, 6)
+    DeltaTable(uri).create_checkpoint()
+    half(checkpoint(uri, 6))
+    half(commit(uri, 6))
+    torn = find_torn(uri)
+    assert (torn.commits, torn.checkpoints) == ((6,), (6,))
+    torn.set_aside()
+    assert rows(uri) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("tear", [empty, half])
+def test_a_torn_hint_to_the_checkpoint_goes(uri: str, tear: Tear) -> None:
+    DeltaTable(uri).create_checkpoint()
+    tear(Path(uri) / "_delta_log/_last_checkpoint")
+    find_torn(uri).set_aside()
+    assert rows(uri) == [0, 1, 2, 3, 4]
+    assert not find_torn(uri)
+
+
+# The changelog.
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Written:
+    """A changelog with transactions at 100, 200 and 300, each a commit."""
+    written = Written(new_changelog(tmp_path))
+    for lsn in (100, 200, 300):
+        written.transaction(lsn, r7=2)
+        written.flush()
+    return written
+
+
+@pytest.mark.parametrize("tear", [*TEARS, without_last_line])
+def test_a_torn_commit_of_the_changelog_makes_nothing_durable(one: Written, tear: Tear) -> None:
+    tear(commit(one.uri, one.writer.version))
+    find_torn_changelog(one.uri).set_aside()
+    again = Written(one.uri)
+    assert again.writer.durable_lsn == 208
+    again.transaction(300, r7=2)
+    again.flush()
+    assert len(live_files(open_changelog(one.uri), Epoch(1), LSN(0))) == 3
+
+
+def test_a_half_commit_that_nobody_sets_aside_is_said(one: Written) -> None:
+    half(commit(one.uri, one.writer.version))
+    with pytest.raises(LakeUnavailableError, match="cannot be opened"):
+        open_changelog(one.uri)
+
+
+def test_an_empty_commit_that_a_writer_went_on_after_is_left_alone(one: Written) -> None:
+    """As an earlier version of this program did, which knew of no torn commits; the slot had kept it."""
+    empty(commit(one.uri, one.writer.version))
+    again = Written(one.uri)
+    again.transaction(300, r7=2)
+    again.flush()
+    assert not find_torn_changelog(one.uri)
+    assert again.writer.durable_lsn == 308
+
+
+def test_an_empty_commit_that_was_written_full_takes_what_came_after_along(one: Written) -> None:
+    """A disk that lied when it was flushed: the slot is beyond what is left, and the start says so."""
+    empty(commit(one.uri, one.writer.version - 1))
+    mark(one.uri)
+    find_torn_changelog(one.uri).set_aside()
+    assert Written(one.uri).writer.durable_lsn == 108
+
+
+# Points.
+
+
+@pytest.mark.parametrize("tear", [*TEARS, without_last_line])
+def test_a_torn_point_goes(tmp_path: Path, tear: Tear) -> None:
+    points = Points(str(tmp_path))
+    made = [ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": lsn}) for lsn in (1, 2)]
+    for point in made:
+        points.append(point)
+    tear(commit(f"{tmp_path}/_pgrepl/consistent_points", 2))
+    find_torn_points(str(tmp_path)).set_aside()
+    after = Points(str(tmp_path))
+    assert after.all() == (made[0],)
+    after.append(made[1])
+    assert json.loads(commit(f"{tmp_path}/_pgrepl/consistent_points", 2).read_text().splitlines()[-1])
