@@ -113,13 +113,15 @@ class Receiver:
             ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
         )
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
-        self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
+        self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
         self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
         self.progress.sequence = writer.sequence
         self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(uri, writer, self._confirmed)
-        self._watch = SourceWatch(self._catalog, writer.epoch_record)
+        self._watch = SourceWatch(
+            self._catalog, writer.epoch_record, trusts_owners=pipeline.trust_table_owners
+        )
         index = RelationIndex(relations_uri(pipeline.lake_root))
         announcements = Announcements(
             pipeline.name,

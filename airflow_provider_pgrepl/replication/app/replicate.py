@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.preflight import check_role
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -68,6 +69,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         settle_lake(pipeline)
         record = read_epoch(changelog_uri(pipeline.lake_root))
         check_record(pipeline, record)
+        check_role(dsn, pipeline)
         target = _target(dsn, arguments.until)
         return Replication(dsn, pipeline, store, record, stop).run(target)
 
