@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication import compiled, compiled_folder
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift import check_drift
@@ -48,11 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
+        if arguments.pipeline is None:
+            return _warm_up()
         work: Work = arguments.work
         return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
         sys.stderr.write(f"{error}\n")
         return process.exit_code(error)
+
+
+def _warm_up() -> int:
+    logging.getLogger(compiled.__name__).setLevel(logging.INFO)
+    compiled.ensure_compiled()
+    return _say(f"all loops are compiled, in {compiled_folder.folder()}")
 
 
 def _say(*lines: str) -> int:
@@ -181,6 +190,8 @@ def _parser() -> argparse.ArgumentParser:
         for option in options:
             option.add_to(command)
         command.set_defaults(work=work)
+    warm_up = "compile what this host will run, before the first start waits for it"
+    commands.add_parser("warm-up", help=warm_up, description=warm_up).set_defaults(pipeline=None)
     return parser
 
 

@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
@@ -58,6 +59,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    begin_compiling()
     dsn = process.source_dsn()
     role = f"replicate {pipeline.name}"
     with (
