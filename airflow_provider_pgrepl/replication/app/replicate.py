@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
@@ -109,6 +110,7 @@ class Replication:
     def __init__(
         self, dsn: str, pipeline: Pipeline, store: Store, record: EpochRecord, stop: process.StopSignal
     ) -> None:
+        self._dsn = dsn
         self._pipeline = pipeline
         self._store = store
         self._stop = stop
@@ -195,7 +197,8 @@ class Replication:
         if not self._tidying.acquire(blocking=False):
             return
         try:
-            needed, version = self._applier.needed_above(), self._applier.progress.version
+            needed = needed_above(self._dsn, self._pipeline, self._applier.needed_above())
+            version = self._applier.progress.version
             tidied = self._maintenance.run(
                 needed_above=None if needed is None else {self._record.epoch: needed},
                 reader_version=version if version >= 0 else None,
