@@ -19,7 +19,6 @@ from tests.support.received import Received
 
 
 def pipeline(*tables, **more):
-    more = {"trust_table_owners": True, **more}  # the tests connect as a superuser
     return Pipeline(name="shop", lake="/nowhere", tables=tables, **more)
 
 

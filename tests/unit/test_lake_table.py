@@ -12,6 +12,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
+from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.table import (
     CLOSED,
@@ -19,7 +20,6 @@ from airflow_provider_pgrepl.replication.lake.table import (
     commit_nothing,
     commit_properties,
     commit_snapshot,
-    compact_small_files,
     fenced,
     open_table,
     read_position,

@@ -129,13 +129,7 @@ def _with_partitions(
 ) -> dict[TableName, Relation | None]:
     """Partitioned ones read once more, with what only looking into their partitions tells."""
     return {
-        table: read_relation(
-            source,
-            relation.oid,
-            pipeline.publication,
-            had_rows=True,
-            trusts_owners=pipeline.trust_table_owners,
-        )
+        table: read_relation(source, relation.oid, pipeline.publication, had_rows=True)
         if relation is not None and relation.partitions
         else relation
         for table, relation in current.items()

@@ -8,7 +8,7 @@ apart, whatever locks, networks and paused processes do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -36,6 +36,8 @@ _TABLE_PROPERTIES = {
     "delta.checkpointInterval": "1000",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.enableExpiredLogCleanup": "false",
+    # Of which each part has bounds: readers take any other column without them for one that never matches.
+    "delta.dataSkippingStatsColumns": "epoch,commit_lsn,relation_id,commit_ts",
 }
 
 
@@ -169,22 +171,15 @@ class ChangelogWriter:
             raise _unwritable(error) from error
 
     def append(
-        self,
-        parts: Sequence[Part],
-        *,
-        durable_lsn: LSN,
-        first_lsn: LSN,
-        last_lsn: LSN,
-        last_commit_us: int,
-        kind: Literal["data", "gap"] = "data",
+        self, parts: Sequence[Part], *, durable_lsn: LSN, first_lsn: LSN, last_lsn: LSN, last_commit_us: int
     ) -> None:
-        """Make whole transactions durable, or that one was skipped: all parts in one commit.
+        """Make whole transactions durable: all parts in one commit.
 
         Raises FencedError or LakeUnavailableError.
         """
         relations = frozenset[int]().union(*(part.relations for part in parts))
         commit = CommitRecord(
-            kind,
+            "data",
             self.epoch,
             durable_lsn,
             first_lsn,

@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.evolve import Evolution
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
@@ -18,7 +19,6 @@ from airflow_provider_pgrepl.replication.lake.table import (
     RESNAPSHOT_HINT,
     commit_nothing,
     commit_properties,
-    compact_small_files,
     read_position,
     relation_marks,
 )

@@ -2,37 +2,51 @@
 
 A bound may be wider than the values, never narrower: readers leave a file out by it. So types whose bounds
 need rules about rounding or truncation (text, bytes, decimals, floats with NaN, timestamps without zone)
-have none, and a bound that JSON readers might not take (a year that has not four digits) is left out.
-Lists, structs and maps, of which Parquet counts only the parts, have none at all.
+have none, and a moment whose year has not four digits, which not every reader's JSON takes, gives none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import ColumnProperties, WriterProperties
 
+MOST_COLUMNS = 32
+"""Of how many columns a table has bounds at most: each costs every entry of its log some bytes."""
+
 _EPOCH_DAY = date(1970, 1, 1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAST_MICROSECOND = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
+_OWN = "_pgrepl_"
 
 Bound = int | str
 Show = Callable[[int, bool], Bound | None]
 
 
-def writer_properties(schema: pa.Schema, **options: Any) -> WriterProperties:
-    """How deltalake is to write files of these columns: with statistics where its own have safe bounds.
+def boundable_columns(schema: pa.Schema) -> list[str]:
+    """The columns that may have bounds, in the schema's order: our own, and the first of the table's."""
+    names = [field.name for field in schema if _shower(field.type)]
+    first = set(islice(sorted(names, key=lambda name: not name.startswith(_OWN)), MOST_COLUMNS))
+    return [name for name in names if name in first]
 
-    Elsewhere it would leave NaN out, round decimals and cut their digits, and put whole texts into the log.
+
+def writer_properties(bounded: Iterable[str], **options: Any) -> WriterProperties:
+    """How deltalake is to write files: with statistics of these columns, where its own have safe bounds.
+
+    Elsewhere it would leave NaN out, round decimals and cut their digits, put whole texts into the log, and
+    end in a panic at a year that it cannot write.
     """
     with_bounds = ColumnProperties(statistics_enabled="CHUNK")
     return WriterProperties(
         default_column_properties=ColumnProperties(statistics_enabled="NONE"),
-        column_properties={field.name: with_bounds for field in schema if _shower(field.type)},
+        column_properties=dict.fromkeys(bounded, with_bounds),
         **options,
     )
 
@@ -50,27 +64,35 @@ def columns_with_statistics(schema: pa.Schema) -> list[str]:
 
 
 def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """`numRecords`; `nullCount` where there are statistics; `minValues`, `maxValues` where these are safe."""
+    """`numRecords`; and of the columns that may have bounds `nullCount`, and `minValues`, `maxValues`."""
     least: dict[str, Bound] = {}
     most: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
     places = _places(metadata)
-    for field in schema:
-        if pa.types.is_nested(field.type):
-            continue
-        index = places[field.name]
+    for name in boundable_columns(schema):
         groups = [
-            metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)
+            metadata.row_group(group).column(places[name]).statistics
+            for group in range(metadata.num_row_groups)
         ]
         if any(group is None or not group.has_null_count for group in groups):
             continue
-        nulls[field.name] = sum(group.null_count for group in groups)
-        show = _shower(field.type)
-        bounds = _bounds(groups, show) if show else None
+        nulls[name] = sum(group.null_count for group in groups)
+        bounds = _bounds(groups, schema.field(name).type)
         if bounds:
-            least[field.name], most[field.name] = bounds
+            least[name], most[name] = bounds
     statistics = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
     return json.dumps(statistics, separators=(",", ":"))
+
+
+def bounded_in_all(schema: pa.Schema, statistics: Sequence[str]) -> list[str]:
+    """The columns of which each file's `delta_statistics` have bounds, or say that they hold nothing."""
+    files = [json.loads(text) for text in statistics]
+    return [name for name in boundable_columns(schema) if all(_tells(file, name) for file in files)]
+
+
+def _tells(file: Mapping[str, Any], name: str) -> bool:
+    is_empty = file.get("nullCount", {}).get(name) == file["numRecords"]
+    return name in file.get("minValues", {}) or is_empty
 
 
 def _places(metadata: pq.FileMetaData) -> dict[str, int]:
@@ -80,10 +102,10 @@ def _places(metadata: pq.FileMetaData) -> dict[str, int]:
     return {column.name: index for index, column in enumerate(columns) if column.path == column.name}
 
 
-def _bounds(groups: list[Any], show: Show) -> tuple[Bound, Bound] | None:
+def _bounds(groups: list[Any], arrow_type: pa.DataType) -> tuple[Bound, Bound] | None:
     """Least and greatest over the row groups; None when some group with values has none to tell."""
-    filled = [group for group in groups if group.num_values]
-    if not filled or not all(group.has_min_max for group in filled):
+    show, filled = _shower(arrow_type), [group for group in groups if group.num_values]
+    if show is None or not filled or not all(group.has_min_max for group in filled):
         return None
     least = show(min(group.min_raw for group in filled), False)
     most = show(max(group.max_raw for group in filled), True)
@@ -101,6 +123,19 @@ def _shower(arrow_type: pa.DataType) -> Show | None:
     return None
 
 
+def has_safe_bounds(values: pa.ChunkedArray) -> bool:
+    """Whether the least and the greatest of these values can be written."""
+    show = _shower(values.type)
+    if show is None:
+        return False
+    if pa.types.is_signed_integer(values.type):
+        return True
+    numbers = values.cast(pa.int32() if pa.types.is_date32(values.type) else pa.int64())
+    bounds = pc.min_max(numbers)
+    least, most = bounds["min"].as_py(), bounds["max"].as_py()
+    return least is None or (show(least, False) is not None and show(most, True) is not None)
+
+
 def _integer(number: int, upper: bool) -> int:  # noqa: ARG001
     return number
 
@@ -113,10 +148,13 @@ def _date(days: int, upper: bool) -> str | None:  # noqa: ARG001
 
 
 def _timestamp(microseconds: int, upper: bool) -> str | None:
-    """Whole milliseconds, which is all that some readers keep: rounded outwards."""
-    milliseconds = -(-microseconds // 1000) if upper else microseconds // 1000
+    """Whole milliseconds, which is all that some readers keep: rounded outwards, but into no fifth digit."""
+    outwards = -(-microseconds // 1000) * 1000 if upper else microseconds // 1000 * 1000
+    if microseconds <= _LAST_MICROSECOND < outwards:
+        outwards = _LAST_MICROSECOND
     try:
-        moment = _EPOCH + timedelta(milliseconds=milliseconds)
+        moment = _EPOCH + timedelta(microseconds=outwards)
     except OverflowError:
         return None
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    precision = "microseconds" if outwards % 1000 else "milliseconds"
+    return moment.isoformat(timespec=precision).replace("+00:00", "Z")

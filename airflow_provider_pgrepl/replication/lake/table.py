@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
@@ -28,9 +28,13 @@ from airflow_provider_pgrepl.errors import (
     LakeUnavailableError,
     PgReplError,
 )
-from airflow_provider_pgrepl.replication.config import MIB
+from airflow_provider_pgrepl.replication.lake.declared_bounds import (
+    columns_found_bounded,
+    declaration,
+    declared_columns,
+)
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
-from airflow_provider_pgrepl.replication.lake.statistics import writer_properties
+from airflow_provider_pgrepl.replication.lake.statistics import bounded_in_all
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
@@ -65,8 +69,6 @@ RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
 Result = TypeVar("Result")
 
 _FILE_GONE = "Object at location"
-_SMALL_FILE = 16 * MIB
-_MANY_SMALL_FILES = 32
 _FENCED_HINT = "this process must end; start it again only if no other one replicates this pipeline"
 
 
@@ -133,7 +135,7 @@ def commit_properties(
 def fenced(
     table: DeltaTable,
     app: str,
-    position: LSN,
+    position: LSN | None,
     commit: Callable[[], Result],
     known: Mapping[str, str] | None = None,
 ) -> Result:
@@ -193,6 +195,7 @@ def commit_files(
 ) -> None:
     """Append the rows of files and move the position, in one commit. Raises what `fenced` does."""
     adds = [_add_action(file) for file in files]
+    narrow_bounds(table, app, _bounded(files, pa.schema(table.schema().to_arrow())))
     fenced(table, app, position, lambda: _add_files(table, adds, "append", table.schema(), properties))
 
 
@@ -206,9 +209,13 @@ def replace_files(
 ) -> None:
     """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
     adds = [_add_action(file) for file in files]
+    bounded = _bounded(files, schema)
     allow_timestamp_without_tz(table, schema)
+    narrow_bounds(table, app, bounded)
     delta_schema = Schema.from_arrow(schema)
     fenced(table, app, position, lambda: _add_files(table, adds, "overwrite", delta_schema, properties))
+    if declared_columns(table) != bounded:
+        _declare_bounds(table, app, bounded)
 
 
 def _add_files(
@@ -217,6 +224,48 @@ def _add_files(
     table.create_write_transaction(adds, mode, schema, commit_properties=properties)
     # Unlike the other ways to commit, this one leaves the handle where it was.
     table.update_incremental()
+
+
+def bounded_columns(table: DeltaTable, app: str) -> list[str]:
+    """The columns of which all files of the table have bounds; whoever writes it has to write these.
+
+    A table that an earlier version of this program made does not say it, and is made to, in a commit of its
+    own without data. Raises what `fenced` does.
+    """
+    declared = declared_columns(table)
+    if declared is not None:
+        return declared
+    found = columns_found_bounded(table)
+    _declare_bounds(table, app, found)
+    return found
+
+
+def narrow_bounds(table: DeltaTable, app: str, keeping: Collection[str]) -> list[str]:
+    """Before files without bounds of some columns come: no other columns than `keeping` are said to have any.
+
+    Returns those that are. A commit of its own, without data, if anything changes. Raises what `fenced` does.
+    """
+    declared = bounded_columns(table, app)
+    kept = [name for name in declared if name in keeping]
+    if kept != declared:
+        _declare_bounds(table, app, kept)
+    return kept
+
+
+def _declare_bounds(table: DeltaTable, app: str, columns: Sequence[str]) -> None:
+    """The position, if there is one yet, goes along: who writes the table at the same time is refused."""
+    position = table.transaction_version(app)
+    about = json.dumps({"kind": "bounds", "position": position, "commit_ts": None})
+    properties = CommitProperties(
+        app_transactions=[] if position is None else [Transaction(app, position)],
+        custom_metadata={COMMIT_METADATA: about},
+    )
+    set_properties = table.alter.set_table_properties
+    fenced(table, app, position, lambda: set_properties(declaration(columns), commit_properties=properties))
+
+
+def _bounded(files: Sequence[WrittenFile], schema: pa.Schema) -> list[str]:
+    return bounded_in_all(schema, [file.stats_json for file in files])
 
 
 def commit_snapshot(
@@ -246,26 +295,28 @@ def commit_snapshot(
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     if not DeltaTable.is_deltatable(uri):
-        adds = [_add_action(file) for file in files]
-        return create_table(uri, Schema.from_arrow(schema), adds, properties)
+        return create_table(uri, schema, files, properties)
     table = open_table(uri)
     check_ours(table, app, older, position)
     replace_files(table, app, position, files, schema, properties)
     return int(table.version())
 
 
-def create_table(uri: str, schema: Schema, adds: list[AddAction], properties: CommitProperties) -> int:
+def create_table(
+    uri: str, schema: pa.Schema, files: Sequence[WrittenFile], properties: CommitProperties
+) -> int:
     """Create a lake table by its first commit. Raises FencedError when somebody else did, LakeError."""
+    bounds = declaration(_bounded(files, schema))
     failed = ""
     try:
         if "://" not in uri:
             Path(uri).mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(
             uri,
-            schema,
-            adds,
+            Schema.from_arrow(schema),
+            [_add_action(file) for file in files],
             mode="error",
-            configuration=_TABLE_PROPERTIES,
+            configuration=_TABLE_PROPERTIES | bounds,
             commit_properties=properties,
         )
         durable.flush_commits(uri, -1, 0)
@@ -323,31 +374,3 @@ def _add_action(file: WrittenFile) -> AddAction:
         data_change=True,
         stats=file.stats_json,
     )
-
-
-def compact_small_files(
-    table: DeltaTable,
-    app: str,
-    *,
-    small_bytes: int = _SMALL_FILE,
-    at_least: int = _MANY_SMALL_FILES,
-) -> int:
-    """Join small files into larger ones once there are `at_least` of them; how many files that took away.
-
-    Changes no row and not the position (`dataChange` is false). Delta lets a compaction carry no app id;
-    it is safe without: files that another process has replaced meanwhile cannot be replaced again.
-    Raises FencedError then, and when the epoch is over.
-    """
-    position = read_position(table, app)
-    sizes = pa.table(table.get_add_actions()).column("size_bytes").to_numpy()
-    if position is None or int((sizes < small_bytes).sum()) < at_least:
-        return 0
-    schema = pa.schema(table.schema().to_arrow())
-    writer = writer_properties(schema, compression="ZSTD", compression_level=1)
-    metrics = fenced(
-        table,
-        app,
-        position,
-        lambda: table.optimize.compact(target_size=8 * small_bytes, writer_properties=writer),
-    )
-    return int(metrics["numFilesRemoved"])

@@ -3,22 +3,14 @@
 Each writes the parts, without quotes and escapes, one after the other into `out`; where each row's parts
 begin into `starts`, where each part ends into `ends`, which parts are NULL into `nulls`. Returns a status,
 and how many parts and bytes there are. What PostgreSQL does not write is found, never guessed at.
+Compiled once and cached on disk by numba; they release the GIL.
 """
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.compiled import (
-    BYTES,
-    BYTES_OUT,
-    FLAG,
-    FLAGS,
-    FLAGS_OUT,
-    INT,
-    INTS,
-    INTS_OUT,
-    inner,
-    loop,
-)
+from typing import Any
+
+import numba
 
 OK, MALFORMED, NESTED, NOT_NESTED, LOWER_BOUND, WRONG_COUNT = range(6)
 
@@ -26,10 +18,10 @@ _QUOTE, _ESCAPE, _COMMA, _BLANK, _EQUALS, _GREATER = (ord(byte) for byte in '"\\
 _BRACE, _END_BRACE, _BRACKET, _END_BRACKET, _PAREN, _END_PAREN = (ord(byte) for byte in "{}[]()")
 _N, _U, _L = (ord(byte) for byte in "NUL")
 
-_OUT = (INTS_OUT, INTS_OUT, FLAGS_OUT, BYTES_OUT)
+_jit: Any = numba.njit(cache=True, nogil=True)
 
 
-@inner
+@_jit
 def _is_null_word(data, start, end):  # type: ignore[no-untyped-def]
     return (
         end - start == 4
@@ -40,7 +32,7 @@ def _is_null_word(data, start, end):  # type: ignore[no-untyped-def]
     )
 
 
-@inner
+@_jit
 def _unquote(data, at, end, out, filled):  # type: ignore[no-untyped-def]
     """Copy what stands in quotes from `at` on; gives the place behind them (-1: they do not end).
 
@@ -62,7 +54,7 @@ def _unquote(data, at, end, out, filled):  # type: ignore[no-untyped-def]
     return -1, filled
 
 
-@inner
+@_jit
 def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type: ignore[no-untyped-def]
     """Copy one part; gives the place of the delimiter or end behind it (-1: malformed)."""
     if at < end and data[at] == _QUOTE:
@@ -82,7 +74,7 @@ def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type
     return at, filled
 
 
-@loop(INTS, BYTES, FLAGS, INT, INT, INT, *_OUT)
+@_jit
 def split_array(places, data, valid, delimiter, opening, closing, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`{1,NULL,"a,b"}` into elements; with other brackets or another delimiter likewise."""
     parts = filled = 0
@@ -115,7 +107,7 @@ def split_array(places, data, valid, delimiter, opening, closing, starts, ends, 
     return OK, parts, filled
 
 
-@loop(INTS, BYTES, FLAGS, INT, FLAG, *_OUT)
+@_jit
 def split_record(places, data, valid, width, is_range, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`(1,"a b",)` into its `width` fields, of which an empty one is NULL; or a range into its bounds."""
     parts = filled = 0
@@ -150,7 +142,7 @@ def split_record(places, data, valid, width, is_range, starts, ends, nulls, out)
     return OK, parts, filled
 
 
-@inner
+@_jit
 def _whole_part(data, at, end, is_multirange):  # type: ignore[no-untyped-def]
     """The place behind the bracketed part that begins at `at`; -1 when it does not end."""
     depth = 0
@@ -173,7 +165,7 @@ def _whole_part(data, at, end, is_multirange):  # type: ignore[no-untyped-def]
     return -1
 
 
-@loop(INTS, BYTES, FLAGS, INT, FLAG, *_OUT)
+@_jit
 def split_whole(places, data, valid, delimiter, is_multirange, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`{{1,2},{3,4}}` into its rows, or a multirange into its ranges, each as it is written."""
     parts = filled = 0
@@ -209,7 +201,7 @@ def split_whole(places, data, valid, delimiter, is_multirange, starts, ends, nul
     return OK, parts, filled
 
 
-@inner
+@_jit
 def _behind_arrow(data, at, end):  # type: ignore[no-untyped-def]
     """The place behind `=>`; -1 when that is not there."""
     if at < 0 or at + 1 >= end or data[at] != _EQUALS or data[at + 1] != _GREATER:
@@ -217,7 +209,7 @@ def _behind_arrow(data, at, end):  # type: ignore[no-untyped-def]
     return at + 2
 
 
-@loop(INTS, BYTES, FLAGS, *_OUT)
+@_jit
 def split_pairs(places, data, valid, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`"a"=>"1", "b"=>NULL` into keys and values by turns."""
     parts = filled = 0

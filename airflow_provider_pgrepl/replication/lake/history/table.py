@@ -99,9 +99,7 @@ def prepare_history(
         return
     app = app_id(pipeline.name, epoch)
     marks = snapshot_marks(pipeline.name, epoch, position)
-    create_table(
-        uri, Schema.from_arrow(schema), [], commit_properties(app, position, _KIND, exported_at, marks)
-    )
+    create_table(uri, schema, [], commit_properties(app, position, _KIND, exported_at, marks))
 
 
 def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> None:

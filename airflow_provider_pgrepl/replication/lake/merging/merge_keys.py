@@ -49,7 +49,7 @@ class KeysCommit:
             return
         source, kept = self._source(commit)
         names = self._names()
-        merger = commit.merge(source, self._conditions())
+        merger = commit.merge(source, self._conditions(), names)
         fresh = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}
         changed = {
             target: f"case when s.u{index} then t.{target} else s.c{index} end"

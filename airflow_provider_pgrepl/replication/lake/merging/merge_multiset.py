@@ -45,7 +45,7 @@ def _merge(net: NetRows, commit: SliceCommit) -> None:
         _same(f"t.{quote_identifier(field.name)}", f"s.{name}", field.type)
         for name, field in zip(lost, net.lost.schema, strict=True)
     ]
-    merger = commit.merge(pa.table(columns), [*conditions, "s.lost"])
+    merger = commit.merge(pa.table(columns), [*conditions, "s.lost"], names)
     merger.when_matched_delete("s.lost")
     values = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}
     merger.when_not_matched_insert(values, "not s.lost")

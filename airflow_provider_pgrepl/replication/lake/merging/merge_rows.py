@@ -67,7 +67,7 @@ class RowsCommit:
     def _merge(self, commit: SliceCommit) -> None:
         source, kept = self._merge_source()
         targets = [quote_identifier(name) for name in self.names()]
-        merger = commit.merge(source, self._conditions(source))
+        merger = commit.merge(source, self._conditions(source), self.names())
         values = {target: f"s.c{index}" for index, target in enumerate(targets)}
         updates = {
             target: f"case when s.u{index} then t.{target} else s.c{index} end"

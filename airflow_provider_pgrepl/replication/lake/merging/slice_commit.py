@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -12,12 +12,14 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
 
-from airflow_provider_pgrepl.replication.lake.statistics import writer_properties
+from airflow_provider_pgrepl.replication.lake.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.table import (
     Result,
+    bounded_columns,
     commit_nothing,
     commit_properties,
     fenced,
+    narrow_bounds,
     relation_marks,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -46,9 +48,11 @@ class SliceCommit:
         marks = relation_marks(self.table, self.relation_version)
         return commit_properties(self.app, self.position, "changes", self.commit_ts, marks)
 
-    @property
-    def _writer(self) -> WriterProperties:
-        return writer_properties(pa.schema(self.table.schema().to_arrow()), compression="SNAPPY")
+    def _writer(self, values: Mapping[str, pa.ChunkedArray]) -> WriterProperties:
+        """For a commit that brings these values into the columns."""
+        bounded = bounded_columns(self.table, self.app)
+        safe = [name for name in bounded if name not in values or has_safe_bounds(values[name])]
+        return writer_properties(narrow_bounds(self.table, self.app, safe), compression="SNAPPY")
 
     def read(self, reading: Callable[[], Result]) -> Result:
         """Read the table as it is before the commit."""
@@ -61,20 +65,25 @@ class SliceCommit:
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         ordered = rows.select([field.name for field in self.table.schema().fields])
+        writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
         write = partial(
-            write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=self._writer
+            write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=writer
         )
         fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
 
-    def merge(self, source: pa.Table, conditions: Iterable[str]) -> TableMerger:
-        """A MERGE of `source`, as s, into the table, as t; `run` commits it."""
+    def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
+        """A MERGE of `source`, as s, into the table, as t; `run` commits it.
+
+        What the columns `names` are to hold stands in the source's columns c0, c1 and so on.
+        """
+        writer = self._writer({name: source[f"c{index}"] for index, name in enumerate(names)})
         return self.table.merge(
             source,
             " and ".join(conditions),
             source_alias="s",
             target_alias="t",
             commit_properties=self._properties,
-            writer_properties=self._writer,
+            writer_properties=writer,
         )
 
     def run(self, merger: TableMerger) -> dict[str, Any]:

@@ -1,1 +1,0 @@
-"""Applications on this host: started detached, found again, followed, stopped. Knows no Airflow."""

@@ -1,0 +1,52 @@
+"""Spark finds in a lake table, by whatever condition, the rows that PostgreSQL finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support import every_type
+from tests.support.handed import Handed
+from tests.support.readers import Condition, sql_of
+from tests.support.written_tables import T, merged, widened
+
+WITH_BOUNDS = ("c_int32", "c_date", "c_tz")
+"""Each reading costs Spark half a second: other columns get one comparison each."""
+
+
+@pytest.mark.parametrize("written", [merged, widened])
+def test_spark_finds_rows_by_each_type(
+    spark: SparkSession, dsn: str, tmp_path: Path, written: Callable[[str, Path], Handed]
+) -> None:
+    lake = written(dsn, tmp_path)
+    conditions = [condition for condition in every_type.conditions() if is_chosen(*condition)]
+    with lake.source() as source:
+        expected = [every_type.ids_in(source, condition) for condition in conditions]
+    found = ids_by_condition(spark, lake.lake_path(T), conditions)
+    assert list(zip(conditions, found, strict=True)) == list(zip(conditions, expected, strict=True))
+
+
+def is_chosen(column: str, operator: str, text: str) -> bool:
+    if column in WITH_BOUNDS:
+        return True
+    return operator == "is null" or (operator == "=" and text == every_type.PLAIN[column][1])
+
+
+def ids_by_condition(spark: SparkSession, uri: str, conditions: list[Condition]) -> list[list[int]]:
+    """All in one job."""
+    rows = spark.read.format("delta").load(uri)
+    rows.createOrReplaceTempView("t")
+    types = dict(rows.dtypes)
+
+    def literal(column: str, text: str) -> str:
+        return f"X'{text}'" if types[column] == "binary" else f"cast('{text}' as {types[column]})"
+
+    selects = [
+        f"select {number} n, id from t where {sql_of(condition, literal)}"
+        for number, condition in enumerate(conditions)
+    ]
+    found = spark.sql(" union all ".join(selects)).collect()
+    return [sorted(row.id for row in found if row.n == number) for number in range(len(conditions))]
