@@ -13,6 +13,8 @@ COPY pyproject.toml uv.lock README.md LICENSE ./
 COPY airflow_provider_pgrepl/ airflow_provider_pgrepl/
 COPY spark_apps/ spark_apps/
 RUN uv sync --frozen --no-dev --no-editable --extra all --no-cache
+# Compiled here for processors like the builder's, and on others by the first start on each.
+RUN .venv/bin/python -m airflow_provider_pgrepl warm-up
 COPY --from=jars /jars/ jars/
 # A named volume takes over the owner of the folder that it is first mounted on.
 RUN useradd --uid 50000 --create-home pgrepl && mkdir /lake /airflow && chown pgrepl /lake /airflow

@@ -15,12 +15,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication import compiled, compiled_folder
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift import check_drift
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
 from airflow_provider_pgrepl.replication.app.migration_check import check_migration
 from airflow_provider_pgrepl.replication.app.removal import check_removable
+from airflow_provider_pgrepl.replication.app.skip import skip_transaction
 from airflow_provider_pgrepl.replication.app.status import read_status
 from airflow_provider_pgrepl.replication.app.status_text import to_json, to_text
 from airflow_provider_pgrepl.replication.app.tables import (
@@ -48,11 +50,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
+        if arguments.pipeline is None:
+            return _warm_up()
         work: Work = arguments.work
         return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
         sys.stderr.write(f"{error}\n")
         return process.exit_code(error)
+
+
+def _warm_up() -> int:
+    logging.getLogger(compiled.__name__).setLevel(logging.INFO)
+    compiled.ensure_compiled()
+    return _say(f"all loops are compiled, in {compiled_folder.folder()}")
 
 
 def _say(*lines: str) -> int:
@@ -107,6 +117,12 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     return _ask(f"with --yes it would end with this:\n{done.to_text()}")
 
 
+def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
+    access = Access.from_environment(pipeline)
+    skipped = skip_transaction(access, arguments.lsn, arguments.untouched, dry_run=not arguments.yes)
+    return _say(skipped.to_text()) if arguments.yes else _ask(f"with --yes:\n{skipped.to_text()}")
+
+
 def _ask(what: str) -> int:
     sys.stderr.write(f"{what}\nnothing was changed: run the same with --yes to do it\n")
     return process.WILL_NOT_HELP
@@ -149,6 +165,16 @@ _TIMEOUT = _Option(
     "--timeout",
     {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
 )
+_LSN = _Option("--lsn", {"required": True, "metavar": "X/X", "help": "as the error names it"})
+_UNTOUCHED = _Option(
+    "--untouched",
+    {
+        "nargs": "+",
+        "default": [],
+        "metavar": "TABLE",
+        "help": "tables that, as you know, it has not changed: they go on without a new copy",
+    },
+)
 _DROP_TABLES = _Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
 _DROP_LAKE = _Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
 _LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "put no table in error"})
@@ -161,6 +187,7 @@ _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("retry", "have tables in error catch up, when the cause is gone", _retry, (_ANY_TABLES,)),
     ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES_TO_DROP)),
     ("teardown", "drop slot, publication and records", _teardown, (_DROP_LAKE, _TIMEOUT, _YES)),
+    ("skip", "go on without a transaction that the server cannot send", _skip, (_LSN, _UNTOUCHED, _YES)),
     ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
     ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
 )
@@ -181,6 +208,8 @@ def _parser() -> argparse.ArgumentParser:
         for option in options:
             option.add_to(command)
         command.set_defaults(work=work)
+    warm_up = "compile what this host will run, before the first start waits for it"
+    commands.add_parser("warm-up", help=warm_up, description=warm_up).set_defaults(pipeline=None)
     return parser
 
 

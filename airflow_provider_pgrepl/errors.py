@@ -20,6 +20,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ DriftError                  the table changed its shape                (table)
     ├─ IdentityError               changes do not tell which row was changed  (table)
     ├─ TruncatedError              TRUNCATE, where `truncate` is `error`      (table)
+    ├─ GapError                    a transaction was skipped that may have changed it  (table)
     ├─ ChangelogError              the changelog is missing, newer, or has a gap
     ├─ FencedError                 another process took this one's place      (retry)
     ├─ StateError                  the `_pgrepl` schema
@@ -147,6 +148,12 @@ class IdentityError(PgReplError):
 
 class TruncatedError(PgReplError):
     """The table was truncated, and its policy is to stop then."""
+
+    scope = Scope.TABLE
+
+
+class GapError(PgReplError):
+    """Changes of the table are missing: a transaction was skipped that may have changed it."""
 
     scope = Scope.TABLE
 

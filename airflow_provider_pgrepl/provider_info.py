@@ -73,6 +73,23 @@ PROVIDER_INFO: dict[str, object] = {
             "python-modules": ["airflow_provider_pgrepl.triggers.drift"],
         }
     ],
+    "config": {
+        "pgrepl": {
+            "description": "PostgreSQL replication",
+            "options": {
+                "run_folder": {
+                    "description": (
+                        "Folder for what applications on this worker need while they run: pipeline, log, exit"
+                        " code. It belongs to the user of the workers alone, and outlasts a restart."
+                    ),
+                    "version_added": "0.1.0",
+                    "type": "string",
+                    "example": "/var/lib/airflow/pgrepl",
+                    "default": "{AIRFLOW_HOME}/pgrepl",
+                }
+            },
+        }
+    },
     "connection-types": [
         {
             "connection-type": "pgrepl",

@@ -42,8 +42,9 @@ with DAG(
         pipeline=PIPELINE_FILE,
         mode="{{ params.mode }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
-        retries=10,
-        retry_delay=timedelta(seconds=10),
-        retry_exponential_backoff=True,
-        max_retry_delay=timedelta(minutes=5),
+        # Without end: what no retry can mend fails at once, and a restart of Airflow costs one.
+        retries=10_000,
+        retry_delay=timedelta(seconds=30),
+        # Once a day the run succeeds, and the next one adopts the application: tries and log begin anew.
+        hand_over_after_s=86_400,
     )

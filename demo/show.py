@@ -17,7 +17,7 @@ from demo.options import Options
 from demo.postgres import Server
 from demo.replication import Replication
 from demo.status import Status
-from demo.traffic import DATABASE, KEYLESS_TABLES, TABLES, Traffic
+from demo.traffic import DATABASE, KEYLESS_TABLES, REPLICATOR, TABLES, Traffic
 
 STATUS_EVERY_S = 3.0
 WAIT_S = 300.0
@@ -59,7 +59,7 @@ class Show:
         folder.pipeline.write_text(pipeline.to_json())
         self._server = Server(folder.postgres, port=options.pg_port)
         self._lake = Lake(pipeline)
-        self._status = Status(self._server.dsn(DATABASE), pipeline, self._lake)
+        self._status = Status(self._server.dsn(DATABASE, REPLICATOR), pipeline, self._lake)
         self._traffic = Traffic(
             self._server, folder.logs / "pgbench.log", rate=options.rate, clients=options.clients
         )
@@ -71,7 +71,7 @@ class Show:
             "PGREPL_PIPELINE_FILE": str(self._folder.pipeline),
             "PGREPL_JARS": os.environ["PGREPL_JARS"],
             "AIRFLOW_CONN_PGREPL_DEFAULT": connection(
-                "pgrepl", host="127.0.0.1", port=self._server.port, login="postgres", schema=DATABASE
+                "pgrepl", host="127.0.0.1", port=self._server.port, login=REPLICATOR, schema=DATABASE
             ),
         }
 

@@ -10,6 +10,9 @@ from demo.errors import DemoError
 from demo.postgres import Server
 
 DATABASE = "bench"
+OWNER = "bench"
+REPLICATOR = "replicator"
+"""The role that replicates: of the owner's, because only who owns a table may publish it."""
 TABLES = (
     "public.pgbench_branches",
     "public.pgbench_tellers",
@@ -32,14 +35,20 @@ class Traffic:
         self._process: subprocess.Popen[bytes] | None = None
 
     def initialise(self, scale: int) -> None:
-        """`pgbench -i`: the tables, filled, with all balances at zero."""
-        self._run("createdb", DATABASE)
-        self._run("pgbench", "-i", "-q", "-s", str(scale), DATABASE)
+        """The roles, and by `pgbench -i` the tables, filled, with all balances at zero."""
+        for statement in (
+            f"CREATE ROLE {OWNER} LOGIN",
+            f"CREATE ROLE {REPLICATOR} LOGIN REPLICATION IN ROLE {OWNER}",
+            f"CREATE DATABASE {DATABASE} OWNER {OWNER}",
+            f"GRANT CREATE ON DATABASE {DATABASE} TO {REPLICATOR}",
+        ):
+            self._run("psql", "postgres", "postgres", "-q", "-v", "ON_ERROR_STOP=1", "-c", statement)
+        self._run("pgbench", OWNER, DATABASE, "-i", "-q", "-s", str(scale))
 
     def start(self) -> None:
         # -n: no vacuum before, and above all no truncation of the history.
         options = ["-n", "-c", str(self._clients), "-R", str(self._rate), "-T", str(_FOREVER_S)]
-        self._process = processes.start(self._command("pgbench", *options, DATABASE), log=self._log)
+        self._process = processes.start(self._command("pgbench", OWNER, DATABASE, *options), log=self._log)
 
     def check_alive(self) -> None:
         """Raise DemoError when pgbench has ended by itself."""
@@ -59,6 +68,6 @@ class Traffic:
         if processes.start(self._command(program, *arguments), log=self._log).wait() != 0:
             raise DemoError(f"{program} failed; {self._log} ends with\n{processes.tail(self._log)}")
 
-    def _command(self, program: str, *arguments: str) -> list[str]:
-        where = ["-h", "127.0.0.1", "-p", str(self._server.port), "-U", "postgres"]
-        return [str(self._server.bin / program), *where, *arguments]
+    def _command(self, program: str, user: str, database: str, *arguments: str) -> list[str]:
+        where = ["-h", "127.0.0.1", "-p", str(self._server.port), "-U", user]
+        return [str(self._server.bin / program), *where, *arguments, database]

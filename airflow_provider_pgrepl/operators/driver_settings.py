@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -12,9 +13,13 @@ from airflow.providers.common.compat.openlineage.utils.spark import (
     inject_parent_job_information_into_spark_properties,
     inject_transport_information_into_spark_properties,
 )
+from airflow.sdk import conf
 
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
+from airflow_provider_pgrepl.hosting.following import RESULT_FILE
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.log_lines import FORMAT_VARIABLE, JSON, LEVEL_VARIABLE
+from airflow_provider_pgrepl.replication.run_result import RESULT_VARIABLE
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:
@@ -26,16 +31,21 @@ def connection_strings(pipeline: Pipeline) -> dict[str, str]:
 
 
 def driver_environment(
-    hook: SparkSubmitHook, env_vars: Mapping[str, Any], secrets: Mapping[str, str]
+    hook: SparkSubmitHook, env_vars: Mapping[str, Any], secrets: Mapping[str, str], folder: Path
 ) -> dict[str, str]:
-    """The worker's environment with the task's variables, and over all of them the secrets."""
+    """The worker's environment with the task's variables, and over all of them the secrets.
+
+    In `folder` the application leaves its result.
+    """
     # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
     environment = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if hook._connection["master"].startswith("local"):
         environment["PYSPARK_PYTHON"] = sys.executable
+    environment.setdefault(LEVEL_VARIABLE, conf.get("logging", "logging_level", fallback="INFO"))
     environment |= {key: str(value) for key, value in env_vars.items()}
-    return {**environment, **secrets, "PYTHONUNBUFFERED": "1"}
+    ours = {FORMAT_VARIABLE: JSON, RESULT_VARIABLE: str(folder / RESULT_FILE), "PYTHONUNBUFFERED": "1"}
+    return {**environment, **secrets, **ours}
 
 
 def properties_with_lineage(

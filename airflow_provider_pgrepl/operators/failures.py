@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -28,10 +28,9 @@ def translated() -> Iterator[None]:
         raise as_airflow(error) from error
 
 
-def failure_of(exit_code: int, last_lines: Iterable[str]) -> AirflowException:
-    """The exception for an application that ended with this exit code, with the end of its log."""
-    log = "\n".join(last_lines)
-    tail = f"\nIts last lines:\n{log}" if log else ""
+def failure_of(exit_code: int, why: str) -> AirflowException:
+    """The exception for an application that ended with this exit code, and its own words about it."""
+    said = f":\n{why}" if why else ""
     if exit_code == EXIT_NEVER:
-        return AirflowFailException(f"the application says that a retry will not help (exit code 78){tail}")
-    return AirflowException(f"the application ended with exit code {exit_code}{tail}")
+        return AirflowFailException(f"the application says that a retry will not help (exit code 78){said}")
+    return AirflowException(f"the application ended with exit code {exit_code}{said}")

@@ -18,20 +18,28 @@ class PgReplicationOperator(SparkAppOperator):
 
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that was
         committed when it started is in the lake (templated)
+    :param hand_over_after_s: succeed after so many seconds of `continuous`, and leave the application to the
+        next run, which adopts it. It stops by itself when none has come within five minutes
 
-    The rest as in SparkAppOperator. Give it retries: one that follows a crash re-attaches to the application.
+    The rest as in SparkAppOperator. Give it retries without end: what no retry can mend fails at once.
     """
 
     app = "replicate"
+    may_replace = True
     template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "mode")
 
-    def __init__(self, *, mode: str = "continuous", **kwargs: Any) -> None:
+    def __init__(
+        self, *, mode: str = "continuous", hand_over_after_s: float | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.mode = mode
+        self.hand_over_after_s = hand_over_after_s
 
     def app_arguments(self) -> list[str]:
         if self.mode not in _MODES:
             raise ConfigError(f"mode: {self.mode!r} must be one of {', '.join(_MODES)}")
+        if self.mode == "caught_up":
+            self.hand_over_after_s = None
         return ["--until", "caught-up"] if self.mode == "caught_up" else []
 
     def is_job_succeeded(self, status: str) -> bool:

@@ -36,7 +36,7 @@ class PgResnapshotOperator(SparkAppOperator):
             raise ConfigError("tables: none was named", "name at least one, as public.orders")
         return ["--tables", ",".join(tables)]
 
-    def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
+    def execute(self, context: Any) -> dict[str, Any]:
         self.log.info("Tables %s are taken anew; reason: %s", self.tables, self.reason or "none given")
         super().execute(context)
         return {"tables": read_tables(self.tables), "reason": self.reason}
@@ -61,6 +61,6 @@ class PgAddTablesOperator(SparkAppOperator):
     def app_arguments(self) -> list[str]:
         return [f"--add={','.join(read_tables(self.tables))}"]
 
-    def execute(self, context: Any) -> dict[str, Any]:  # type: ignore[override]
+    def execute(self, context: Any) -> dict[str, Any]:
         super().execute(context)
         return {"tables": read_tables(self.tables)}

@@ -1,8 +1,8 @@
 """SparkAppOperator: what the snapshot and the replication operator share, running one Spark application.
 
 Where the driver runs decides how. With a deploy mode of `cluster`, all is SparkSubmitOperator's: submission,
-tracking, re-attachment. Otherwise the driver runs on this worker, detached from the task (`local_app`): it
-outlives a task that crashes, the next try re-attaches to it, and a stop is graceful.
+tracking, re-attachment. Otherwise the driver runs on this worker, detached from the task (`hosting/`): it
+outlives a task that crashes, the next try or run adopts it, and a stop is graceful.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,18 +19,23 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import applications
+from airflow_provider_pgrepl.hosting.adoption import Adoption
+from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError
+from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.order import Order
+from airflow_provider_pgrepl.hosting.place import Claim, Place
 from airflow_provider_pgrepl.operators.driver_settings import (
     connection_strings,
     driver_environment,
     properties_with_lineage,
 )
 from airflow_provider_pgrepl.operators.failures import failure_of, translated
-from airflow_provider_pgrepl.operators.local_app import LocalApp, LogTail, Status
 from airflow_provider_pgrepl.operators.pipeline_argument import (
     PipelineArgument,
     check_at_parse_time,
     read_pipeline,
 )
+from airflow_provider_pgrepl.operators.run_folder import run_folder, task_of
 from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
 
 _PIPELINE_FILE = "pipeline.json"
@@ -51,6 +55,9 @@ class SparkAppOperator(SparkSubmitOperator):
     """
 
     app: ClassVar[str]
+    may_replace: ClassVar[bool] = False
+    """Whether one that runs for other parameters, and that no task follows, is stopped for a new one."""
+    hand_over_after_s: float | None = None
     application: str
     application_args: list[Any] | None
     conf: dict[Any, Any] | None
@@ -79,10 +86,8 @@ class SparkAppOperator(SparkSubmitOperator):
         self.master = master
         self.stop_timeout_s = stop_timeout_s
         self.poll_interval_s = poll_interval_s
-        self._running: LocalApp | None = None
-        self._killed = False
-        self._detached = True
-        self._parent = 0
+        self._following: Following | None = None
+        self._ended: End | None = None
 
     def app_arguments(self) -> list[str]:
         """What follows `--pipeline FILE` on the application's command line. Raises ConfigError."""
@@ -91,7 +96,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def ended_well(self) -> None:
         """Called when the application ended with exit code 0 and nobody stopped it."""
 
-    def execute(self, context: Any) -> None:
+    def execute(self, context: Any) -> Any:
         with translated():
             self._resolved = read_pipeline(self.pipeline)
             self._own_args = self.app_arguments()
@@ -99,9 +104,8 @@ class SparkAppOperator(SparkSubmitOperator):
             self.application = self.application or applications.application(self.app)
             self._hook = self._spark_hook()
             if self._hook._connection["deploy_mode"] == "cluster":
-                self._execute_on_cluster(context)
-            else:
-                self._execute_detached(context)
+                return self._execute_on_cluster(context)
+            return self._execute_detached(context)
 
     def _spark_hook(self) -> SparkSubmitHook:
         ensure_connection(self.spark_conn_id, self.master)
@@ -116,7 +120,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
         SparkSubmitHook would put variables for a cluster's driver on the command line, where `ps` shows them.
         """
-        self._detached = False
+        self._following = None
         folder = Path(tempfile.mkdtemp(prefix="pgrepl-"))
         try:
             (folder / _PIPELINE_FILE).write_text(self._resolved.to_json(), encoding="utf-8")
@@ -130,20 +134,34 @@ class SparkAppOperator(SparkSubmitOperator):
 
     # --- on this worker, detached ---
 
-    def _execute_detached(self, context: Any) -> None:
-        self._detached = True
-        self._parent = os.getppid()
+    def _execute_detached(self, context: Any) -> Any:
         applications.java()
+        secrets = connection_strings(self._resolved)
+        order = Order(
+            self._resolved,
+            self.application,
+            [*self._own_args, *self._given_args],
+            self._hook._build_spark_common_args(),
+            {**secrets, **{name: str(value) for name, value in (self.env_vars or {}).items()}},
+        )
+        adoption = Adoption(
+            place=Place(run_folder(), self.app, self._resolved),
+            order=order,
+            may_replace=self.may_replace,
+            stop_timeout_s=self.stop_timeout_s,
+            who=task_of(context),
+            launch=lambda claim: self._launch(claim, secrets, context),
+            say=self._say,
+        )
+        self._following = Following(adoption, self.poll_interval_s, self.hand_over_after_s)
         try:
-            self.execute_resumable(context)
+            return self.execute_resumable(context)
         except BaseException:
-            self._stop_after_failure()
+            self._following.stop_and_wait()
             raise
 
-    def _launch(self, context: Any) -> LocalApp:
-        secrets = connection_strings(self._resolved)
-        folder = Path(tempfile.mkdtemp(prefix=f"pgrepl-{self._resolved.name}-"))  # readable by us alone
-        pipeline_file = folder / _PIPELINE_FILE
+    def _launch(self, claim: Claim, secrets: dict[str, str], context: Any) -> LocalApp:
+        pipeline_file = claim.folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
         self.conf = properties_with_lineage(
             self.conf,
@@ -154,85 +172,74 @@ class SparkAppOperator(SparkSubmitOperator):
         self.application_args = ["--pipeline", str(pipeline_file), *self._own_args, *self._given_args]
         hook = self._get_hook()
         command = hook._build_spark_submit_command(self.application)
-        environment = driver_environment(hook, self.env_vars or {}, secrets)
-        app = LocalApp.launch(command, self.application, environment, folder, self.stop_timeout_s)
-        self.log.info("Started %s as process %s of %s", self.application, app.pid, app.host)
+        environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
+        app = claim.launch(command, self.application, environment, self.stop_timeout_s)
+        self.log.info("Started %s as process %s", self.application, app.pid)
         return app
 
-    def _follow(self, app: LocalApp) -> None:
-        """Forward the log until the application has ended; raise unless it ended well."""
-        self._running = app
-        log = app.log()
-        while True:
-            status = app.status()  # before the log, so that its last lines are not missed
-            for line in log.new_lines(ended=status is not Status.RUNNING):
-                self.log.info("%s", line)
-            if status is not Status.RUNNING:
-                break
-            time.sleep(self.poll_interval_s)
-        self._running = None
-        self._conclude(app, status, log)
+    def _say(self, level: int, text: str) -> None:
+        self.log.log(level, "%s", text)
 
-    def _conclude(self, app: LocalApp, status: Status, log: LogTail) -> None:
-        code = app.exit_code()
-        app.remove()
-        if self._killed:
+    def _conclude(self, end: End) -> Any:
+        """What the task returns for this end of its application; raises unless it is a good one."""
+        assert self._following is not None
+        if end.handed_over:
+            self.log.info("The application goes on; the next run of this task adopts it")
+            return end.result
+        if self._following.was_asked_to_stop:
             # Airflow goes by how `execute` ends: returning would count as success.
-            raise AirflowException(f"stopped on request; the application ended with exit code {code}")
-        if status is Status.LOST or code is None:
+            raise AirflowException(
+                f"stopped on request; the application ended with exit code {end.exit_code}"
+            )
+        if end.status is Status.LOST or end.exit_code is None:
             raise AirflowException("the application vanished without an exit code: it or its host was killed")
-        if code:
-            raise failure_of(code, log.last_lines)
+        if end.exit_code:
+            raise failure_of(end.exit_code, end.why)
         self.ended_well()
+        return end.result
 
-    def _stop_after_failure(self) -> None:
-        """Stop what runs, and see it end, when the task ends otherwise than by the application's end."""
-        app = self._running
-        # A task whose Airflow supervisor died is not the one in charge: another try has re-attached, or will.
-        if app is None or os.getppid() != self._parent:
-            return
-        app.stop()
-        deadline = time.monotonic() + self.stop_timeout_s + 30
-        while app.status() is Status.RUNNING and time.monotonic() < deadline:
-            time.sleep(self.poll_interval_s)
-        app.remove()
-
-    # --- ResumableJobMixin; a dict is one of our applications, a string one of SparkSubmitOperator's ---
+    # --- ResumableJobMixin; `_following` is there when the driver runs on this worker ---
 
     def submit_job(self, context: Any) -> Any:
-        if not self._detached:
+        if self._following is None:
             return super().submit_job(context)
-        self._running = self._launch(context)
-        return self._running.to_json()
+        return self._following.begin()
 
     def get_job_status(self, external_id: Any, context: Any) -> str:
-        if isinstance(external_id, dict) != self._detached:
-            return Status.LOST.value  # submitted before the Spark connection was changed
-        if not self._detached:
-            return str(super().get_job_status(external_id, context))
-        return LocalApp.from_json(external_id).status().value
+        if self._following is None:
+            # What was submitted before the Spark connection was changed is not the cluster's.
+            is_one = isinstance(external_id, str) and not external_id.startswith("pgrepl-")
+            return str(super().get_job_status(external_id, context)) if is_one else Status.LOST.value
+        return self._following.status(external_id).value
 
     def is_job_active(self, status: str) -> bool:
-        return status == Status.RUNNING.value if self._detached else bool(super().is_job_active(status))
+        return bool(super().is_job_active(status)) if self._following is None else status == "running"
 
     def is_job_succeeded(self, status: str) -> bool:
-        return status == Status.DONE.value if self._detached else bool(super().is_job_succeeded(status))
+        return bool(super().is_job_succeeded(status)) if self._following is None else status == "done"
 
-    def poll_until_complete(self, external_id: Any, context: Any) -> None:
-        if not self._detached:
-            super().poll_until_complete(external_id, context)
-            return
-        self._follow(LocalApp.from_json(external_id))
+    def poll_until_complete(self, external_id: Any, context: Any) -> Any:
+        if self._following is None:
+            return super().poll_until_complete(external_id, context)
+        try:
+            self._ended = self._following.follow(external_id)
+        except ForsakenError:
+            raise AirflowException(
+                "the process of Airflow that watches this task has died; the application runs on"
+            ) from None
+        return self._conclude(self._ended)
 
-    def get_job_result(self, external_id: Any, context: Any) -> None:  # noqa: ARG002 - Airflow's signature
+    def get_job_result(self, external_id: Any, context: Any) -> Any:
         """Also called alone, when an application ended well while no task was watching."""
-        if self._detached and Path(external_id["folder"]).exists():
-            self._follow(LocalApp.from_json(external_id))
+        if self._following is None:
+            return super().get_job_result(external_id, context)
+        if self._ended is None and self._following.is_known(external_id):
+            return self.poll_until_complete(external_id, context)
+        return self._ended.result if self._ended is not None else None
 
     def on_kill(self) -> None:
-        self._killed = True
-        if not self._detached:
+        if self._following is None:
             super().on_kill()
-        elif self._running is not None:
+        else:
             self.log.info("Asking the application to end")
-            self._running.stop()
+            self._following.stop()

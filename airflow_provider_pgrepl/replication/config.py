@@ -69,6 +69,7 @@ class Pipeline:
     on_drift: OnDrift = "evolve"
     new_tables: NewTables = "add"
     event_trigger: bool = False
+    trust_table_owners: bool = False
     per_table: dict[str, Any] = field(default_factory=dict)
     per_column: dict[str, Any] = field(default_factory=dict)
     commit_lsn_column: bool = True

@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.skipping import pass_gaps
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
@@ -109,17 +110,20 @@ class Receiver:
 
     def _prepare(self, connections: ExitStack) -> None:
         pipeline, uri = self._pipeline, changelog_uri(self._pipeline.lake_root)
+        self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
+        connections.callback(self._catalog.close)
+        pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
         )
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
-        self._catalog = connect(self._dsn, f"catalog {pipeline.name}")
-        connections.callback(self._catalog.close)
         self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
         self.progress.sequence = writer.sequence
         self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(uri, writer, self._confirmed)
-        self._watch = SourceWatch(self._catalog, writer.epoch_record)
+        self._watch = SourceWatch(
+            self._catalog, writer.epoch_record, trusts_owners=pipeline.trust_table_owners
+        )
         index = RelationIndex(relations_uri(pipeline.lake_root))
         announcements = Announcements(
             pipeline.name,
@@ -210,12 +214,17 @@ class Receiver:
         self.unsent = begun = self._splitter.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
+            way_out = continuity.NEW_EPOCH
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
+            way_out = (
+                f"python -m airflow_provider_pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} says what it"
+                " costs to go on without this transaction, and with --yes does so"
+            )
         return UnsendableError(
             f"the server cannot send {place}: {error.message}. It stands in the WAL as it is, whatever is"
             " done to the row now, and ends the stream each time",
-            f"mend what writes such rows first; then {continuity.NEW_EPOCH}",
+            f"mend what writes such rows first; then {way_out}",
         )
 
     def _hand_over(self, chunk: Chunk) -> None:

@@ -21,9 +21,10 @@ _PAUSES_S = (0.02, 0.1, 0.5)
 class SourceWatch:
     """Reads over one connection, of which it is the only user. Waits for no lock on a table."""
 
-    def __init__(self, connection: Connection, record: EpochRecord) -> None:
+    def __init__(self, connection: Connection, record: EpochRecord, *, trusts_owners: bool = False) -> None:
         self._connection = connection
         self._record = record
+        self._trusts_owners = trusts_owners
         self._last_check = time.monotonic()
 
     def read_relation(self, oid: int) -> Relation | None:
@@ -46,7 +47,13 @@ class SourceWatch:
         return None
 
     def _read(self, oid: int) -> Relation | None:
-        return read_relation(self._connection, oid, self._record.publication, had_rows=True)
+        return read_relation(
+            self._connection,
+            oid,
+            self._record.publication,
+            had_rows=True,
+            trusts_owners=self._trusts_owners,
+        )
 
     def check_publication(self) -> None:
         """Raises PublicationError when it was dropped, made anew, or altered to leave out kinds of changes.

@@ -18,6 +18,7 @@ parser.add_argument("--new-epoch", action="store_true")
 parser.add_argument("--journal", type=Path, required=True)
 parser.add_argument("--exit", type=int)
 parser.add_argument("--ignore-term", action="store_true")
+parser.add_argument("--slow-end", type=float, default=0.0)
 options = parser.parse_args()
 
 
@@ -30,6 +31,7 @@ def journal(event: str) -> None:
 def stop(*_: object) -> None:
     if options.ignore_term:
         return
+    time.sleep(options.slow_end)
     journal("stopped")
     print("stopped gracefully", flush=True)
     sys.exit(0)

@@ -27,10 +27,10 @@ def test_an_error_becomes_the_failure_its_class_asks_for(
 @pytest.mark.parametrize(
     ("code", "failure"), [(78, AirflowFailException), (75, AirflowException), (137, AirflowException)]
 )
-def test_an_exit_code_becomes_a_failure_with_the_end_of_the_log(
+def test_an_exit_code_becomes_a_failure_with_the_application_s_own_words(
     code: int, failure: type[AirflowException]
 ) -> None:
-    raised = failure_of(code, ["slot pgrepl_shop is lost"])
+    raised = failure_of(code, "slot pgrepl_shop is lost")
     assert type(raised) is failure
     assert str(code) in str(raised)
     assert "slot pgrepl_shop is lost" in str(raised)

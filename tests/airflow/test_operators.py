@@ -200,6 +200,29 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
             second.end()
 
 
+def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
+    behave: Any, journal: Journal, tmp_path: Path
+) -> None:
+    behave()
+    first = Task("manual__last_try", "continuous", tmp_path / "first.log")
+    second = None
+    try:
+        pid = journal.wait_for("started")
+        eventually(lambda: "DSN of" in first.log(), "the first line of the application in the task's log")
+        first.end()
+        second = Task("manual__next_run", "continuous", tmp_path / "second.log")
+        eventually(lambda: "Adopting the application that runs" in second.log(), "adoption")
+        assert is_alive(pid)
+        second.process.send_signal(signal.SIGTERM)
+        second.process.wait(timeout=60)
+        assert journal.pids("started") == [pid]
+        assert journal.pids("stopped") == [pid]
+    finally:
+        first.end()
+        if second is not None:
+            second.end()
+
+
 def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal, tmp_path: Path) -> None:
     behave()
     task = Task("manual__interrupted", "continuous", tmp_path / "log")

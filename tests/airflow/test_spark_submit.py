@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.operators.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
 from tests.airflow.conftest import Journal, eventually, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
@@ -27,9 +27,10 @@ def launch(journal: Journal, *arguments: str) -> LocalApp:
     )
     submitted: list[LocalApp] = []
     operator.execute_resumable = lambda context: submitted.append(  # type: ignore[method-assign]
-        LocalApp.from_json(operator.submit_job(context))
+        operator._following._adoption.place.find(operator.submit_job(context))
     )
     operator.execute({})
+    operator._following._found.charge.release()
     return submitted[0]
 
 
@@ -61,5 +62,5 @@ def test_spark_submit_passes_the_exit_code_of_the_application_on(journal: Journa
     app = launch(journal, "--exit", "78")
     assert ended(app) is Status.FAILED
     assert app.exit_code() == 78
-    assert "the last words" in list(app.log().new_lines(ended=True))
+    assert "the last words" in [line.text for line in app.log().new_lines(ended=True)]
     app.remove()

@@ -34,6 +34,7 @@ def role(pg, run):
 
 
 def pipeline(*tables, **more):
+    more = {"trust_table_owners": True, **more}  # the tests connect as a superuser
     return Pipeline(name="shop", lake="/nowhere", tables=tables or ("public.*",), **more)
 
 

@@ -19,6 +19,7 @@ from tests.support.received import Received
 
 
 def pipeline(*tables, **more):
+    more = {"trust_table_owners": True, **more}  # the tests connect as a superuser
     return Pipeline(name="shop", lake="/nowhere", tables=tables, **more)
 
 

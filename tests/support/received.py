@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_pgrepl.errors import UnsendableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
@@ -81,6 +82,18 @@ class Received(Replicated):
         target = self.source_lsn()
         with self.receiving() as receiver:
             wait_until_seen(receiver, target)
+
+    def unsendable(self) -> LSN:
+        """The commit LSN of the transaction at which a receiver ends because the server cannot send it."""
+        receiver = Receiver(self.dsn, self.pipeline)
+        receiver.start()
+        assert receiver.failed.wait(60)
+        receiver.stop()
+        assert isinstance(receiver.error, UnsendableError)
+        assert receiver.unsent is not None
+        lsn = LSN(receiver.unsent.commit_lsn)
+        assert f"--lsn {lsn} " in receiver.error.hint
+        return lsn
 
     @property
     def changelog(self) -> str:

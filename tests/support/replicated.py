@@ -34,6 +34,8 @@ class Replicated:
     def __init__(self, dsn: str, folder: Path, tables: tuple[str, ...], **options: Any) -> None:
         name = options.pop("name", "p_" + dsn.split("dbname=")[1].split()[0].removeprefix("t_"))
         options.setdefault("flush_interval_s", 0.2)
+        # The tests connect as a superuser, who owns all tables.
+        options.setdefault("trust_table_owners", True)
         self.dsn = dsn
         self.pipeline = Pipeline(name=name, lake=str(folder / "lake"), tables=tables, **options)
         self.file = folder / "pipeline.json"

@@ -171,3 +171,22 @@ def test_what_may_come_again_is_read_from_the_changelog(tmp_path: Path) -> None:
         Receiving(ResentCheck.load(uri, successor, LSN(70))).take(*transaction(100, RELATION, INSERT, xid=9))
     with pytest.raises(RewoundError):
         Receiving(ResentCheck.load(uri, successor, LSN(60))).take(*transaction(100, RELATION, INSERT, xid=8))
+
+
+def test_what_retention_has_dropped_is_dropped_unseen_and_the_rest_is_compared() -> None:
+    def receiving() -> Receiving:
+        us = 5 + wire.PG_EPOCH_US
+        return Receiving(ResentCheck(DURABLE, {150: (1, us)}, LSN(100)))
+
+    one = receiving()
+    rows = one.take(
+        *transaction(90, RELATION, INSERT),
+        *transaction(100, INSERT),
+        *transaction(150, INSERT),
+        *transaction(200, INSERT),
+    )
+    assert shown(rows) == [(200, -1, "R"), (200, 0, "I")]
+    with pytest.raises(RewoundError, match="is not in the changelog"):
+        receiving().take(*transaction(101, RELATION, INSERT))
+    with pytest.raises(RewoundError, match="no more"):
+        receiving().take(*transaction(90, RELATION, INSERT), *transaction(200, INSERT))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from deltalake import DeltaTable
+
 from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.app.chosen_tables import raise_all
+from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_floor_lsn
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
@@ -34,6 +37,7 @@ class Continuation:
     pipeline: Pipeline
     epoch: EpochRecord
     floor: LSN
+    changelog: DeltaTable = field(repr=False)
     _points: Points = field(init=False, repr=False)
     _index: RelationIndex = field(init=False, repr=False)
 
@@ -47,14 +51,14 @@ class Continuation:
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
         epoch = EpochRecord.from_json(changelog.metadata().description)
         check_publication(source, epoch.publication, epoch.publication_oid)
-        return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch))
+        return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog)
 
     def check(self, record: TableRecord) -> Relation:
         """What the lake table is for now.
 
         Raises LakeTableError without a copy of this epoch, ChangelogError when changes that it needs are no
-        longer kept, DriftError when it is not what the source has, or was sent what it cannot follow,
-        PrivilegeError when the source cannot be read.
+        longer kept, GapError when a transaction among them was skipped, DriftError when it is not what the
+        source has, or was sent what it cannot follow, PrivilegeError when the source cannot be read.
         """
         relation = self._relation_in_lake(record)
         publication = self.epoch.publication
@@ -87,6 +91,7 @@ class Continuation:
                 f"{record.table}: is at {position}, but the changelog holds changes above {self.floor} only",
                 anew,
             )
+        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, position)
         announced = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
         return announced.catalog if announced and announced.catalog else record.relation
 

@@ -129,7 +129,13 @@ def _with_partitions(
 ) -> dict[TableName, Relation | None]:
     """Partitioned ones read once more, with what only looking into their partitions tells."""
     return {
-        table: read_relation(source, relation.oid, pipeline.publication, had_rows=True)
+        table: read_relation(
+            source,
+            relation.oid,
+            pipeline.publication,
+            had_rows=True,
+            trusts_owners=pipeline.trust_table_owners,
+        )
         if relation is not None and relation.partitions
         else relation
         for table, relation in current.items()

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Self
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
+from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.config import Pipeline
 
 DONE = 0
@@ -56,10 +57,7 @@ def run(
     parser.add_argument("--pipeline", required=True, metavar="FILE.json", help="the pipeline file")
     make(parser)
     arguments = parser.parse_args(argv)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    _log_to_stderr()
     try:
         return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
@@ -68,6 +66,14 @@ def run(
     except Exception:
         log.exception("%s ended by an error of its own", program)
         return CRASHED
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log_lines.formatter(os.environ.get(log_lines.FORMAT_VARIABLE, "")))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    log.setLevel(log_lines.level(os.environ.get(log_lines.LEVEL_VARIABLE, "")))
+    logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 def exit_code(error: PgReplError) -> int:

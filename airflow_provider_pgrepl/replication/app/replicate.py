@@ -18,12 +18,14 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
@@ -31,6 +33,7 @@ from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.preflight import check_role
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -57,6 +60,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    begin_compiling()
     dsn = process.source_dsn()
     role = f"replicate {pipeline.name}"
     with (
@@ -68,6 +72,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         settle_lake(pipeline)
         record = read_epoch(changelog_uri(pipeline.lake_root))
         check_record(pipeline, record)
+        check_role(dsn, pipeline)
         target = _target(dsn, arguments.until)
         return Replication(dsn, pipeline, store, record, stop).run(target)
 
@@ -105,6 +110,7 @@ class Replication:
     def __init__(
         self, dsn: str, pipeline: Pipeline, store: Store, record: EpochRecord, stop: process.StopSignal
     ) -> None:
+        self._dsn = dsn
         self._pipeline = pipeline
         self._store = store
         self._stop = stop
@@ -191,7 +197,8 @@ class Replication:
         if not self._tidying.acquire(blocking=False):
             return
         try:
-            needed, version = self._applier.needed_above(), self._applier.progress.version
+            needed = needed_above(self._dsn, self._pipeline, self._applier.needed_above())
+            version = self._applier.progress.version
             tidied = self._maintenance.run(
                 needed_above=None if needed is None else {self._record.epoch: needed},
                 reader_version=version if version >= 0 else None,

@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.app.membership import (
 from airflow_provider_pgrepl.replication.app.taking import Outcome, Taking
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.relation import TableName
@@ -80,6 +81,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    begin_compiling()
     access = Access.from_environment(pipeline)
     if arguments.tables:
         outcome = resnapshot(access, _parse_tables("--tables", arguments.tables))

@@ -191,6 +191,7 @@ class Taking:
             relations,
             self.pipeline.publication,
             self.pipeline.lock_timeout_s,
+            trusts_owners=self.pipeline.trust_table_owners,
         )
 
     def copy(

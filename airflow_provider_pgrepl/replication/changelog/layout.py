@@ -97,8 +97,8 @@ class EpochRecord:
 class CommitRecord:
     """What a changelog commit says of itself, in its commit metadata; `bytes` are the values, uncompressed.
 
-    `kind`: `data`, `fence`, `keepalive`, `epoch`, or `marker` (moves the version so that the
-    applier looks up).
+    `kind`: `data`, `gap` (a transaction was skipped), `fence`, `keepalive`, `epoch`, or `marker` (moves the
+    version so that the applier looks up).
     """
 
     kind: str

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION, gap_after
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     live_files,
@@ -32,8 +35,9 @@ MESSAGE_SCHEMA = pa.schema(
     ]
 )
 
-_NO_RELATION = 0
-"""What the changelog says of a row that belongs to no table; only messages do."""
+
+class SkippedMessagesWarning(UserWarning):
+    """Among the messages that were read, those of a transaction may be missing that was skipped."""
 
 
 def read_messages(
@@ -43,9 +47,11 @@ def read_messages(
 
     Columns as in MESSAGE_SCHEMA. A consumer gives the last `lsn` that it has read as `above_lsn` and gets
     each message once: all those of one transaction are there at once or not at all. Those of this package's
-    event trigger are not among them. Raises ChangelogError
-    when retention has dropped changes above `above_lsn`, and when there is no changelog;
-    LakeUnavailableError when it cannot be read.
+    event trigger are not among them. Where a transaction was skipped, those before it are read first; without
+    `above_lsn` all are read, with SkippedMessagesWarning.
+
+    Raises ChangelogError when a skipped transaction comes next, when retention has dropped changes above
+    `above_lsn`, and when there is no changelog; LakeUnavailableError when it cannot be read.
     """
     uri = changelog_uri(lake if isinstance(lake, str) else lake.lake_root)
     changelog = open_changelog(uri)
@@ -57,12 +63,26 @@ def read_messages(
             "changelog_retention_h says how long they are kept; without above_lsn all that are left are read",
         )
     above = LSN(above_lsn or 0)
-    paths = [file.path for file in live_files(changelog, wanted, above) if file.may_hold(_NO_RELATION)]
+    paths = [file.path for file in live_files(changelog, wanted, above) if file.may_hold(NO_RELATION)]
     filesystem, root = pafs.FileSystem.from_uri(uri)
-    rows = read_rows(filesystem, root, paths, _NO_RELATION, above)
+    rows = read_rows(filesystem, root, paths, NO_RELATION, above)
     found = _as_messages(rows.filter(pc.equal(rows["op"], "M")))
     found = found.filter(pc.not_equal(found["prefix"], DDL_PREFIX))
-    return found if prefix is None else found.filter(pc.equal(found["prefix"], prefix))
+    found = found if prefix is None else found.filter(pc.equal(found["prefix"], prefix))
+    gap = gap_after(changelog, wanted, above)
+    return found if gap is None else _before(gap, found, asked=above_lsn is not None)
+
+
+def _before(gap: LSN, found: pa.Table, *, asked: bool) -> pa.Table:
+    """What is read of messages among which there is a gap. Raises ChangelogError when it comes next."""
+    skipped = f"the transaction at {gap} was skipped, and its messages are lost, if it had any"
+    if not asked:
+        warnings.warn(skipped, SkippedMessagesWarning, stacklevel=3)
+        return found
+    before = found.filter(pc.less(found["lsn"], int(gap)))
+    if before.num_rows == 0:
+        raise ChangelogError(skipped, f"to go on after it, give above_lsn={int(gap)}")
+    return before
 
 
 def _as_messages(rows: pa.Table) -> pa.Table:

@@ -14,29 +14,41 @@ import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    live_files,
+    open_changelog,
+    read_floor_lsn,
+)
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.wire.columns import Ended
 
+_NOWHERE = LSN(0)
 _COLUMNS = ["epoch", "commit_lsn", "xid", "commit_ts"]
 
 
 class ResentCheck:
-    """Knows which transactions above the slot's confirmed LSN the changelog holds already.
+    """Knows which transactions above the slot's confirmed LSN the changelog holds already, or has held: what
+    retention has dropped, up to `floor_lsn`, is dropped unseen.
 
     The server announces a relation once a connection. Where that was in a transaction that is dropped, the
     announcement is kept and goes in front of the first new rows, which need it.
     """
 
     def __init__(
-        self, durable_lsn: LSN, known: dict[int, tuple[int, int]], *, is_passed: bool = False
+        self,
+        durable_lsn: LSN,
+        known: dict[int, tuple[int, int]],
+        floor_lsn: LSN = _NOWHERE,
+        *,
+        is_passed: bool = False,
     ) -> None:
         self.is_passed = is_passed
         """Whether all that is sent again has been seen. Until then the slot must not be told what is durable:
         that would take away what shows, at the next start too, that the source was set back."""
         self._durable_lsn = durable_lsn
         self._known = known
+        self._floor_lsn = floor_lsn
         self._awaited = deque(sorted(known))
         self._last_lsn = 0
         self._last_dropped = 0
@@ -49,10 +61,11 @@ class ResentCheck:
         if confirmed_lsn >= writer.durable_lsn:
             return cls(writer.durable_lsn, {}, is_passed=True)
         filesystem, root = pafs.FileSystem.from_uri(uri)
+        changelog = open_changelog(uri)
         above = LSN(max(0, confirmed_lsn - 1))
         pieces = [
             pq.read_table(f"{root}/{file.path}", filesystem=filesystem, columns=_COLUMNS, partitioning=None)
-            for file in live_files(open_changelog(uri), writer.epoch, above)
+            for file in live_files(changelog, writer.epoch, above)
         ]
         known: dict[int, tuple[int, int]] = {}
         for piece in pieces:
@@ -68,7 +81,7 @@ class ResentCheck:
                 wanted["commit_lsn"].to_pylist(), wanted["xid"].to_pylist(), times, strict=True
             ):
                 known[lsn] = (xid or 0, us or 0)
-        return cls(writer.durable_lsn, known)
+        return cls(writer.durable_lsn, known, read_floor_lsn(changelog, writer.epoch))
 
     def drop(self, rows: pa.Table, ended: Sequence[Ended]) -> pa.Table:
         """The rows that are new. Raises RewoundError when what comes again is not what the changelog holds.
@@ -106,7 +119,7 @@ class ResentCheck:
             if lsn >= self._durable_lsn:
                 continue
             known = self._known.get(lsn)
-            if known is None and lsn in with_rows:
+            if known is None and lsn > self._floor_lsn and lsn in with_rows:
                 raise _rewound(lsn, "is not in the changelog, which holds later ones")
             if known is not None:
                 self._awaited.popleft()

@@ -8,7 +8,7 @@ apart, whatever locks, networks and paused processes do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
@@ -171,15 +171,22 @@ class ChangelogWriter:
             raise _unwritable(error) from error
 
     def append(
-        self, parts: Sequence[Part], *, durable_lsn: LSN, first_lsn: LSN, last_lsn: LSN, last_commit_us: int
+        self,
+        parts: Sequence[Part],
+        *,
+        durable_lsn: LSN,
+        first_lsn: LSN,
+        last_lsn: LSN,
+        last_commit_us: int,
+        kind: Literal["data", "gap"] = "data",
     ) -> None:
-        """Make whole transactions durable: all parts in one commit.
+        """Make whole transactions durable, or that one was skipped: all parts in one commit.
 
         Raises FencedError or LakeUnavailableError.
         """
         relations = frozenset[int]().union(*(part.relations for part in parts))
         commit = CommitRecord(
-            "data",
+            kind,
             self.epoch,
             durable_lsn,
             first_lsn,

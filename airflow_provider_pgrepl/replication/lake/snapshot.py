@@ -99,10 +99,16 @@ class SnapshotCopy:
         """Position, epoch and time that the rows are of."""
         return self._position, self._record.epoch, self._exported.exported_at
 
-    def _plan(self, relation: Relation) -> list[CopyRange]:
-        return self._keeper.plan(relation, self._pipeline.snapshot_range_bytes)
+    def _plan(self, relation: Relation) -> list[CopyRange] | errors.TableError:
+        """The table's ranges, or what keeps it, and no other, from being copied."""
+        try:
+            return self._keeper.plan(relation, self._pipeline.snapshot_range_bytes)
+        except errors.TableError as error:
+            return error
 
-    def _copy(self, relation: Relation, ranges: list[CopyRange]) -> int:
+    def _copy(self, relation: Relation, ranges: list[CopyRange] | errors.TableError) -> int:
+        if isinstance(ranges, errors.TableError):
+            raise ranges
         started = time.monotonic()
         keeps_history = self._pipeline.policy(relation.table).history
         if keeps_history:

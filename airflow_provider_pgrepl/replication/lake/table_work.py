@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.announced import Announced
 from airflow_provider_pgrepl.replication.lake.evolving_table import EvolvingTable
@@ -130,7 +132,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
     rows = rows.filter(pc.less(rows["commit_lsn"], upto_lsn))
     work.announced.remember(rows)
-    stop: tuple[LSN, PgReplError] | None = refused_truncate(rows, work.relation, work.pipeline)
+    stop = _first_stop(rows, work)
     if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
     walk = walk_relations(lake.first, rows, work.announced.find, work.pipeline)
@@ -149,6 +151,14 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     )
     stop = walk.stop or stop
     return result if stop is None else result.stopped(*stop)
+
+
+def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | None:
+    """Where the table is to stop, whatever its shape, and why."""
+    truncate = refused_truncate(rows, work.relation, work.pipeline)
+    gap = first_gap(rows, work.relation.table)
+    stops: list[tuple[LSN, PgReplError]] = [stop for stop in (truncate, gap) if stop is not None]
+    return min(stops, key=lambda stop: stop[0], default=None)
 
 
 def _open(work: TableWork) -> EvolvingTable:

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 
 import psycopg2
 
+from airflow_provider_pgrepl.errors import SourceError
 from airflow_provider_pgrepl.replication.relation import Partition, Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.owner_code import shut_owners_out
 
 # `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
 # is replaced by RENAME, often in the transaction that attaches.
@@ -37,7 +39,6 @@ WHERE part.parent <> 0
 # A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
 # linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
 _HAS_EARLIER_ROW = """
-LOCK TABLE ONLY {table} IN ACCESS SHARE MODE NOWAIT;
 SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
     SELECT FROM ONLY {table} AS r WHERE NOT CASE
         WHEN r.xmin = %(linked)s::text::xid THEN r.xmax = '0'::xid AND r.cmin::text::bigint > %(linked_cmin)s
@@ -84,10 +85,11 @@ class _Node:
         return 0 <= leaf.born_age < self.linked_age
 
 
-def with_had_rows(connection: Connection, relation: Relation) -> Relation:
-    """The relation with `had_rows` of its partitions. Waits for no lock.
+def with_had_rows(connection: Connection, relation: Relation, *, trusts_owners: bool = False) -> Relation:
+    """The relation with `had_rows` of its partitions. Waits for no lock that the application holds.
 
-    The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
+    Looking into one takes a SELECT: where its owner could have code run by that, and is not trusted, it
+    counts as filled. The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
     """
     if not relation.partitions:
         return relation
@@ -107,7 +109,9 @@ def with_had_rows(connection: Connection, relation: Relation) -> Relation:
     had_rows = set(doubtful) - {
         oid
         for oid in looked_into
-        if not any(_has_earlier_row(connection, partitions[oid], nodes[oid], link) for link in doubtful[oid])
+        if not _has_earlier_row(
+            connection, partitions[oid], nodes[oid], doubtful[oid], trusts_owners=trusts_owners
+        )
     }
     return replace(
         relation,
@@ -124,9 +128,30 @@ def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
         node = nodes.get(node.parent)
 
 
-def _has_earlier_row(connection: Connection, part: Partition, leaf: _Node, link: _Node) -> bool:
-    if leaf.relkind != "r" or leaf.pages > _MOST_PAGES or not link.link_is_clear:
+def _has_earlier_row(
+    connection: Connection, part: Partition, leaf: _Node, links: list[_Node], *, trusts_owners: bool
+) -> bool:
+    if leaf.relkind != "r" or leaf.pages > _MOST_PAGES or not all(link.link_is_clear for link in links):
         return True
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN READ ONLY")
+        try:
+            cursor.execute(f"LOCK TABLE ONLY {part.table.sql} IN ACCESS SHARE MODE NOWAIT")
+            # Any code, or that its owner can add some.
+            if not trusts_owners and shut_owners_out(connection, connection, {part.oid: part.table}) != {}:
+                return True
+            return any(_is_earlier(connection, part, leaf, link) for link in links)
+        except (psycopg2.Error, SourceError):
+            # Altered just now, gone, or no right to read it: nobody can say.
+            if connection.closed:
+                raise
+            return True
+        finally:
+            if not connection.closed:
+                cursor.execute("ROLLBACK")
+
+
+def _is_earlier(connection: Connection, part: Partition, leaf: _Node, link: _Node) -> bool:
     values = {
         "oid": part.oid,
         "most": _MOST_BYTES,
@@ -135,11 +160,4 @@ def _has_earlier_row(connection: Connection, part: Partition, leaf: _Node, link:
         "born_cmin": leaf.born_cmin,
         "at_once": leaf.born == link.linked,
     }
-    try:
-        # One message: the lock is had for the query, or given up, without a transaction block of its own.
-        return bool(rows(connection, _HAS_EARLIER_ROW.replace("{table}", part.table.sql), values)[0][0])
-    except psycopg2.Error:
-        # Altered just now, gone, or no right to read it: nobody can say.
-        if connection.closed:
-            raise
-        return True
+    return bool(rows(connection, _HAS_EARLIER_ROW.replace("{table}", part.table.sql), values)[0][0])

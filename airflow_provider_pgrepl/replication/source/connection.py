@@ -82,12 +82,17 @@ def stream_conninfo(dsn: str, role: str) -> str:
     return _conninfo(dsn, role, replication="database")
 
 
-def connect(dsn: str, role: str) -> Connection:
+def connect(dsn: str, role: str, *, read_only: bool = False) -> Connection:
     """An autocommit connection whose application name is `pgrepl <role>`, and whose statements have a limit.
 
+    `read_only`: its transactions write nothing. Code that runs in one can change that, before it has read.
     Raises SourceConnectionError, PrivilegeError, ServerSettingError; ConfigError for an unreadable DSN.
     """
-    return _open(dsn, _conninfo(dsn, role), LimitedConnection)
+    connection = _open(dsn, _conninfo(dsn, role), LimitedConnection)
+    if read_only:
+        with source_errors("setting up a connection"), connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_read_only = on")
+    return connection
 
 
 def connect_replication(dsn: str, role: str) -> Connection:

@@ -16,11 +16,24 @@ import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, SourceConnectionError
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, describe, translate
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    describe,
+    row,
+    translate,
+)
 from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 
 _BUFFER_BYTES = 1 << 20
+# What PostgreSQL's own pg_dump sets, where the server knows it.
+_REFUSE_VIEWS = """
+SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings
+WHERE name = 'restrict_nonsystem_relation_kind'
+"""
+# By a function: it looks at what is there now, not in the snapshot.
+_FOUND = "SELECT coalesce(pg_catalog.to_regclass(%s)::oid::bigint, -1)"
 _END_GRACE_S = 10.0
 _CANCEL_INTERVAL_S = 0.25
 STALL_LIMIT_S = 300.0
@@ -54,12 +67,26 @@ def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
     connection = connect(dsn, "copy")
     try:
         with connection.cursor() as cursor:
+            cursor.execute(_REFUSE_VIEWS)
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
-    except psycopg2.Error as error:
+            _check_name(connection, copy_range)
+    except BaseException as error:
         connection.close()
-        raise _failed(error, copy_range) from None
+        if isinstance(error, psycopg2.Error):
+            raise _failed(error, copy_range) from None
+        raise
     return connection
+
+
+def _check_name(connection: Connection, copy_range: CopyRange) -> None:
+    """Raises SnapshotError when the name leads to another table than it did: schemas were renamed."""
+    found = row(connection, _FOUND, (copy_range.leaf.sql,))[0] if copy_range.leaf_oid else 0
+    if found != copy_range.leaf_oid:
+        raise SnapshotError(
+            f"copying {copy_range.leaf}: another table has this name now",
+            "no schema should be renamed while its tables are copied; run the snapshot app again",
+        )
 
 
 class _CopyBytes(io.RawIOBase):
@@ -149,6 +176,7 @@ class _CopyBytes(io.RawIOBase):
                 cursor.copy_expert(self._range.sql, pipe, _BUFFER_BYTES)
                 if cursor.rowcount < 0:
                     raise SnapshotError(f"the copy of {self._range.leaf} did not come to its end")
+                _check_name(self._connection, self._range)
         except psycopg2.Error as error:
             self._fail(self._stall() if self._stalled else _failed(error, self._range))
         except PgReplError as error:

@@ -13,11 +13,16 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, co
 from airflow_provider_pgrepl.replication.source.selection import Wishes
 from airflow_provider_pgrepl.replication.source.server_problems import (
     replication_problems,
+    role_problems,
     server_problems,
     slot_problems,
 )
 from airflow_provider_pgrepl.replication.source.server_warnings import server_warnings
-from airflow_provider_pgrepl.replication.source.table_problems import publication_problems, right_problems
+from airflow_provider_pgrepl.replication.source.table_problems import (
+    code_problems,
+    publication_problems,
+    right_problems,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +59,7 @@ def check_source(
             problems.append(error)
         problems += right_problems(connection, relations)
         problems += publication_problems(connection, pipeline, server, relations)
+        problems += code_problems(connection, pipeline, relations)
         _raise(problems)
         for warning in server_warnings(connection):
             log.warning("%s", warning)
@@ -72,6 +78,15 @@ def check_surroundings(dsn: str, pipeline: Pipeline) -> None:
         connection.close()
 
 
+def check_role(dsn: str, pipeline: Pipeline) -> None:
+    """Check that the role is none whose rights are too great to be lent to tables' owners."""
+    connection = connect(dsn, "preflight")
+    try:
+        _raise([*role_problems(connection, pipeline)])
+    finally:
+        connection.close()
+
+
 def table_faults(
     connection: Connection, pipeline: Pipeline, relations: Sequence[Relation]
 ) -> dict[TableName, PgReplError]:
@@ -82,6 +97,7 @@ def table_faults(
         return [
             *right_problems(connection, some),
             *publication_problems(connection, pipeline, server, some),
+            *code_problems(connection, pipeline, some),
         ]
 
     if not faults(list(relations)):
@@ -96,6 +112,7 @@ def _surroundings(
     yield from server_problems(connection, server, pipeline.slot)
     yield from replication_problems(dsn, server)
     yield from slot_problems(connection, pipeline, new_epoch=new_epoch)
+    yield from role_problems(connection, pipeline)
 
 
 def _raise(problems: list[PgReplError]) -> None:

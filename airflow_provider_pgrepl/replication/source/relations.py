@@ -63,14 +63,19 @@ WHERE i.indrelid = ANY (%(oids)s::oid[]) AND i.indisvalid AND CASE c.relrepliden
 
 
 def read_relation(
-    connection: Connection, oid: int, publication: str | None, *, had_rows: bool = False
+    connection: Connection,
+    oid: int,
+    publication: str | None,
+    *,
+    had_rows: bool = False,
+    trusts_owners: bool = False,
 ) -> Relation | None:
     """The table with this oid, as `publication` publishes it; None when it is gone.
 
     Without a publication all columns that are not generated; a table that is not a member of it, as if it
     were added without a column list. `had_rows`: all as it is at one moment, and with what is said of
     partitions that may have held rows before they were partitions; that needs a connection in autocommit
-    mode, and the right to look into small ones.
+    mode, and the right to look into small ones; `trusts_owners`: whether code of their owners may run then.
     """
     if not had_rows:
         return read_relations(connection, [oid], publication).get(oid)
@@ -79,7 +84,7 @@ def read_relation(
     if found is None:
         return None
     with source_errors("looking into the partitions"):
-        return with_had_rows(connection, found)
+        return with_had_rows(connection, found, trusts_owners=trusts_owners)
 
 
 def find_relation(

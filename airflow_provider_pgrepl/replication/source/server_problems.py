@@ -9,6 +9,7 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import (
     PgReplError,
+    PrivilegeError,
     ServerSettingError,
     SlotError,
     SourceConnectionError,
@@ -33,6 +34,14 @@ SELECT pg_catalog.current_setting('max_replication_slots')::int,
     (SELECT count(*) FROM pg_catalog.pg_replication_slots)::int,
     pg_catalog.current_setting('max_wal_senders')::int,
     (SELECT count(*) FROM pg_catalog.pg_stat_get_wal_senders())::int
+"""
+
+_ROLE = """
+SELECT pg_catalog.quote_ident(r.rolname), r.rolsuper,
+    (SELECT pg_catalog.string_agg(m.rolname, ', ' ORDER BY m.rolname) FROM pg_catalog.pg_roles m
+        WHERE m.rolname = ANY (ARRAY['pg_execute_server_program', 'pg_write_server_files',
+            'pg_read_server_files']) AND pg_catalog.pg_has_role(m.oid, 'MEMBER'))
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 
 Problems = Iterator[PgReplError]
@@ -98,6 +107,22 @@ def replication_problems(dsn: str, server: Server) -> Problems:
         yield SourceConnectionError(f"IDENTIFY_SYSTEM at {address(dsn)}: {describe(error)}", direct)
     finally:
         connection.close()
+
+
+def role_problems(connection: Connection, pipeline: Pipeline) -> Problems:
+    """Whether the role has rights on the server's host, which code of tables' owners might come by."""
+    if pipeline.trust_table_owners:
+        return
+    with source_errors("asking for the role"):
+        role, is_superuser, mighty = row(connection, _ROLE)
+    if is_superuser or mighty:
+        what = "a superuser" if is_superuser else f"a member of {mighty}"
+        yield PrivilegeError(
+            f"role {role} is {what}: whoever owns a table, and gets code of his to run while it is read,"
+            " would have the database's host",
+            "connect as a role with only the rights that docs/reference/connection.md lists, or set"
+            " trust_table_owners to true if every owner of a replicated table may have those of this role",
+        )
 
 
 def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool) -> Problems:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.exported_snapshot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot_creation import PLUGIN, SlotCreation
-from airflow_provider_pgrepl.replication.source.slot_record import Slot, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import Slot, advance_slot, drop_slot, read_slot
 
-__all__ = ["PLUGIN", "ExportedSnapshot", "Slot", "drop_slot", "export_slot", "read_slot"]
+__all__ = ["PLUGIN", "ExportedSnapshot", "Slot", "advance_slot", "drop_slot", "export_slot", "read_slot"]
 
 
 def export_slot(dsn: str, name: str, *, temporary: bool, timeout_s: float) -> ExportedSnapshot:

@@ -9,6 +9,10 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.time_limit import patience
+
+_READING_WAL_S = 3600.0
+"""A slot is moved by reading all that it holds."""
 
 _SLOT = """
 SELECT slot_name::text, plugin::text, database::text, active, active_pid, confirmed_flush_lsn::text,
@@ -61,6 +65,22 @@ def drop_slot(connection: Connection, name: str) -> None:
                 "stop the replication app first",
             ) from None
         raise
+
+
+def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
+    """Have the server forget what committed before an LSN. Raises SlotBusyError while somebody reads it.
+
+    Whoever calls this has all of it in the changelog: see the rules in CONTRIBUTING.
+    """
+    with source_errors(f"moving slot {name}"), patience(connection, _READING_WAL_S):
+        try:
+            rows(
+                connection, "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(lsn))
+            )
+        except psycopg2.errors.ObjectInUse:
+            raise SlotBusyError(
+                f"slot {name} is read by somebody, and cannot be moved", "stop the replication app first"
+            ) from None
 
 
 def _lsn(text: str | None) -> LSN | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import TracebackType
 
 import psycopg2
@@ -11,7 +12,7 @@ from airflow_provider_pgrepl.errors import (
     PublicationError,
     SnapshotError,
 )
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -21,6 +22,11 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.source.copy_stream import open_copy
+from airflow_provider_pgrepl.replication.source.owner_code import (
+    refused_code,
+    shut_owners_out,
+    unsafe_to_select,
+)
 from airflow_provider_pgrepl.replication.source.relations import (
     Leaf,
     read_leaves,
@@ -29,6 +35,8 @@ from airflow_provider_pgrepl.replication.source.relations import (
 from airflow_provider_pgrepl.replication.source.table_locks import lock_tables
 
 __all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
+
+log = logging.getLogger(__name__)
 
 Shape = tuple[dict[int, Relation], dict[int, list[Leaf]]]
 
@@ -40,14 +48,50 @@ class Keeper:
     `relations` the tables as they were in it.
     """
 
-    def __init__(self, connection: Connection, snapshot: str, relations: list[Relation]) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        connection: Connection,
+        snapshot: str,
+        relations: list[Relation],
+        *,
+        trusts_owners: bool = False,
+    ) -> None:
         self.connection = connection
         self.snapshot = snapshot
         self.relations = relations
+        self._dsn = dsn
+        self._trusts_owners = trusts_owners
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
-        """`plan_ranges` within the snapshot, so that a partition attached since is not copied."""
-        return plan_ranges(self.connection, relation, range_bytes)
+        """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
+
+        A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
+        TableError when it has such code, or cannot be copied without a SELECT.
+        """
+        ranges = plan_ranges(self.connection, relation, range_bytes)
+        leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
+        if self._trusts_owners or not leaves or self._has_shut_out(relation, leaves):
+            return ranges
+        whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
+        if any(part.is_planned for part in whole):
+            raise unsafe_to_select(relation.table)
+        log.info(
+            "%s is copied by one task for each partition: its owner could run code in a SELECT, see"
+            " trust_table_owners",
+            relation.table,
+        )
+        return whole
+
+    def _has_shut_out(self, relation: Relation, leaves: dict[int, TableName]) -> bool:
+        check = connect(self._dsn, "keeper check")
+        try:
+            code = shut_owners_out(self.connection, check, leaves)
+            if code:
+                raise refused_code(check, relation.table, [one for found in code.values() for one in found])
+        finally:
+            check.close()
+        return code is not None
 
     def check(self) -> None:
         """Raises SnapshotError when the snapshot was lost, and what was copied may not be whole.
@@ -76,7 +120,13 @@ class Keeper:
 
 
 def keep(
-    dsn: str, snapshot: str, relations: list[Relation], publication: str | None, lock_timeout_s: float
+    dsn: str,
+    snapshot: str,
+    relations: list[Relation],
+    publication: str | None,
+    lock_timeout_s: float,
+    *,
+    trusts_owners: bool = False,
 ) -> Keeper:
     """Import an exported snapshot, lock its tables, and export it again.
 
@@ -100,7 +150,8 @@ def keep(
     except BaseException:
         connection.close()
         raise
-    return Keeper(connection, exported, [then[0][relation.oid] for relation in relations])
+    kept = [then[0][relation.oid] for relation in relations]
+    return Keeper(dsn, connection, exported, kept, trusts_owners=trusts_owners)
 
 
 def _import(connection: Connection, snapshot: str) -> None:

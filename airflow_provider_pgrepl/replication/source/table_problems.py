@@ -9,6 +9,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog import Server
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.owner_code import read_owner_code, refused_code
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.relations import read_leaves
 
@@ -50,6 +51,17 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
             f"row-level security would hide rows of {', '.join(filtered)} from role {role}",
             f"ALTER ROLE {role} BYPASSRLS, or use the tables' owner",
         )
+
+
+def code_problems(connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]) -> Problems:
+    """Whether reading the tables can run code of their owners with our rights."""
+    if pipeline.trust_table_owners:
+        return
+    for relation in relations:
+        code = read_owner_code(connection, _with_leaves(connection, [relation]))
+        if code:
+            found = dict.fromkeys(one for of_table in code.values() for one in of_table)
+            yield refused_code(connection, relation.table, found)
 
 
 def _with_leaves(connection: Connection, relations: Iterable[Relation]) -> list[int]:

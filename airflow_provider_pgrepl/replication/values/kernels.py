@@ -3,14 +3,22 @@
 Each writes the parts, without quotes and escapes, one after the other into `out`; where each row's parts
 begin into `starts`, where each part ends into `ends`, which parts are NULL into `nulls`. Returns a status,
 and how many parts and bytes there are. What PostgreSQL does not write is found, never guessed at.
-Compiled once and cached on disk by numba; they release the GIL.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
+from airflow_provider_pgrepl.replication.compiled import (
+    BYTES,
+    BYTES_OUT,
+    FLAG,
+    FLAGS,
+    FLAGS_OUT,
+    INT,
+    INTS,
+    INTS_OUT,
+    inner,
+    loop,
+)
 
 OK, MALFORMED, NESTED, NOT_NESTED, LOWER_BOUND, WRONG_COUNT = range(6)
 
@@ -18,10 +26,10 @@ _QUOTE, _ESCAPE, _COMMA, _BLANK, _EQUALS, _GREATER = (ord(byte) for byte in '"\\
 _BRACE, _END_BRACE, _BRACKET, _END_BRACKET, _PAREN, _END_PAREN = (ord(byte) for byte in "{}[]()")
 _N, _U, _L = (ord(byte) for byte in "NUL")
 
-_jit: Any = numba.njit(cache=True, nogil=True)
+_OUT = (INTS_OUT, INTS_OUT, FLAGS_OUT, BYTES_OUT)
 
 
-@_jit
+@inner
 def _is_null_word(data, start, end):  # type: ignore[no-untyped-def]
     return (
         end - start == 4
@@ -32,7 +40,7 @@ def _is_null_word(data, start, end):  # type: ignore[no-untyped-def]
     )
 
 
-@_jit
+@inner
 def _unquote(data, at, end, out, filled):  # type: ignore[no-untyped-def]
     """Copy what stands in quotes from `at` on; gives the place behind them (-1: they do not end).
 
@@ -54,7 +62,7 @@ def _unquote(data, at, end, out, filled):  # type: ignore[no-untyped-def]
     return -1, filled
 
 
-@_jit
+@inner
 def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type: ignore[no-untyped-def]
     """Copy one part; gives the place of the delimiter or end behind it (-1: malformed)."""
     if at < end and data[at] == _QUOTE:
@@ -74,7 +82,7 @@ def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type
     return at, filled
 
 
-@_jit
+@loop(INTS, BYTES, FLAGS, INT, INT, INT, *_OUT)
 def split_array(places, data, valid, delimiter, opening, closing, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`{1,NULL,"a,b"}` into elements; with other brackets or another delimiter likewise."""
     parts = filled = 0
@@ -107,7 +115,7 @@ def split_array(places, data, valid, delimiter, opening, closing, starts, ends, 
     return OK, parts, filled
 
 
-@_jit
+@loop(INTS, BYTES, FLAGS, INT, FLAG, *_OUT)
 def split_record(places, data, valid, width, is_range, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`(1,"a b",)` into its `width` fields, of which an empty one is NULL; or a range into its bounds."""
     parts = filled = 0
@@ -142,7 +150,7 @@ def split_record(places, data, valid, width, is_range, starts, ends, nulls, out)
     return OK, parts, filled
 
 
-@_jit
+@inner
 def _whole_part(data, at, end, is_multirange):  # type: ignore[no-untyped-def]
     """The place behind the bracketed part that begins at `at`; -1 when it does not end."""
     depth = 0
@@ -165,7 +173,7 @@ def _whole_part(data, at, end, is_multirange):  # type: ignore[no-untyped-def]
     return -1
 
 
-@_jit
+@loop(INTS, BYTES, FLAGS, INT, FLAG, *_OUT)
 def split_whole(places, data, valid, delimiter, is_multirange, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`{{1,2},{3,4}}` into its rows, or a multirange into its ranges, each as it is written."""
     parts = filled = 0
@@ -201,7 +209,7 @@ def split_whole(places, data, valid, delimiter, is_multirange, starts, ends, nul
     return OK, parts, filled
 
 
-@_jit
+@inner
 def _behind_arrow(data, at, end):  # type: ignore[no-untyped-def]
     """The place behind `=>`; -1 when that is not there."""
     if at < 0 or at + 1 >= end or data[at] != _EQUALS or data[at + 1] != _GREATER:
@@ -209,7 +217,7 @@ def _behind_arrow(data, at, end):  # type: ignore[no-untyped-def]
     return at + 2
 
 
-@_jit
+@loop(INTS, BYTES, FLAGS, *_OUT)
 def split_pairs(places, data, valid, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
     """`"a"=>"1", "b"=>NULL` into keys and values by turns."""
     parts = filled = 0

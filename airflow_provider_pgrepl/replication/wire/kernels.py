@@ -1,14 +1,19 @@
-"""The compiled loops of `columns`: two passes over a chunk of messages, every read bounds-checked.
-
-Compiled once and cached on disk by numba; they release the GIL.
-"""
+"""The compiled loops of `columns`: two passes over a chunk of messages, every read bounds-checked."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
 import numpy as np
+from numba import types
+
+from airflow_provider_pgrepl.replication.compiled import (
+    BYTES,
+    BYTES_OUT,
+    INTS,
+    INTS_OUT,
+    PAIRS_OUT,
+    inner,
+    loop,
+)
 
 HEADER = 25
 """Bytes of a CopyData `w` message before pgoutput's own: `w`, start LSN, end LSN, send time."""
@@ -19,25 +24,25 @@ MOST_COLUMNS = 0x7FFF
 ROW_INSERT, ROW_UPDATE, ROW_DELETE = ord("I"), ord("U"), ord("D")
 IS_OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, STATE_SIZE = range(6)
 
-_jit: Any = numba.njit(cache=True, nogil=True)
+_LISTS_OUT = types.Tuple((INTS_OUT, BYTES_OUT, BYTES_OUT))
 
 
-@_jit
+@inner
 def _u16(data, at):  # type: ignore[no-untyped-def]
     return (np.int64(data[at]) << 8) | np.int64(data[at + 1])
 
 
-@_jit
+@inner
 def _u32(data, at):  # type: ignore[no-untyped-def]
     return (_u16(data, at) << 16) | _u16(data, at + 2)
 
 
-@_jit
+@inner
 def _i64(data, at):  # type: ignore[no-untyped-def]
     return (_u32(data, at) << 32) | _u32(data, at + 4)
 
 
-@_jit
+@inner
 def _count_tuple(data, at, end, counts):  # type: ignore[no-untyped-def]
     """Add a tuple's columns, bytes and unsent columns to counts[0:3]; its end, or -1 when it is malformed."""
     if at + 2 > end:
@@ -68,7 +73,7 @@ def _count_tuple(data, at, end, counts):  # type: ignore[no-untyped-def]
     return at
 
 
-@_jit
+@inner
 def _count_row(data, at, end, new_counts, old_counts):  # type: ignore[no-untyped-def]
     """Check one row message and add up what it holds; OK or a fault."""
     kind = data[at]
@@ -91,7 +96,7 @@ def _count_row(data, at, end, new_counts, old_counts):  # type: ignore[no-untype
     return OK if at == end else TRAILING
 
 
-@_jit
+@loop(BYTES, INTS, INTS_OUT, BYTES_OUT, *[INTS_OUT] * 5, PAIRS_OUT, INTS_OUT, INTS_OUT)
 def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, commits, new_counts, old_counts):  # type: ignore[no-untyped-def]
     """First pass: check, stamp each message with its transaction, and count.
 
@@ -174,7 +179,7 @@ def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, com
     return OK, -1, ended
 
 
-@_jit
+@inner
 def _fill_tuple(data, at, cursor, offsets, values, valid, unchanged):  # type: ignore[no-untyped-def]
     """Copy one checked tuple; cursor = [column, byte, unsent] so far. Returns the tuple's end."""
     columns = _u16(data, at)
@@ -200,7 +205,7 @@ def _fill_tuple(data, at, cursor, offsets, values, valid, unchanged):  # type: i
     return at
 
 
-@_jit
+@loop(BYTES, INTS, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, _LISTS_OUT, PAIRS_OUT, types.int16[::1])
 def fill(data, starts, new_rows, new, old_rows, old, unchanged_rows, unchanged):  # type: ignore[no-untyped-def]
     """Second pass over row messages only; `starts` are their places in `data`.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from airflow_provider_pgrepl.replication.compiled import BYTES, FLAG, HASHES, INT, INTS, inner, loop
 from airflow_provider_pgrepl.replication.lake.merging.kernels import (
     DELETE,
     INSERT,
@@ -17,7 +18,6 @@ from airflow_provider_pgrepl.replication.lake.merging.kernels import (
     ROW_MISSING,
     arrive,
     holder,
-    jit,
     leave,
 )
 
@@ -26,7 +26,7 @@ _GONE, _CHANGED, _TRUNCATED = ord("D"), ord("U"), ord("T")
 _BEFORE_ALL = -2
 
 
-@jit
+@inner
 def _end(entry, row, now, how, origin, held, last, source, ended):  # type: ignore[no-untyped-def]
     """Note a row's version, as it is, as ended; the number of versions noted."""
     rows, origins, codes, lasts, by, hows, sources, _ = ended
@@ -37,7 +37,7 @@ def _end(entry, row, now, how, origin, held, last, source, ended):  # type: igno
     return entry + 1
 
 
-@jit
+@inner
 def _end_leftover(entry, code, now, ended):  # type: ignore[no-untyped-def]
     """Note that the lake's row under a key is over, if there is one."""
     rows, origins, codes, lasts, by, hows, sources, maybe = ended
@@ -48,7 +48,7 @@ def _end_leftover(entry, code, now, ended):  # type: ignore[no-untyped-def]
     return entry + 1
 
 
-@jit
+@inner
 def _settle(begin, entry, ended, present, deleted):  # type: ignore[no-untyped-def]
     """A transaction is over: what it touched was changed if the row is still there, and deleted if not."""
     rows, _, codes, _, _, hows, _, _ = ended
@@ -58,7 +58,7 @@ def _settle(begin, entry, ended, present, deleted):  # type: ignore[no-untyped-d
             hows[at] = _CHANGED if present[rows[at]] else _GONE
 
 
-@jit
+@inner
 def _displace(  # type: ignore[no-untyped-def]
     entry, first, i, now, row_of, alive, born, touched, entry_of, origin, held, last, source, leftover,
     settled, ended,
@@ -82,7 +82,10 @@ def _displace(  # type: ignore[no-untyped-def]
     return entry
 
 
-@jit
+@loop(
+    BYTES, INTS, INTS, INT, INTS, INTS, INTS, FLAG,
+    INTS, INTS, INT, HASHES, HASHES,
+)  # fmt: skip
 def follow_versions(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
     op, old_code, new_code, codes, transaction, truncate_at, truncate_by, ignoring,
     unsent_row, unsent_column, unsent_width, old_image, new_image,

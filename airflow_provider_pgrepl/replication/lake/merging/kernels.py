@@ -1,24 +1,18 @@
-"""The compiled loops of `collapse`: replay of a batch's changes over key codes, and hashes of values.
-
-Compiled once and cached on disk by numba; they release the GIL.
-"""
+"""The compiled loops of `collapse`: replay of a batch's changes over key codes, and hashes of values."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numba
 import numpy as np
+
+from airflow_provider_pgrepl.replication.compiled import BYTES, FLAG, FLAGS, HASHES, INT, INTS, inner, loop
 
 OK, KEY_HELD_TWICE, ROW_MISSING = range(3)
 
 INSERT, DELETE = ord("I"), ord("D")
 NONE = -1
 
-jit: Any = numba.njit(cache=True, nogil=True)
 
-
-@jit
+@inner
 def holder(code, image, head, following, images, left_lake):  # type: ignore[no-untyped-def]
     """The entity that a change of key `code` means; NONE: the lake's row of that key.
 
@@ -36,7 +30,7 @@ def holder(code, image, head, following, images, left_lake):  # type: ignore[no-
     return first if left_lake[code] else NONE
 
 
-@jit
+@inner
 def leave(code, entity, head, following):  # type: ignore[no-untyped-def]
     if head[code] == entity:
         head[code] = following[entity]
@@ -47,7 +41,7 @@ def leave(code, entity, head, following):  # type: ignore[no-untyped-def]
     following[before] = following[entity]
 
 
-@jit
+@inner
 def arrive(code, entity, head, following):  # type: ignore[no-untyped-def]
     following[entity] = NONE
     if head[code] == NONE:
@@ -59,7 +53,7 @@ def arrive(code, entity, head, following):  # type: ignore[no-untyped-def]
     following[last] = entity
 
 
-@jit
+@loop(BYTES, INTS, INTS, INT, FLAG, INTS, INTS, INT, HASHES, HASHES)
 def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
     op, old_code, new_code, codes, emptied, unsent_row, unsent_column, unsent_width, old_image, new_image
 ):
@@ -144,7 +138,7 @@ def replay(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one
     return OK, -1, entities, origin, final, last, source
 
 
-@jit
+@loop(INTS, BYTES, FLAGS)
 def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
     """A 64-bit hash of each text; null has one of its own."""
     hashes = np.empty(offsets.shape[0] - 1, np.uint64)
@@ -160,7 +154,7 @@ def hash_texts(offsets, data, valid):  # type: ignore[no-untyped-def]
     return hashes
 
 
-@jit
+@loop(BYTES, INTS, INTS, INT, FLAG)
 def replay_rows(op, old_code, new_code, codes, emptied):  # type: ignore[no-untyped-def]
     """Follow the copies of each different row of a table without key; what goes is the newest copy.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from airflow_provider_pgrepl.replication.compiled import BYTES, FLAG, HASHES, INT, INTS, inner, loop
 from airflow_provider_pgrepl.replication.lake.merging.kernels import (
     DELETE,
     INSERT,
@@ -13,12 +14,11 @@ from airflow_provider_pgrepl.replication.lake.merging.kernels import (
     ROW_MISSING,
     arrive,
     holder,
-    jit,
     leave,
 )
 
 
-@jit
+@inner
 def _settle(touched, alive, stale, at_code, seen_at, shadow, left_at, made_at, row, gone, since):  # type: ignore[no-untyped-def]
     """What a transaction did to keys becomes visible: first what left them, then who holds them now."""
     for n in range(touched.shape[0]):
@@ -39,7 +39,10 @@ def _settle(touched, alive, stale, at_code, seen_at, shadow, left_at, made_at, r
             seen_at[touched[n]] = NONE
 
 
-@jit
+@loop(
+    BYTES, INTS, INTS, INT, INTS, INTS, INTS, INTS, INTS, FLAG,
+    INTS, INTS, INT, HASHES, HASHES,
+)  # fmt: skip
 def replay_keys(  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
     op, old_code, new_code, codes, commit, places, truncates, truncate_commits, truncate_places, ignoring,
     unsent_row, unsent_column, unsent_width, old_image, new_image,

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import DriftError, LakeError, LakeTableError
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -126,6 +127,7 @@ class Planner:
         have stopped the table among them."""
         files = self._kept.files(built.oid, above, self._moment.lsn)
         rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
+        self._check_gaps(built.table, rows)
         walk = walk_relations(built, rows, partial(self._kept.find_record, built.oid), self._pipeline)
         if walk.stop:
             lsn, error = walk.stop
@@ -166,6 +168,15 @@ class Planner:
         pairs = {(row["relation_id"], row["relation_version"]) for row in heads.to_pylist()}
         found = (self._kept.find_record(*pair) for pair in sorted(pairs) if pair[1])
         return tuple(record for record in found if record is not None)
+
+    def _check_gaps(self, table: TableName, rows: pa.Table) -> None:
+        gap = first_gap(rows, table)
+        if gap is not None:
+            lsn, error = gap
+            raise LakeError(
+                f"{table} cannot be read as of {self._moment.lsn}: {error.message}",
+                f"read it before {lsn}, or after it was taken anew (snapshot app with --tables)",
+            )
 
     def _check_truncates(self, table: TableName, rows: pa.Table) -> None:
         truncates = rows.filter(pc.equal(rows["op"], "T"))

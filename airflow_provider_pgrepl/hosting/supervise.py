@@ -1,6 +1,7 @@
-"""The detached parent of one local Spark application: passes a stop on, and leaves the exit code in a file.
+"""The detached parent of one local Spark application: keeps its log, passes a stop on, leaves its exit code.
 
-    python supervise.py --exit-file F --application APP.py --stop-timeout S -- spark-submit … APP.py …
+    python supervise.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
+        -- spark-submit … APP.py …
 
 It outlives the Airflow task that started it, so that the application does, too, and so that whoever comes
 next learns how it ended. SIGTERM goes to the application's Python driver and not to spark-submit: that is a
@@ -17,22 +18,67 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
+PID, EXIT_CODE, STOPPING, HANDED_OVER = "pid", "exit_code", "stopping", "handed_over"
+LOG_PATTERN = "log-{:08d}"
+SEGMENT_BYTES = 4 << 20
+KEPT_SEGMENTS = 8
+HANDED_OVER_S = 300.0
+"""How long an application that was handed over goes on when nobody takes it."""
+
 _POLL_S = 0.2
 _REMAINS_S = 10.0
+_CHUNK_BYTES = 64 << 10
 _PR_SET_PDEATHSIG = 1
+
+
+class SegmentedLog:
+    """What the application writes, in files of bounded size, of which the oldest go: one may run for months.
+
+    Segments end at line ends. A disk that is full loses lines, and holds nobody up.
+    """
+
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES, kept: int = KEPT_SEGMENTS) -> None:
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._kept = kept
+        self._number = 0
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append; begin a new segment at the last line end once this one is full."""
+        end = data.rfind(b"\n") + 1
+        is_full = self._size + len(data) >= self._segment_bytes
+        if not is_full or not (end or self._size > 2 * self._segment_bytes):
+            self._append(data)
+            return
+        cut = end or len(data)
+        self._append(data[:cut])
+        self._number, self._size = self._number + 1, 0
+        self._segment(self._number - self._kept).unlink(missing_ok=True)
+        self._append(data[cut:])
+
+    def _append(self, data: bytes) -> None:
+        with contextlib.suppress(OSError), self._segment(self._number).open("ab") as file:
+            file.write(data)
+        self._size += len(data)
+
+    def _segment(self, number: int) -> Path:
+        return self._folder / LOG_PATTERN.format(number)
 
 
 class Supervisor:
     """Runs one command in a process group of its own until it ends."""
 
-    def __init__(self, command: list[str], application: str, stop_timeout_s: float) -> None:
+    def __init__(self, command: list[str], application: str, folder: Path, stop_timeout_s: float) -> None:
         self._command = command
         self._application = application
+        self._folder = folder
         self._stop_timeout_s = stop_timeout_s
         self._stop_at: float | None = None
         self._told: set[int] = set()
@@ -41,26 +87,36 @@ class Supervisor:
         """Run to the end and give the exit code, 128 + n for signal n as a shell would."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._ask_to_stop)
+        log = SegmentedLog(self._folder)
         try:
             child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 process_group=0,
                 preexec_fn=_end_with_parent,
             )
         except OSError as error:
-            sys.stderr.write(f"{self._command[0]} cannot be started: {error.strerror}\n")
+            log.write(f"{self._command[0]} cannot be started: {error.strerror}\n".encode())
             return 127
+        pump = threading.Thread(target=_pump, args=(child, log), daemon=True)
+        pump.start()
         while child.poll() is None:
             time.sleep(_POLL_S)
+            if self._stop_at is None and _is_to_stop(self._folder):
+                self._ask_to_stop()
             if self._stop_at is not None:
                 self._stop(child.pid)
         _end_remains(child.pid)
+        pump.join(_REMAINS_S)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _ask_to_stop(self, *_: object) -> None:
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._stop_timeout_s
+            with contextlib.suppress(OSError):
+                (self._folder / STOPPING).touch()
 
     def _stop(self, pid: int) -> None:
         assert self._stop_at is not None
@@ -74,6 +130,22 @@ class Supervisor:
                 self._told.add(driver.pid)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     driver.send_signal(signal.SIGTERM)
+
+
+def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
+    """Write down what the application and its children say, until none of them is left to say anything."""
+    assert child.stdout is not None
+    while chunk := os.read(child.stdout.fileno(), _CHUNK_BYTES):
+        log.write(chunk)
+
+
+def _is_to_stop(folder: Path) -> bool:
+    """Whether it was asked to stop, or handed over to a next run of its task and none has come."""
+    with contextlib.suppress(OSError):
+        if (folder / STOPPING).exists():
+            return True
+        return time.time() - (folder / HANDED_OVER).stat().st_mtime > HANDED_OVER_S
+    return False
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
@@ -107,17 +179,25 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file that a reader sees whole or not at all."""
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(path)
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--exit-file", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--token", required=True, help="by which this process is known")
     parser.add_argument("--application", required=True)
     parser.add_argument("--stop-timeout", type=float, required=True)
+    parser.add_argument("--lock-fd", type=int, required=True, help="kept open, and its lock held, to the end")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
-    code = Supervisor(options.command, options.application, options.stop_timeout).run()
-    unfinished = options.exit_file.with_suffix(".tmp")
-    unfinished.write_text(str(code), encoding="ascii")
-    unfinished.replace(options.exit_file)
+    write_whole(options.folder / PID, str(os.getpid()))
+    code = Supervisor(options.command, options.application, options.folder, options.stop_timeout).run()
+    write_whole(options.folder / EXIT_CODE, str(code))
     return code
 
 

@@ -1,0 +1,1 @@
+"""Applications on this host: started detached, found again, followed, stopped. Knows no Airflow."""

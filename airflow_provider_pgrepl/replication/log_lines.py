@@ -1,0 +1,87 @@
+"""Lines of a log: as an app writes them for a program to read, and what that makes of any line.
+
+Spark's JVM and Python itself write into the same stream, in forms of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+FORMAT_VARIABLE = "PGREPL_LOG_FORMAT"
+LEVEL_VARIABLE = "PGREPL_LOG_LEVEL"
+JSON = "json"
+
+_FOR_PEOPLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_OF_SPARK = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)", re.DOTALL)
+_LEVELS = {
+    "TRACE": logging.DEBUG,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARN": logging.WARNING,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "FATAL": logging.ERROR,
+    "CRITICAL": logging.ERROR,
+}
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """What was said, without its time of day. `is_ours`: by this package, not by Spark or Python."""
+
+    level: int
+    text: str
+    at: datetime | None = None
+    is_ours: bool = False
+
+
+class JsonLines(logging.Formatter):
+    """Each record as one line, however many its message has."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "pgrepl": 1,
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "text": super().format(record),
+        }
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def formatter(name: str) -> logging.Formatter:
+    """The form that the environment asks for: `json`, or else one for people."""
+    return JsonLines("%(message)s") if name == JSON else logging.Formatter(_FOR_PEOPLE)
+
+
+def level(name: str) -> int:
+    """INFO, unless a level is named."""
+    return _LEVELS.get(name.strip().upper(), logging.INFO)
+
+
+def parse(line: str) -> LogLine:
+    """Any line; what is neither ours nor Spark's own is said at level INFO."""
+    if line.startswith('{"pgrepl": 1'):
+        found = _parse_ours(line)
+        if found is not None:
+            return found
+    if spark := _OF_SPARK.match(line):
+        return LogLine(_LEVELS[spark[2]], spark[3])
+    return LogLine(logging.INFO, line)
+
+
+def is_error(line: LogLine) -> bool:
+    """Whether this package says here that something failed."""
+    return line.is_ours and line.level >= logging.ERROR
+
+
+def _parse_ours(line: str) -> LogLine | None:
+    try:
+        fields = json.loads(line)
+        at = datetime.fromisoformat(fields["at"])
+        return LogLine(_LEVELS[fields["level"]], str(fields["text"]), at, is_ours=True)
+    except (ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,167 @@
+"""Code of a table's owner that would run with our rights, were a SELECT planned on the table.
+
+To plan one, PostgreSQL works out what is constant in the expressions of indexes, their predicates, extended
+statistics and constraints, and so runs functions of theirs, as whoever asks. `COPY table TO` plans nothing.
+So a SELECT is planned on a table only when none of its expressions calls a function that neither a superuser
+nor we ourselves own, and when no such expression can come between this check and the planning.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psycopg2
+
+from airflow_provider_pgrepl.errors import TableError
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+
+_REFERENCE = "see docs/reference/connection.md"
+_LOCK_WAIT_MS = 2000
+"""Longer than the second after which the server ends an autovacuum that is waited for."""
+
+# An extension's owner may take functions of his own into it, so that membership in one says nothing. Objects
+# that every database has are not in pg_depend. Who made an operator class was a superuser.
+_CODE = """
+WITH RECURSIVE tables (asked, oid) AS (
+    SELECT c.oid, c.oid FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION
+    SELECT t.asked, i.inhparent FROM tables t JOIN pg_catalog.pg_class c ON c.oid = t.oid AND c.relispartition
+        JOIN pg_catalog.pg_inherits i ON i.inhrelid = t.oid
+), holders (asked, what, classid, objid) AS (
+    SELECT t.asked, pg_catalog.format('index %%I', c.relname), 'pg_catalog.pg_class'::regclass::oid, c.oid
+    FROM tables t JOIN pg_catalog.pg_index i ON i.indrelid = t.oid
+        JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
+    UNION ALL
+    SELECT t.asked, pg_catalog.format('statistics object %%I', s.stxname),
+        'pg_catalog.pg_statistic_ext'::regclass::oid, s.oid
+    FROM tables t JOIN pg_catalog.pg_statistic_ext s ON s.stxrelid = t.oid
+    UNION ALL
+    SELECT t.asked, pg_catalog.format('constraint %%I', k.conname),
+        'pg_catalog.pg_constraint'::regclass::oid, k.oid
+    FROM tables t JOIN pg_catalog.pg_constraint k ON k.conrelid = t.oid
+    UNION ALL
+    SELECT t.asked, pg_catalog.format('generated column %%I', a.attname),
+        'pg_catalog.pg_attrdef'::regclass::oid, d.oid
+    FROM tables t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid AND a.attgenerated <> ''
+        JOIN pg_catalog.pg_attrdef d ON d.adrelid = t.oid AND d.adnum = a.attnum
+    UNION ALL
+    SELECT t.asked, pg_catalog.format('policy %%I', p.polname), 'pg_catalog.pg_policy'::regclass::oid, p.oid
+    FROM tables t JOIN pg_catalog.pg_policy p ON p.polrelid = t.oid
+), used (asked, what, classid, objid) AS (
+    SELECT * FROM holders
+    UNION
+    SELECT t.asked, 'partition key', d.refclassid, d.refobjid
+    FROM tables t JOIN pg_catalog.pg_depend d
+        ON d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = t.oid
+        AND d.refclassid = ANY (ARRAY['pg_catalog.pg_proc', 'pg_catalog.pg_operator']::regclass[])
+    UNION
+    SELECT used.asked, used.what, part.classid, part.objid FROM used, LATERAL (
+        SELECT d.refclassid, d.refobjid FROM pg_catalog.pg_depend d
+        WHERE d.classid = used.classid AND d.objid = used.objid AND d.refclassid = ANY (
+            ARRAY['pg_catalog.pg_proc', 'pg_catalog.pg_operator', 'pg_catalog.pg_type']::regclass[])
+        UNION ALL
+        SELECT 'pg_catalog.pg_constraint'::regclass::oid, k.oid FROM pg_catalog.pg_constraint k
+        WHERE used.classid = 'pg_catalog.pg_type'::regclass AND k.contypid = used.objid
+        UNION ALL
+        SELECT 'pg_catalog.pg_class'::regclass::oid, y.typrelid FROM pg_catalog.pg_type y
+        WHERE used.classid = 'pg_catalog.pg_type'::regclass AND y.oid = used.objid AND y.typrelid <> 0
+    ) AS part (classid, objid)
+    WHERE used.classid <> 'pg_catalog.pg_proc'::regclass
+)
+SELECT DISTINCT used.asked::bigint, used.what, pg_catalog.format('%%I.%%I', n.nspname, p.proname),
+    pg_catalog.quote_ident(r.rolname)
+FROM used JOIN pg_catalog.pg_proc p ON p.oid = used.objid
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace JOIN pg_catalog.pg_roles r ON r.oid = p.proowner
+WHERE used.classid = 'pg_catalog.pg_proc'::regclass AND NOT r.rolsuper AND r.rolname <> current_user
+ORDER BY 1, 2, 3
+"""
+
+# Who owns a schema, and may make schemas, can put another table in the place of one that is locked. So much
+# is left to the owner of the database.
+_STANDING = """
+SELECT pg_catalog.bool_and(r.rolsuper OR r.rolname = current_user),
+    pg_catalog.bool_and(s.rolsuper OR s.rolname IN (current_user, 'pg_database_owner') OR s.oid = d.datdba
+        OR NOT pg_catalog.has_database_privilege(s.oid, d.oid, 'CREATE'))
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles s ON s.oid = n.nspowner
+    JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+WHERE c.oid = ANY (%s::oid[])
+"""
+
+
+@dataclass(frozen=True)
+class OwnerCode:
+    """What of a table calls a function of a role that is neither a superuser nor we; names as in SQL."""
+
+    what: str
+    function: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"its {self.what} calls {self.function}, a function of role {self.role}"
+
+
+def read_owner_code(connection: Connection, oids: Iterable[int]) -> dict[int, list[OwnerCode]]:
+    """Code that planning a SELECT on one of these tables, or on what it is a partition of, may run."""
+    found: dict[int, list[OwnerCode]] = defaultdict(list)
+    with source_errors("looking for code of tables' owners"):
+        for oid, *code in rows(connection, _CODE, {"oids": sorted(set(oids))}):
+            found[oid].append(OwnerCode(*code))
+    return dict(found)
+
+
+def refused_code(connection: Connection, table: TableName, code: Iterable[OwnerCode]) -> TableError:
+    """The error of a table with such code."""
+    role = row(connection, "SELECT pg_catalog.quote_ident(current_user)")[0]
+    return TableError(
+        f"{table}: {'; '.join(map(str, code))}. To read the table would run it with the rights"
+        f" of role {role}",
+        "let a superuser own the function (ALTER FUNCTION … OWNER TO …), drop what calls it, or set"
+        f" trust_table_owners to true, {_REFERENCE}",
+    )
+
+
+def unsafe_to_select(table: TableName) -> TableError:
+    """The error of a table that cannot be copied as a whole, nor locked against new code of its owner."""
+    return TableError(
+        f"{table}: a row filter, or a generated column that is published, cannot be copied without planning"
+        " a query on it, in which its owner could have code run with our rights",
+        "GRANT MAINTAIN on the table (PostgreSQL 17), make the role a member of the owning role, or set"
+        f" trust_table_owners to true, {_REFERENCE}",
+    )
+
+
+def shut_owners_out(
+    connection: Connection, check: Connection, leaves: Mapping[int, TableName]
+) -> dict[int, list[OwnerCode]] | None:
+    """The code that these tables have, and that nobody who is not trusted can add to until the transaction
+    of `connection` ends, which locks them.
+
+    None when others can: the role may not lock the tables against it, or did not get the lock soon. `check`
+    reads the catalog as it is now.
+    """
+    with source_errors("asking who owns the tables"):
+        owners_trusted, places_firm = row(check, _STANDING, (list(leaves),))
+        if not places_firm or not (owners_trusted or _lock(connection, leaves.values())):
+            return None
+    return read_owner_code(check, leaves)
+
+
+def _lock(connection: Connection, tables: Iterable[TableName]) -> bool:
+    """Lock against CREATE INDEX and CREATE STATISTICS; writers do not notice. Whether it was had."""
+    names = ", ".join(f"ONLY {table.sql}" for table in tables)
+    with connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT unlocked")
+        try:
+            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
+            cursor.execute(f"LOCK TABLE {names} IN SHARE UPDATE EXCLUSIVE MODE")
+        except psycopg2.Error:
+            # No right to, a standby, somebody in the way: in any case the lock is not there.
+            if connection.closed:
+                raise
+            cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
+            return False
+    return True

@@ -1,0 +1,383 @@
+"""Applications on this host: real processes, real signals."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, SlotBusyError
+from airflow_provider_pgrepl.hosting import supervise
+from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
+from airflow_provider_pgrepl.hosting.following import Following
+from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.order import Order
+from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
+from airflow_provider_pgrepl.hosting.processes import ask_to_end
+from airflow_provider_pgrepl.replication.config import Pipeline
+from tests.airflow.conftest import Journal, eventually, is_alive
+
+STAND_IN = str(Path(__file__).parent / "stand_in.py")
+SHOP = Pipeline(name="shop", lake="/lake", tables=("public.*",))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "run", "replicate", SHOP)
+
+
+class Launcher:
+    """Starts the stand-in with some arguments."""
+
+    def __init__(self, journal: Journal, *arguments: str, stop_timeout_s: float = 20) -> None:
+        self._journal = journal
+        self._arguments = arguments
+        self._stop_timeout_s = stop_timeout_s
+
+    def __call__(self, claim: Claim) -> LocalApp:
+        file = claim.folder / "pipeline.json"
+        file.write_text('{"name": "shop"}', encoding="utf-8")
+        command = [sys.executable, STAND_IN, "--pipeline", str(file), "--journal", str(self._journal.path)]
+        environment = {**os.environ, "PGREPL_DSN": "host=nowhere"}
+        return claim.launch([*command, *self._arguments], STAND_IN, environment, self._stop_timeout_s)
+
+
+def launch(place: Place, journal: Journal, *arguments: str, stop_timeout_s: float = 20) -> LocalApp:
+    with place.claim() as claim:
+        return Launcher(journal, *arguments, stop_timeout_s=stop_timeout_s)(claim)
+
+
+def ended(app: LocalApp) -> Status:
+    eventually(lambda: app.status() is not Status.RUNNING, "the end of the application")
+    return app.status()
+
+
+def texts(app: LocalApp, **how: bool) -> list[str]:
+    return [line.text for line in app.log().new_lines(**how)]
+
+
+# --- one application ---
+
+
+@pytest.mark.parametrize(("code", "status"), [(0, Status.DONE), (75, Status.FAILED), (78, Status.FAILED)])
+def test_the_exit_code_of_a_detached_application_is_known(
+    place: Place, journal: Journal, code: int, status: Status
+) -> None:
+    app = launch(place, journal, "--exit", str(code))
+    assert ended(app) is status
+    assert app.exit_code() == code
+    assert "the last words" in texts(app, ended=True)
+
+
+def test_a_stop_lets_the_application_finish(place: Place, journal: Journal) -> None:
+    app = launch(place, journal)
+    journal.wait_for("started")
+    app.stop()
+    assert ended(app) is Status.DONE
+    assert journal.pids("stopped") == journal.pids("started")
+
+
+def test_an_application_that_does_not_stop_is_killed(place: Place, journal: Journal) -> None:
+    app = launch(place, journal, "--ignore-term", stop_timeout_s=0.5)
+    pid = journal.wait_for("started")
+    app.stop()
+    assert ended(app) is Status.FAILED
+    assert app.exit_code() == 128 + signal.SIGKILL
+    assert not is_alive(pid)
+
+
+def test_an_application_whose_supervisor_is_killed_ends_and_counts_as_lost(
+    place: Place, journal: Journal
+) -> None:
+    app = launch(place, journal)
+    pid = journal.wait_for("started")
+    assert app.pid is not None
+    os.kill(app.pid, signal.SIGKILL)
+    assert ended(app) is Status.LOST
+    eventually(lambda: not is_alive(pid), "the end of the application")
+    assert journal.pids("stopped") == [pid]
+
+
+def test_an_application_is_found_again_by_its_token_alone(place: Place, journal: Journal) -> None:
+    app = launch(place, journal)
+    journal.wait_for("started")
+    found = place.find(app.token)
+    assert found == app
+    assert found.status() is Status.RUNNING
+    found.stop()
+    ended(app)
+
+
+def test_a_process_that_got_the_id_of_an_application_is_not_taken_for_it(
+    place: Place, journal: Journal
+) -> None:
+    app = launch(place, journal, "--exit", "0")
+    ended(app)
+    (app.folder / supervise.EXIT_CODE).unlink()
+    other = launch(Place(place.folder.parent / "other", "replicate", SHOP), journal)
+    (app.folder / supervise.PID).write_text(str(other.pid))
+    assert app.status() is Status.LOST
+    app.stop()
+    assert other.status() is Status.RUNNING
+    other.stop()
+    assert ended(other) is Status.DONE
+
+
+def test_only_a_process_with_the_token_is_signalled() -> None:
+    command = [sys.executable, "-c", "import time; time.sleep(300)", "--token", "right"]
+    with subprocess.Popen(command) as process:
+        ask_to_end(process.pid, "wrong")
+        ask_to_end(2**70, "right")
+        time.sleep(0.3)
+        assert process.poll() is None
+        ask_to_end(process.pid, "right")
+        assert process.wait(10) == -signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "token", ["", "..", "/", "/etc", "pgrepl-", f"pgrepl-{'0' * 31}/", f"pgrepl-{'g' * 32}", None, 1, {}, []]
+)
+def test_only_a_token_finds_an_application(place: Place, token: Any) -> None:
+    assert place.find(token) is None
+
+
+def test_a_link_in_the_place_is_no_application(place: Place, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir(mode=0o700)
+    (victim / "precious").touch()
+    token = f"pgrepl-{'0' * 32}"
+    (place.folder / token).symlink_to(victim)
+    assert place.find(token) is None
+    assert place.apps() == []
+    LocalApp(place.folder / token).remove()
+    assert (victim / "precious").exists()
+
+
+def test_a_run_folder_that_others_may_have_written_in_is_refused(tmp_path: Path) -> None:
+    open_to_all, linked = tmp_path / "open", tmp_path / "linked"
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    linked.symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(ConfigError, match="can be written in by other users"):
+        Place(open_to_all, "replicate", SHOP)
+    with pytest.raises(ConfigError, match="is a link"):
+        Place(linked, "replicate", SHOP)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_run_folder_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o700)
+    os.chown(tmp_path / "run", 65534, 65534)
+    with pytest.raises(ConfigError, match="belongs to user 65534"):
+        Place(tmp_path / "run", "replicate", SHOP)
+
+
+def test_nobody_else_can_look_into_a_run_folder(place: Place) -> None:
+    for folder in (place.folder, place.folder.parent, place.folder.parent.parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
+
+
+# --- its log ---
+
+
+def test_a_log_is_read_on_from_where_the_last_reader_stopped(tmp_path: Path) -> None:
+    app = LocalApp(tmp_path)
+    log = tmp_path / supervise.LOG_PATTERN.format(0)
+    log.write_bytes(b"one\ntwo\nthr")
+    assert texts(app) == ["one", "two"]
+    with log.open("ab") as more:
+        more.write(b"ee\nfour")
+    assert texts(app) == ["three"]
+    assert texts(app, ended=True) == ["four"]
+    assert texts(app, ended=True) == []
+
+
+def test_a_reader_follows_a_log_from_segment_to_segment(tmp_path: Path) -> None:
+    log = supervise.SegmentedLog(tmp_path, segment_bytes=1000, kept=4)
+    app = LocalApp(tmp_path)
+    tail, read = app.log(), []
+    for number in range(500):
+        log.write(f"line {number}\nhal".encode())
+        log.write(b"f\n")
+        if number % 7 == 0:
+            read += [line.text for line in tail.new_lines()]
+    read += [line.text for line in tail.new_lines(ended=True)]
+    assert read == [text for number in range(500) for text in (f"line {number}", "half")]
+
+
+def test_a_log_that_nobody_reads_stays_within_bounds_and_what_is_lost_is_said(tmp_path: Path) -> None:
+    log = supervise.SegmentedLog(tmp_path, segment_bytes=1000, kept=4)
+    for number in range(10_000):
+        log.write(f"line {number}\n".encode())
+    assert sum(path.stat().st_size for path in tmp_path.glob("log-*")) <= 5000
+    read = texts(LocalApp(tmp_path), ended=True)
+    assert read[0] == "earlier lines were dropped while nobody read them"
+    assert read[-1] == "line 9999"
+
+
+def test_a_line_longer_than_a_chunk_ends_no_reader(tmp_path: Path) -> None:
+    (tmp_path / supervise.LOG_PATTERN.format(0)).write_bytes(b"y" * (3 << 20) + b"\nnext\n")
+    lines = texts(LocalApp(tmp_path))
+    assert lines[-1] == "next"
+    assert sum(map(len, lines[:-1])) == 3 << 20
+
+
+# --- which application a task follows ---
+
+
+class Task:
+    """A task that wants an application; what it says is kept."""
+
+    def __init__(self, place: Place, launcher: Launcher, order: Order | None = None, **how: Any) -> None:
+        self.said: list[tuple[int, str]] = []
+        self.adoption = Adoption(
+            place=place,
+            order=order or Order(SHOP, STAND_IN),
+            may_replace=how.pop("may_replace", True),
+            stop_timeout_s=20,
+            who="task replicate of shop",
+            launch=launcher,
+            say=lambda level, text: self.said.append((level, text)),
+        )
+        self.following = Following(self.adoption, 0.05, **how)
+
+    def take(self) -> InCharge:
+        return self.adoption.take()
+
+
+def test_a_new_task_adopts_the_application_that_nobody_follows(place: Place, journal: Journal) -> None:
+    first = Task(place, Launcher(journal)).take()
+    journal.wait_for("started")
+    first.charge.release()
+    second = Task(place, Launcher(journal)).take()
+    assert (second.app, second.is_new) == (first.app, False)
+    assert len(journal.pids()) == 1
+    second.app.stop()
+    ended(second.app)
+
+
+def test_two_tasks_that_begin_at_once_start_one_application(place: Place, journal: Journal) -> None:
+    with place.claim() as claim, pytest.raises(PlaceTakenError), place.claim():
+        pass
+    assert not claim.folder.exists(), "nothing was launched"
+
+
+def test_an_application_that_a_task_follows_is_not_taken_from_it(
+    place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.3)
+    first = Task(place, Launcher(journal)).take()
+    with pytest.raises(SlotBusyError, match="is followed by task replicate of shop already"):
+        Task(place, Launcher(journal)).take()
+    assert first.app.status() is Status.RUNNING
+    first.app.stop()
+    ended(first.app)
+
+
+CHANGED = Order(Pipeline(name="shop", lake="/lake", tables=("public.*",), flush_interval_s=9.0), STAND_IN)
+
+
+def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
+    place: Place, journal: Journal
+) -> None:
+    first = Task(place, Launcher(journal)).take()
+    first.charge.release()
+    journal.wait_for("started")
+    task = Task(place, Launcher(journal), CHANGED)
+    second = task.take()
+    journal.wait_for("started", count=2)
+    assert second.is_new
+    assert journal.pids("stopped") == journal.pids("started")[:1]
+    assert [text for level, text in task.said if level == logging.WARNING] == [
+        "The application that runs was started with other values of pipeline flush_interval_s: it is stopped"
+        " for a new one"
+    ]
+    second.app.stop()
+    ended(second.app)
+
+
+def test_a_copy_of_other_tables_is_left_to_end(place: Place, journal: Journal) -> None:
+    first = Task(place, Launcher(journal)).take()
+    first.charge.release()
+    other = Order(SHOP, STAND_IN, ["--tables", "public.a"])
+    with pytest.raises(SlotBusyError, match="started with other values of arguments"):
+        Task(place, Launcher(journal), other, may_replace=False).take()
+    assert first.app.status() is Status.RUNNING
+    first.app.stop()
+    ended(first.app)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"arguments": ["--until"]},
+        {"application": "other.py"},
+        {"settings": ["--master", "local[1]"]},
+        {"environment": {"PGREPL_DSN": "host=other"}},
+        {"environment": {}},
+    ],
+)
+def test_whatever_differs_of_an_order_is_seen(tmp_path: Path, changed: dict[str, Any]) -> None:
+    fields: dict[str, Any] = {"pipeline": SHOP, "application": STAND_IN, "environment": {"PGREPL_DSN": "se"}}
+    Order(**fields).write(tmp_path)
+    assert Order(**fields).differences(tmp_path) == []
+    assert len(Order(**{**fields, **changed}).differences(tmp_path)) == 1
+    assert "PGREPL_DSN" in (tmp_path / "order.json").read_text()
+    assert '"se"' not in (tmp_path / "order.json").read_text()
+
+
+def test_an_application_that_is_ending_is_waited_for(place: Place, journal: Journal) -> None:
+    first = Task(place, Launcher(journal, "--slow-end", "1")).take()
+    journal.wait_for("started")
+    first.app.stop()
+    first.charge.release()
+    second = Task(place, Launcher(journal)).take()
+    assert second.is_new
+    journal.wait_for("started", count=2)
+    assert journal.pids("stopped") == journal.pids("started")[:1]
+    second.app.stop()
+    ended(second.app)
+
+
+def test_how_an_application_ended_that_nobody_followed_is_said(place: Place, journal: Journal) -> None:
+    first = Task(place, Launcher(journal, "--exit", "78")).take()
+    ended(first.app)
+    first.charge.release()
+    task = Task(place, Launcher(journal))
+    second = task.take()
+    [(level, text)] = [said for said in task.said if "An earlier" in said[1]]
+    assert level == logging.WARNING
+    assert "exit code 78" in text
+    assert "the last words" in text
+    assert not first.app.folder.exists()
+    second.app.stop()
+    ended(second.app)
+
+
+def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
+    place: Place, journal: Journal
+) -> None:
+    task = Task(place, Launcher(journal), hand_over_after_s=0.5)
+    end = task.following.follow(task.following.begin())
+    assert end.handed_over
+    [app] = place.apps()
+    assert app.status() is Status.RUNNING
+
+    second = Task(place, Launcher(journal)).take()
+    assert second.app == app
+    assert not (app.folder / supervise.HANDED_OVER).exists(), "it does not stop by itself any more"
+
+    second.charge.release()
+    app.hand_over()
+    long_ago = (app.folder / supervise.HANDED_OVER).stat().st_mtime - supervise.HANDED_OVER_S - 1
+    os.utime(app.folder / supervise.HANDED_OVER, (long_ago, long_ago))
+    assert ended(app) is Status.DONE
+    assert journal.pids("stopped") == journal.pids("started")

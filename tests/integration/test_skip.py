@@ -1,0 +1,266 @@
+"""Skipping a transaction that the server cannot send: that one only, recorded first, and never unsaid."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    ConfigError,
+    GapError,
+    LakeError,
+    SlotBusyError,
+    SlotError,
+)
+from airflow_provider_pgrepl.replication import skipping
+from airflow_provider_pgrepl.replication.app import skip
+from airflow_provider_pgrepl.replication.app.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.tables import pause_tables, retry_tables
+from airflow_provider_pgrepl.replication.changelog.messages import SkippedMessagesWarning, read_messages
+from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.lake.read import arrow_as_of
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import TableName
+from demo.postgres import Server
+from tests.conftest import closing_connection
+from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_bytes
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+T, U = "public.t", "public.u"
+
+
+@pytest.fixture(params=["SQL_ASCII"])
+def kept(server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kept]:
+    """Tables t and u, streaming."""
+    with encoded_database(server, request.param) as dsn:
+        execute(dsn, "create table u(a int primary key, b text)")
+        found = Kept(dsn, tmp_path, (T, U))
+        found.take(T, U)
+        yield found
+
+
+def poison(kept: Kept, key: int = 2) -> None:
+    """A transaction of table t that cannot be sent."""
+    with closing_connection(kept.dsn) as connection:
+        encoding = connection.info.parameter_status("server_encoding")
+    insert_bytes(kept.dsn, NOT_UTF8[encoding], key)
+
+
+def keys(kept: Kept) -> list[int]:
+    return [int(row["new"][0]) for row in kept.changelog_rows("I")]
+
+
+@pytest.mark.parametrize("kept", NOT_UTF8, indirect=True)
+def test_one_transaction_is_left_out_and_what_it_may_have_changed_stops_there(kept: Kept) -> None:
+    execute(kept.dsn, "insert into t values (1, 'before')", "insert into u values (1, 'before')")
+    poison(kept)
+    execute(kept.dsn, "insert into t values (3, 'after')", "insert into u values (3, 'after')")
+    lsn = kept.unsendable()
+    before = kept.slot().confirmed_flush_lsn
+    said = skip_transaction(kept.access, str(lsn), [U], dry_run=True)
+    assert (said.touched, said.named) == ((TableName.parse(T),), (TableName.parse(U),))
+    assert kept.slot().confirmed_flush_lsn == before
+    assert kept.states() == {T: "streaming", U: "streaming"}
+    assert kept.changelog_rows("G") == []
+
+    assert skip_transaction(kept.access, str(lsn), [U]) == said
+    assert kept.states() == {T: "errored", U: "streaming"}
+    assert (kept.record(T).error, kept.record(T).lsn) == ("GapError", lsn)
+    assert "--tables 'public.t'" in kept.record(T).hint
+    assert kept.slot().confirmed_flush_lsn == kept.durable_lsn == lsn + 1
+
+    kept.receive()
+    assert keys(kept) == [1, 1, 3, 3]
+    assert kept.bring_forward(U).error is None
+    kept.assert_equal(U)
+    stopped = kept.bring_forward(T)
+    assert (stopped.error_kind, stopped.error_lsn, stopped.position < lsn) == ("GapError", lsn, True)
+    assert kept.lake_rows(T)["a"].to_pylist() == [1]
+
+
+def test_what_is_read_across_the_gap_is_refused_and_what_is_before_is_not(kept: Kept) -> None:
+    execute(kept.dsn, "insert into t values (1, 'before')", "insert into u values (1, 'before')")
+    poison(kept)
+    execute(kept.dsn, "insert into t values (3, 'after')", "insert into u values (3, 'after')")
+    kept.write_point(LSN(kept.begin() - 1), T, U)
+    lsn = kept.unsendable()
+    skip_transaction(kept.access, lsn, [U])
+    kept.receive()
+    assert arrow_as_of(kept.pipeline, T, lsn=lsn - 1)["a"].to_pylist() == [1]
+    assert sorted(arrow_as_of(kept.pipeline, U)["a"].to_pylist()) == [1, 3]
+    for moment in (lsn, lsn + 1, None):
+        with pytest.raises(LakeError, match=f"transaction at {lsn}.* was skipped"):
+            arrow_as_of(kept.pipeline, T, lsn=moment)
+
+
+def test_every_other_transaction_is_kept_whatever_lay_across(kept: Kept) -> None:
+    """Others begin before and commit after, begin before and commit before, and so on."""
+    with ExitStack() as stack:
+        around = []
+        for number in range(10, 16):
+            connection = psycopg2.connect(kept.dsn)
+            stack.callback(connection.close)
+            connection.cursor().execute(f"insert into t values ({number}, 'x')")
+            around.append(connection)
+        for connection in around[:3]:
+            connection.commit()
+        poison(kept)
+        for connection in around[3:]:
+            connection.commit()
+    lsn = kept.unsendable()
+    skip_transaction(kept.access, lsn)
+    kept.receive()
+    assert keys(kept) == [10, 11, 12, 13, 14, 15]
+    assert kept.states() == {T: "errored", U: "errored"}
+
+
+def test_a_second_one_is_skipped_like_the_first(kept: Kept) -> None:
+    poison(kept, 2)
+    execute(kept.dsn, "insert into u values (1, 'between')")
+    poison(kept, 3)
+    execute(kept.dsn, "insert into u values (2, 'after')")
+    first = kept.unsendable()
+    skip_transaction(kept.access, first, [U])
+    second = kept.unsendable()
+    assert second > first
+    skip_transaction(kept.access, second, [U])
+    kept.receive()
+    assert kept.bring_forward(U).error is None
+    kept.assert_equal(U)
+    assert kept.record(T).lsn == first
+
+
+def test_retry_is_refused_and_paused_tables_are_not_forgotten(kept: Kept) -> None:
+    pause_tables(kept.access, [U])
+    poison(kept)
+    lsn = kept.unsendable()
+    skip_transaction(kept.access, lsn)
+    assert kept.states() == {T: "errored", U: "errored"}
+    with pytest.raises(GapError, match=rf"public\.t: the transaction at {lsn}"):
+        retry_tables(kept.access, [T])
+
+
+def test_only_what_the_server_cannot_send_is_skipped(kept: Kept) -> None:
+    execute(kept.dsn, "insert into t values (1, 'fine')")
+    with pytest.raises(SlotError, match="nothing was skipped"):
+        skip_transaction(kept.access, kept.source_lsn())
+    poison(kept)
+    lsn = kept.unsendable()
+    with pytest.raises(ConfigError, match=f"the transaction at {lsn}, not at {LSN(lsn - 8)}"):
+        skip_transaction(kept.access, LSN(lsn - 8))
+    with pytest.raises(ConfigError, match="--lsn"):
+        skip_transaction(kept.access, "nonsense")
+    with pytest.raises(ConfigError, match=r"public\.v"):
+        skip_transaction(kept.access, lsn, ["public.v"])
+    with kept.access.store("replicate") as store:
+        store.lock(kept.pipeline.name, "replicate")
+        with pytest.raises(SlotBusyError):
+            skip_transaction(kept.access, lsn)
+    assert kept.changelog_rows("G") == []
+    assert kept.states() == {T: "streaming", U: "streaming"}
+
+
+@pytest.mark.parametrize("finishes", ["the receiver", "the same again"])
+def test_one_that_died_between_changelog_and_slot_is_finished(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, finishes: str
+) -> None:
+    class DiedError(Exception):
+        pass
+
+    def die(*_: object) -> None:
+        raise DiedError
+
+    poison(kept)
+    execute(kept.dsn, "insert into u values (3, 'after')")
+    lsn = kept.unsendable()
+    with monkeypatch.context() as patched:
+        patched.setattr(skip, "pass_gaps", die)
+        with pytest.raises(DiedError):
+            skip_transaction(kept.access, lsn, [U])
+    assert kept.durable_lsn == lsn + 1
+    assert kept.slot().confirmed_flush_lsn <= lsn
+    if finishes == "the same again":
+        with pytest.raises(ConfigError, match="was skipped already"):
+            skip_transaction(kept.access, lsn, [T])
+        skip_transaction(kept.access, lsn)
+        assert kept.slot().confirmed_flush_lsn == lsn + 1
+        assert kept.states() == {T: "errored", U: "streaming"}
+    kept.receive()
+    assert kept.bring_forward(U).error is None
+    kept.assert_equal(U)
+    assert kept.bring_forward(T).error_kind == "GapError"
+    assert len(kept.changelog_rows("G")) == 2
+
+
+def test_a_slot_that_was_made_anew_is_not_moved_to_a_gap(kept: Kept) -> None:
+    poison(kept)
+    lsn = kept.unsendable()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(skip, "pass_gaps", lambda *_: None)
+        skip_transaction(kept.access, lsn, [U])
+    slot = kept.pipeline.slot
+    execute(kept.dsn, f"select pg_drop_replication_slot('{slot}')")
+    execute(kept.dsn, f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    stands = kept.slot().confirmed_flush_lsn
+    with kept.source() as source:
+        skipping.pass_gaps(source, kept.pipeline)
+    assert kept.slot().confirmed_flush_lsn == stands
+
+
+def test_messages_are_read_up_to_the_gap_which_is_then_said(kept: Kept) -> None:
+    execute(kept.dsn, "select pg_logical_emit_message(true, 'p', 'before')")
+    poison(kept)
+    execute(kept.dsn, "select pg_logical_emit_message(true, 'p', 'after')")
+    begin, lsn = kept.begin(), kept.unsendable()
+    skip_transaction(kept.access, lsn)
+    kept.receive()
+    found = read_messages(kept.pipeline, above_lsn=begin - 1)
+    assert found["content"].to_pylist() == [b"before"]
+    with pytest.raises(ChangelogError, match=f"{lsn} was skipped") as caught:
+        read_messages(kept.pipeline, above_lsn=found["lsn"][-1].as_py())
+    assert f"above_lsn={int(lsn)}" in caught.value.hint
+    assert read_messages(kept.pipeline, above_lsn=int(lsn))["content"].to_pylist() == [b"after"]
+    with pytest.warns(SkippedMessagesWarning, match=str(lsn)):
+        assert len(read_messages(kept.pipeline)) == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_messages(kept.pipeline, above_lsn=int(lsn))
+
+
+def test_the_gap_goes_with_its_hour_and_those_below_are_refused_all_the_same(kept: Kept) -> None:
+    poison(kept)
+    lsn = kept.unsendable()
+    skip_transaction(kept.access, lsn, [U])
+    later = datetime.now(UTC) + timedelta(hours=3)
+    assert drop_expired(kept.pipeline.lake_root, 1, {1: lsn - 1}, later).files == 0
+    assert drop_expired(kept.pipeline.lake_root, 1, {1: lsn}, later).files > 0
+    with pytest.raises(ChangelogError, match="holds changes above"):
+        retry_tables(kept.access, [T])
+
+
+def test_the_command_says_what_it_costs_and_does_so_with_yes(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    poison(kept)
+    lsn = str(kept.unsendable())
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    command = ["skip", str(kept.file), "--lsn", lsn, "--untouched", U]
+    assert main(command) == 78
+    said = capsys.readouterr().err
+    assert f"the transaction at {lsn} " in said
+    assert f"in error until they are taken anew (snapshot app with --tables): {T}\n" in said
+    assert f"not changed by it, as you say: {U}\n" in said
+    assert "nothing was changed" in said
+    assert kept.states() == {T: "streaming", U: "streaming"}
+    assert main([*command, "--yes"]) == 0
+    assert f"the transaction at {lsn} " in capsys.readouterr().out
+    assert kept.states() == {T: "errored", U: "streaming"}
