@@ -17,14 +17,26 @@ def application(name: str) -> str:
 
     A wheel carries them inside the package; in a source checkout they lie beside it.
     """
+    found = _beside_the_applications(f"{name}.py")
+    if found is None:
+        raise ToolError(
+            f"the Spark application {name}.py is not in {_PACKAGE / 'spark_apps'}",
+            "install the wheel of airflow-provider-pgrepl anew, or give its path as application=",
+        )
+    return found
+
+
+def quiet_logging() -> dict[str, str]:
+    """The variable by which a JVM logs what is worth reading, and in the form that is expected of it."""
+    found = _beside_the_applications("log4j2.properties")
+    return {"LOG4J_CONFIGURATION_FILE": found} if found else {}
+
+
+def _beside_the_applications(name: str) -> str | None:
     for folder in (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps"):
-        path = folder / f"{name}.py"
-        if path.is_file():
-            return str(path)
-    raise ToolError(
-        f"the Spark application {name}.py is not in {_PACKAGE / 'spark_apps'}",
-        "install the wheel of airflow-provider-pgrepl anew, or give its path as application=",
-    )
+        if (folder / name).is_file():
+            return str(folder / name)
+    return None
 
 
 def spark_submit(binary: str = "spark-submit") -> str:

@@ -15,6 +15,7 @@ from airflow.providers.common.compat.openlineage.utils.spark import (
 )
 from airflow.sdk import conf
 
+from airflow_provider_pgrepl.applications import quiet_logging
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.hosting.following import RESULT_FILE
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -38,7 +39,8 @@ def driver_environment(
     In `folder` the application leaves its result.
     """
     # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
-    environment = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
+    inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
+    environment = {**quiet_logging(), **inherited}
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if hook._connection["master"].startswith("local"):
         environment["PYSPARK_PYTHON"] = sys.executable

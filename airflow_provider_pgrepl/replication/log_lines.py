@@ -17,6 +17,7 @@ JSON = "json"
 
 _FOR_PEOPLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OF_SPARK = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)", re.DOTALL)
+_AT_EVERY_START = ("WARNING: Using incubator modules", "Picked up JAVA_TOOL_OPTIONS")
 _LEVELS = {
     "TRACE": logging.DEBUG,
     "DEBUG": logging.DEBUG,
@@ -70,6 +71,8 @@ def parse(line: str) -> LogLine:
             return found
     if spark := _OF_SPARK.match(line):
         return LogLine(_LEVELS[spark[2]], spark[3])
+    if line.startswith(_AT_EVERY_START):
+        return LogLine(logging.DEBUG, line)
     return LogLine(logging.INFO, line)
 
 

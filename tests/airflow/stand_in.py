@@ -19,6 +19,7 @@ parser.add_argument("--journal", type=Path, required=True)
 parser.add_argument("--exit", type=int)
 parser.add_argument("--ignore-term", action="store_true")
 parser.add_argument("--slow-end", type=float, default=0.0)
+parser.add_argument("--lines", type=Path)
 options = parser.parse_args()
 
 
@@ -41,6 +42,8 @@ signal.signal(signal.SIGTERM, stop)
 pipeline = json.loads(options.pipeline.read_text(encoding="utf-8"))
 print(f"pipeline {pipeline['name']}, DSN of {len(os.environ['PGREPL_DSN'])} characters", flush=True)
 journal("started")
+if options.lines is not None:
+    sys.stderr.write(options.lines.read_text(encoding="utf-8"))
 if options.exit is not None:
     sys.stderr.write("the last words\n")
     sys.exit(options.exit)

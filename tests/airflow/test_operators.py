@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,36 @@ def test_only_a_failure_that_a_retry_may_mend_is_retried(
     behave("--exit", str(code))
     assert run_dag("stand_in").state == "failed"
     assert len(journal.pids()) == tries
+
+
+def test_the_task_log_keeps_levels_and_one_time_and_the_failure_says_the_last_error(
+    behave: Any, journal: Journal, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ours = {"pgrepl": 1, "at": datetime.now(UTC).isoformat(), "level": "ERROR"}
+    lines = tmp_path / "lines"
+    lines.write_text(
+        json.dumps({**ours, "level": "WARNING", "text": "table public.b stops"})
+        + "\n"
+        + json.dumps({**ours, "text": "SlotError: the slot is lost\n  hint: begin a new epoch"})
+        + "\n26/11/22 01:18:44 WARN Executor: stopping\n"
+        + "\tat org.apache.spark.executor.Executor.run(Executor.scala:1)\n" * 30
+    )
+    behave("--lines", str(lines), "--exit", "78")
+    assert run_dag("stand_in").state == "failed"
+    printed = "".join(capfd.readouterr()).splitlines()
+
+    def line_of(text: str) -> str:
+        return next(line for line in printed if text in line)
+
+    assert "[warning" in line_of("table public.b stops")
+    assert "[error" in line_of("SlotError: the slot is lost")
+    assert "[warning" in line_of("Executor: stopping")
+    assert not [line for line in printed if "26/11/22" in line or '"pgrepl"' in line]
+    failure = next(number for number, line in enumerate(printed) if "a retry will not help" in line)
+    said = "\n".join(printed[failure:])
+    assert "SlotError: the slot is lost" in said
+    assert "hint: begin a new epoch" in said
+    assert "Executor.scala" not in said
 
 
 def test_a_continuous_replication_that_ended_by_itself_is_started_again(

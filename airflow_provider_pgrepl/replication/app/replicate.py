@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
+from airflow_provider_pgrepl.replication.app.summary import SummaryLog
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
@@ -128,10 +129,13 @@ class Replication:
             self._stop.install()
             self._applier = Applier(spark, self._pipeline, self._store, self._record)
             self._progress = self._make_progress_writer()
+            summary = self._make_summary()
             try:
                 self._progress.start()
+                summary.start()
                 return self._run_forever() if target is None else self._run_until(target)
             finally:
+                summary.stop()
                 self._progress.stop()
                 spark.stop()
         finally:
@@ -144,6 +148,15 @@ class Replication:
             lambda: self._receiver.progress,
             lambda: self._applier.progress,
             lambda: None if self._tidying.locked() else self._applier.progress.idle_at,
+        )
+
+    def _make_summary(self) -> SummaryLog:
+        return SummaryLog(
+            self._dsn,
+            process.state_dsn(),
+            self._pipeline,
+            lambda: self._receiver.progress,
+            lambda: self._applier.progress,
         )
 
     def _run_forever(self) -> int:

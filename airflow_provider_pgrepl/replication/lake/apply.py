@@ -352,7 +352,7 @@ class Applier:
         changes = sum(result.changes for result in results)
         if changes:
             seconds = time.monotonic() - started
-            log.info("applied %d changes of %d tables in %.2f s", changes, len(results), seconds)
+            log.debug("applied %d changes of %d tables in %.2f s", changes, len(results), seconds)
 
 
 def _snapshot_of(record: TableRecord) -> LSN:

@@ -1,0 +1,84 @@
+"""The line a minute of a replication, from a real source and state."""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+import psycopg2.extensions
+import pytest
+
+from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.replication.app.summary import SummaryLog
+from airflow_provider_pgrepl.replication.lake.apply import ApplierProgress
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.source import slot
+from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.recorded import Recorded
+from tests.support.replicated import wait_until
+
+
+class Told:
+    """A recorded pipeline with a slot, of which two threads would say how far they are."""
+
+    def __init__(self, dsn: str, pg: psycopg2.extensions.connection, **how: float) -> None:
+        pg.cursor().execute("create table a (id int primary key); create table b (id int primary key)")
+        self.slot = f"summary_{psycopg2.extensions.parse_dsn(dsn)['dbname']}"
+        self.shop = Recorded(dsn, slot=self.slot)
+        self.pg = pg
+        with slot.export_slot(dsn, self.slot, temporary=False, timeout_s=60):
+            pass
+        self.received, self.applied = ReceiverProgress(), ApplierProgress()
+        self.log = SummaryLog(
+            dsn, dsn, self.shop.pipeline, lambda: self.received, lambda: self.applied, **how
+        )
+
+    def apply_all(self, age_s: float) -> None:
+        self.applied.applied_lsn = LSN(wal_lsn(self.pg) - 1)
+        self.applied.commit_ts = datetime.now(UTC) - timedelta(seconds=age_s)
+
+
+@pytest.fixture
+def told(dsn, pg):
+    made = Told(dsn, pg)
+    yield made
+    slot.drop_slot(pg, made.slot)
+
+
+def test_states_changes_lag_and_wal_held_are_read(told):
+    told.apply_all(age_s=7.0)
+    told.shop.set_state("public.b", TableState.ERRORED, reason="a reason", hint="a hint")
+    told.pg.cursor().execute("insert into a select generate_series(1, 10000)")
+    told.received.changes, told.applied.changes = 10_000, 3
+    summary = told.log.read()
+    assert summary.states == {TableState.STREAMING: 1, TableState.ERRORED: 1}
+    assert summary.errored == ("public.b",)
+    assert (summary.changes, summary.applied) == (10_000, 3)
+    assert summary.lag_s == pytest.approx(7.0, abs=5.0)
+    assert summary.lag_bytes > 500_000
+    assert summary.held_bytes >= summary.lag_bytes
+    assert told.log.read().changes == 0, "counted since the last time"
+
+
+def test_an_idle_source_is_not_said_to_be_hours_behind(told):
+    told.log.read()
+    told.apply_all(age_s=36_000.0)
+    summary = told.log.read()
+    assert summary.lag_s < 60
+    assert summary.lag_bytes < 100_000
+
+
+def test_lines_are_logged_and_what_cannot_be_read_is_said_and_stops_nothing(told, pg, caplog):
+    told.log._interval_s = 0.05
+    with caplog.at_level(logging.INFO, "airflow_provider_pgrepl"):
+        told.log.start()
+        try:
+            wait_until(lambda: "2 tables: 2 streaming; 0 changes received" in caplog.text)
+            pg.cursor().execute("drop schema _pgrepl cascade")
+            wait_until(lambda: "no summary: " in caplog.text)
+        finally:
+            told.log.stop()
+    with pytest.raises(StateError):
+        told.log.read()

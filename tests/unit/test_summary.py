@@ -1,0 +1,44 @@
+"""The line a minute that says how a replication stands: its words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from airflow_provider_pgrepl.replication.app.summary import Summary
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+GOOD = Summary(
+    states={TableState.STREAMING: 3},
+    errored=(),
+    changes=56_400,
+    seconds=60.0,
+    applied=1_234_567,
+    lag_s=4.1,
+    lag_bytes=466_944,
+    held_bytes=13 << 20,
+)
+
+
+def test_states_changes_lag_and_wal_are_in_one_line() -> None:
+    assert GOOD.to_text() == (
+        "3 tables: 3 streaming; 56,400 changes received, 940/s; 1,234,567 rows applied since the start;"
+        " the lake is 4.1 s, 456.0 KiB behind the source; the slot holds 13.0 MiB of WAL"
+    )
+
+
+def test_tables_in_error_are_named() -> None:
+    states = {TableState.STREAMING: 2, TableState.ERRORED: 1}
+    text = replace(GOOD, states=states, errored=("public.b",)).to_text()
+    assert text.startswith("3 tables: 2 streaming, 1 errored (public.b); ")
+
+
+def test_of_very_many_tables_in_error_some_are_named() -> None:
+    errored = tuple(f"public.t{number:03}" for number in range(500))
+    text = replace(GOOD, states={TableState.ERRORED: 500}, errored=errored).to_text()
+    assert "public.t019 and 480 more)" in text
+    assert len(text) < 600
+
+
+def test_a_source_that_cannot_be_asked_is_said() -> None:
+    text = replace(GOOD, lag_s=None, lag_bytes=None, held_bytes=None).to_text()
+    assert text.endswith("; the source cannot be asked how far it is")
