@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.text_file import read_text
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _QUOTED = re.compile(r'"[^"]*"')
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
 _NAME_BYTES = 63
@@ -114,11 +115,16 @@ class Pipeline:
 
     def _check_lake(self) -> None:
         if not self.lake.strip():
-            raise ConfigError("lake: is empty", "give the path or URI under which the lake tables are to be")
+            raise ConfigError("lake: is empty", "give the path under which the lake tables are to be")
         if _CREDENTIALS.match(self.lake):
             raise ConfigError(
                 "lake: the URI holds credentials",
                 "those of a store come from the environment or an Airflow connection, never from the file",
+            )
+        if scheme := _SCHEME.match(self.lake):
+            raise ConfigError(
+                f"lake: is a URI ({scheme[0]}…), not a path; object stores are not supported yet",
+                "give a directory of this host, or of a file system that all hosts share",
             )
 
     def _check_tables(self) -> None:
@@ -212,9 +218,7 @@ class Pipeline:
 
     @property
     def lake_root(self) -> str:
-        """The lake without a trailing slash; a local path is made absolute."""
-        if "://" in self.lake:
-            return self.lake.rstrip("/")
+        """The lake's path, absolute and without a trailing slash."""
         return str(Path(self.lake).expanduser().absolute())
 
     def to_json(self) -> str:

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.airflow.conftest import SECRET
 
 RECORDER = str(Path(__file__).parent / "spark-submit-recorder")
-PIPELINE = {"name": "shop", "tables": ["public.*"], "lake": "s3a://lake"}
+PIPELINE = {"name": "shop", "tables": ["public.*"], "lake": "/mnt/lake"}
 
 
 def test_the_pipeline_travels_with_the_application_and_the_password_does_not(

@@ -13,6 +13,17 @@ from tests.support.replicated import execute
 T = "public.t"
 
 
+def test_they_are_found_wherever_the_lake_lies(dsn, tmp_path):
+    """deltalake gives a table's place as a URI, in which a path looks otherwise."""
+    execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
+    (folder := tmp_path / "a lake é").mkdir()
+    handed = Handed(dsn, folder, (T,))
+    relation = handed.copy(T)
+    write_deltalake(handed.lake_path(T), pa.table(handed.lake_rows(T)), mode="append")
+    execute(dsn, "insert into t values (2)")
+    assert handed.stream(relation).error_kind == "LakeChangedError"
+
+
 @pytest.mark.parametrize(
     "change", ["insert into t values (2)", "update t set id = 5", "delete from t", "truncate t"]
 )

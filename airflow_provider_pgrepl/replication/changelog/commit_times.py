@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import open_storage
 
 _TIME = pa.timestamp("us", "UTC")
 
@@ -31,7 +32,7 @@ def first_commit_after(table: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
         # Bounds are rounded outwards; a file without any may hold anything.
         later = pc.greater(files["max.commit_ts"].cast(_TIME), pa.scalar(moment, _TIME))
         files = files.filter(pc.fill_null(later, True))
-    filesystem, root = pafs.FileSystem.from_uri(table.table_uri)
+    filesystem, root = open_storage(table.table_uri)
     first: int | None = None
     for path, lowest in zip(files["path"].to_pylist(), files["min.commit_lsn"].to_pylist(), strict=True):
         if first is not None and lowest > first:

@@ -6,7 +6,6 @@ import warnings
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION, gap_after
@@ -20,6 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX
 
 MESSAGE_SCHEMA = pa.schema(
@@ -64,7 +64,7 @@ def read_messages(
         )
     above = LSN(above_lsn or 0)
     paths = [file.path for file in live_files(changelog, wanted, above) if file.may_hold(NO_RELATION)]
-    filesystem, root = pafs.FileSystem.from_uri(uri)
+    filesystem, root = open_storage(uri)
     rows = read_rows(filesystem, root, paths, NO_RELATION, above)
     found = _as_messages(rows.filter(pc.equal(rows["op"], "M")))
     found = found.filter(pc.not_equal(found["prefix"], DDL_PREFIX))

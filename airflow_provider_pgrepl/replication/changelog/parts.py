@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA
-from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage import durable, open_storage
 
 _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024
@@ -47,7 +46,7 @@ class PartFolder:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        self._filesystem, self._root = pafs.FileSystem.from_uri(uri)
+        self._filesystem, self._root = open_storage(uri)
         self._folders: set[str] = set()
 
     def write(self, rows: pa.Table) -> Part:

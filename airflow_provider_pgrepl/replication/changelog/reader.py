@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def find_relation_record(uri: str, relation_id: int, version: int) -> RelationRe
     """The op `R` of a relation version, wherever in the epoch it stands; a rare and slow look-up."""
     table = open_changelog(uri)
     epoch = EpochRecord.from_json(table.metadata().description).epoch
-    filesystem, root = pafs.FileSystem.from_uri(uri)
+    filesystem, root = open_storage(uri)
     for file in reversed(live_files(table, epoch, LSN(0))):
         if not file.may_hold(relation_id):
             continue

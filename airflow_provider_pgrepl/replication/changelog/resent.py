@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import RewoundError
@@ -21,6 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.wire.columns import Ended
 
 _NOWHERE = LSN(0)
@@ -60,7 +60,7 @@ class ResentCheck:
         """Read (commit LSN, xid, time) of what may be sent again."""
         if confirmed_lsn >= writer.durable_lsn:
             return cls(writer.durable_lsn, {}, is_passed=True)
-        filesystem, root = pafs.FileSystem.from_uri(uri)
+        filesystem, root = open_storage(uri)
         changelog = open_changelog(uri)
         above = LSN(max(0, confirmed_lsn - 1))
         pieces = [

@@ -40,7 +40,7 @@ def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None
 
 def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
     """A commit's actions; None when its log file is gone."""
-    filesystem, root = open_storage(uri.rstrip("/").removeprefix("file://"))
+    filesystem, root = open_storage(uri)
     try:
         source = filesystem.open_input_stream(f"{root}/_delta_log/{version:020d}.json")
     except FileNotFoundError:

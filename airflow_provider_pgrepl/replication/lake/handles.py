@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.lake.table import open_table
+from airflow_provider_pgrepl.replication.storage import open_storage
 
 _handles: dict[str, tuple[DeltaTable, tuple[int | None, int | None]]] = {}
 """With what tells each apart from a later one in its place."""
@@ -34,6 +34,6 @@ def forget(uri: str) -> None:
 
 def _beginning(uri: str) -> tuple[int | None, int | None]:
     """When the table's first commit was written, and its size; Nones once upkeep has taken it away."""
-    filesystem, root = pafs.FileSystem.from_uri(uri)
+    filesystem, root = open_storage(uri)
     first = filesystem.get_file_info(f"{root}/_delta_log/{0:020}.json")
     return first.mtime_ns, first.size

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
@@ -25,6 +24,7 @@ from airflow_provider_pgrepl.replication.lake.relations_in_force import read_rel
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, epoch_of, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 
@@ -128,7 +128,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
 
 def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     lake = _open(work)
-    filesystem, root = pafs.FileSystem.from_uri(work.changelog)
+    filesystem, root = open_storage(work.changelog)
     rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
     rows = rows.filter(pc.less(rows["commit_lsn"], upto_lsn))
     work.announced.remember(rows)

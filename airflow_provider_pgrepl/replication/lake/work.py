@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -19,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
 from airflow_provider_pgrepl.replication.lake.work_item import MARK, WorkItem
+from airflow_provider_pgrepl.replication.storage import open_storage
 
 FORMAT = "pgrepl_changelog"
 _BEFORE_ALL = -1
@@ -101,7 +101,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _read(self, version: int) -> Commit | None:
         if version not in self._commits:
-            filesystem, root = pafs.FileSystem.from_uri(self._uri)
+            filesystem, root = open_storage(self._uri)
             try:
                 self._commits[version] = read_commit(filesystem, root, version)
             except FileNotFoundError:

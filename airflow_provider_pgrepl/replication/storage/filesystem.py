@@ -9,15 +9,19 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.storage.durable import local_path
 
 # Hadoop's names of schemes that Arrow knows under another one.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "abfss": "abfss"}
 
 
 def open_storage(root: str) -> tuple[fs.FileSystem, str]:
-    """The filesystem of a lake root and the root's path in it. Raises LakeError."""
-    scheme, separator, rest = root.partition("://")
-    uri = f"{_SCHEMES.get(scheme, scheme)}://{rest}" if separator else root
+    """The filesystem of a lake, or of a place below one, and the path in it. Raises LakeError."""
+    local = local_path(root)
+    if local is not None:
+        return fs.LocalFileSystem(), str(local)
+    scheme, _, rest = root.partition("://")
+    uri = f"{_SCHEMES.get(scheme, scheme)}://{rest}"
     try:
         filesystem, path = fs.FileSystem.from_uri(uri)
     except (pa.ArrowException, OSError, ValueError) as error:

@@ -8,7 +8,6 @@ from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
@@ -16,6 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import open_storage
 
 HEADS = ["commit_lsn", "ordinal", "xid", "relation_id", "relation_version", "op"]
 """What says where a row stands and which relation it obeys; no values."""
@@ -44,7 +44,7 @@ class KeptChanges:
         self, files: Sequence[ChangelogFile], relation_id: int, above: LSN, upto: LSN | None = None
     ) -> pa.Table:
         """The HEADS of the relation's rows in these files, in order."""
-        filesystem, root = pafs.FileSystem.from_uri(self.uri)
+        filesystem, root = open_storage(self.uri)
         paths = [file.path for file in files]
         rows = reader.read_rows(filesystem, root, paths, relation_id, above, HEADS)
         return rows if upto is None else rows.filter(pc.less_equal(rows["commit_lsn"], int(upto)))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
@@ -18,6 +17,7 @@ from airflow_provider_pgrepl.replication.lake.reading.replaced import Replaced
 from airflow_provider_pgrepl.replication.lake.relations_in_force import walk_relations
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 _CHANGES = pa.array(["I", "U", "D", "T"])
@@ -75,7 +75,7 @@ class Overlay:
 
         Raises ChangelogError when a file is gone, DriftError.
         """
-        filesystem, root = pafs.FileSystem.from_uri(self.changelog)
+        filesystem, root = open_storage(self.changelog)
         rows = reader.read_rows(filesystem, root, self.paths, self.relation.oid, self.above)
         rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
         if self.first is not None:
