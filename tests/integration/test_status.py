@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -180,7 +181,7 @@ def test_the_text_reads_well_at_a_hundred_columns(shop: Shop) -> None:
     assert f"{shop.pipeline.slot}, not read by anybody, holds " in found.stdout
 
 
-def test_tables_that_are_paused_or_removed_are_told_from_others(shop: Shop) -> None:
+def test_paused_tables_are_told_from_others_and_removed_ones_are_gone(shop: Shop) -> None:
     at = shop.set_up()
     with Store(shop.dsn, "test") as store:
         for table in ("paused", "removed", "old"):
@@ -199,14 +200,28 @@ def test_tables_that_are_paused_or_removed_are_told_from_others(shop: Shop) -> N
     text = shop.status().stdout
     lines = text.splitlines()
     assert max(map(len, lines[3:])) <= 100
-    assert "5 tables: 2 errored, " in text
+    assert "4 tables: 2 errored, " in text
     tables = {table["table"]: table for table in shop.json()["tables"]}
     assert tables["public.broken"]["error"] == "ValueRangeError"
     assert tables["public.paused"]["lag_bytes"] >= 0
-    assert tables["public.removed"]["lag_bytes"] is None
+    assert "public.removed" not in tables
     old = lines.index(next(line for line in lines if line.startswith("public.old: error, since ")))
     assert lines[old + 1 : old + 3] == ["  one line", "  and another"]
-    assert not any(line.startswith(("public.paused: ", "public.removed: ")) for line in lines)
+    assert not any(line.startswith("public.paused: ") for line in lines)
+    assert "public.removed" not in text
+
+
+def test_a_slot_whose_reader_says_nothing_is_not_taken_for_an_app_that_runs(shop: Shop) -> None:
+    shop.set_up()
+    slot, publication = shop.pipeline.slot, shop.pipeline.publication
+    with ReplicationStream(shop.dsn, slot, publication) as stream:
+        assert "running on host:42" in shop.status().stdout
+        with shop.pg.cursor() as cursor:
+            cursor.execute("update _pgrepl.progress set updated_at = updated_at - interval '1 minute'")
+        text = shop.status().stdout
+        assert "starts, hangs, or has ended unnoticed; was on host:42" in text
+        assert f"free the slot: select pg_terminate_backend({stream.sender_pid})" in text
+        assert max(map(len, text.splitlines()[3:])) <= 100
 
 
 def test_a_state_of_an_older_version_is_a_problem_and_not_a_failure(shop: Shop) -> None:

@@ -22,6 +22,11 @@ _INTERVAL_S = 2.0
 _LAST_S = 5.0
 
 
+def holder() -> str:
+    """This process, as people can find it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
 class ProgressWriter:
     """Writes every two seconds from `start` to `stop`, and once at the end. `error` is what ended it before.
 
@@ -80,7 +85,7 @@ class ProgressWriter:
                 applied_lsn=applied.applied_lsn,
                 applied_commit_ts=applied.commit_ts,
                 changes_per_s=rate,
-                holder=f"{socket.gethostname()}:{os.getpid()}",
+                holder=holder(),
                 idle_at=self._idle_at(),
             )
 

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import (
     LakeUnavailableError,
     PgReplError,
 )
-from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
@@ -70,6 +70,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     ):
         store.migrate()
         store.lock(pipeline.name, "replicate")
+        # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
+        store.write_progress(pipeline.name, holder=progress_writer.holder())
         settle_lake(pipeline)
         record = read_epoch(changelog_uri(pipeline.lake_root))
         check_record(pipeline, record)

@@ -78,7 +78,8 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class Status:
-    """`problems` says what could not be looked at. `steps`: received, durable, told, applied.
+    """`problems` says what could not be looked at. `steps`: received, durable, told, applied. `tables`:
+    without those that were removed.
 
     `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
     """
@@ -122,7 +123,9 @@ def read_status(pipeline: Pipeline) -> Status:
     recorded, progress, tables, problems = _read_state(pipeline)
     lake = _read_lake(pipeline)
     applied = LSN(lake.point.lsn) if lake.point else None
-    statuses = tuple(_table(pipeline, record, lake, end) for record in tables)
+    statuses = tuple(
+        _table(pipeline, record, lake, end) for record in tables if record.state is not TableState.REMOVED
+    )
     return Status(
         pipeline=pipeline.name,
         lake=pipeline.lake_root,
@@ -190,7 +193,7 @@ def _table(pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN) -> Ta
     if position is not None and lake.point and str(record.table) in lake.point.tables:
         # Nothing of it was changed between its position and the point.
         reached = max(position, LSN(lake.point.lsn))
-    in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING, TableState.REMOVED)
+    in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
     return TableStatus(
         table=str(record.table),
         state=record.state,

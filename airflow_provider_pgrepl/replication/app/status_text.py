@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 
 _WIDTH = 100
 _LABEL = 10
+_RECENT_S = 15.0
 _MEANING = {
     "received": "read from the slot, as the replicate app last said",
     "durable": "committed to the changelog",
@@ -89,7 +90,11 @@ def _app(status: Status) -> list[str]:
         return [_line("app", "the replicate app has not run yet")]
     app = status.app
     ago = f"last report {_ago(app.reported_at)}" if app.reported_at else "no report"
-    if status.slot is not None and status.slot.active:
+    is_read = status.slot is not None and status.slot.active
+    if is_read and not is_recent(app.reported_at):
+        text = f"starts, hangs, or has ended unnoticed; was on {app.holder}, {ago}"
+        return [_line("app", text)]
+    if is_read:
         return [_line("app", f"running on {app.holder}, {app.changes_per_s:,.0f} changes/s, {ago}")]
     return [_line("app", f"not running; was on {app.holder}, {ago}")]
 
@@ -101,7 +106,16 @@ def _slot(status: Status) -> list[str]:
         return [_line("slot", text)]
     if slot is None:
         return [_line("slot", "is gone: the pipeline needs a new epoch (snapshot app with --new-epoch)")]
-    return [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
+    lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
+    if slot.active and not (status.app and is_recent(status.app.reported_at)):
+        sender = f"select pg_terminate_backend({slot.active_pid})"
+        lines += _wrapped(f"hint: if no app of this pipeline runs any more, free the slot: {sender}")
+    return lines
+
+
+def is_recent(reported_at: datetime | None) -> bool:
+    """Whether an app that runs can have reported last at that time; it reports every two seconds."""
+    return reported_at is not None and (datetime.now(UTC) - reported_at).total_seconds() < _RECENT_S
 
 
 def _slot_state(slot: SlotStatus) -> str:

@@ -261,7 +261,10 @@ def _translate(result: pq.abc.PGresult) -> PgReplError:
     text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"no message").decode(errors="replace")
     if state == "55006":
         return SlotBusyError(
-            text, "another process reads this slot; it may be a previous run that still ends"
+            text,
+            "another process reads this slot. It may be a previous run that still ends, or one whose host has"
+            " vanished, which the server notices after a minute; this ends its sender at once: select"
+            " pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'SLOT'",
         )
     if state == "42704" and "publication" in text:
         return PublicationError(text, "run the snapshot app with --new-epoch to set the pipeline up anew")
