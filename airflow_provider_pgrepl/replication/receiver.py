@@ -32,6 +32,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.source_watch import SourceWatch
+from airflow_provider_pgrepl.replication.standings import Standings
 from airflow_provider_pgrepl.replication.wire.columns import Begun, Splitter
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 _CHUNK_BYTES = 8 << 20
 _STATUS_INTERVAL_S = 5.0
 _POLL_S = 0.05
+_LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,8 @@ class Receiver:
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
         self._last_flush = self._last_record = self._last_move = time.monotonic()
+        self._standings = Standings(self._catalog, writer, index)
+        self._look()
         progress = self.progress
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
@@ -267,7 +271,7 @@ class Receiver:
 
     def _write(self) -> None:
         while True:
-            self._watch.check_if_due()
+            self._look_if_due()
             try:
                 chunk = self._chunks.get(timeout=self._until_flush())
             except queue.Empty:
@@ -296,6 +300,22 @@ class Receiver:
         if not self._buffer.has_whole:
             self._settle()
 
+    def _look_if_due(self) -> None:
+        """What came is seen to be all that there is; also that nothing comes."""
+        interval = _LOOK_S if self._idle_lsn > self._looked_lsn else _IDLE_LOOK_S
+        if not self._buffer.has_whole and time.monotonic() - self._last_look >= interval:
+            self._look()
+            self._settle()
+
+    def _look(self) -> None:
+        """Before anything becomes durable: are all changes sent? Says in the changelog where they may not be.
+
+        Raises PublicationError, and what `Standings.look` does.
+        """
+        self._watch.check_publication()
+        self._standings.look()
+        self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
+
     def _until_flush(self) -> float:
         if not self._buffer.has_whole:
             return self._pipeline.flush_interval_s
@@ -312,6 +332,7 @@ class Receiver:
     def _flush(self) -> None:
         if not self._buffer.has_whole:
             return
+        self._look()
         self._buffer.flush(self._idle_lsn)
         self._last_flush = time.monotonic()
         self._settle()
@@ -324,7 +345,7 @@ class Receiver:
         progress.changelog_version = self._writer.version
         progress.sequence = self._writer.sequence
         progress.durable_lsn = durable
-        progress.seen_lsn = max(durable, self._idle_lsn)
+        progress.seen_lsn = max(durable, self._looked_lsn)
 
     def _keepalive_due(self) -> bool:
         now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
@@ -333,6 +354,7 @@ class Receiver:
         return ahead >= self._rule.min_bytes or now - self._last_move >= self._rule.max_wait_s
 
     def _record_idle(self) -> None:
+        self._look()
         self._writer.record_keepalive(self._idle_lsn)
         self._last_record = time.monotonic()
         self._settle()

@@ -191,6 +191,21 @@ class Partition:
 
 
 @dataclass(frozen=True)
+class Standing:
+    """Which table has a relation's place now, and how the publication publishes it.
+
+    `oid`: the relation's own; another one's that has its name, or 0, when it is gone. The others are those of
+    Relation: none of them ever comes back when what it stands for was altered, and set back.
+    """
+
+    oid: int
+    publication_oid: int = 0
+    publication_xmin: int = 0
+    membership_oid: int = 0
+    membership_xmin: int = 0
+
+
+@dataclass(frozen=True)
 class Relation:
     """A table's definition at one moment: published columns in the order in which pgoutput sends them.
 
@@ -227,6 +242,12 @@ class Relation:
     @property
     def key_columns(self) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.is_key)
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(
+            self.oid, self.publication_oid, self.publication_xmin, self.membership_oid, self.membership_xmin
+        )
 
     def to_json(self) -> str:
         """Canonical JSON: equal relations give equal text."""

@@ -14,7 +14,6 @@ from airflow_provider_pgrepl.replication.source.relations import read_relation
 
 log = logging.getLogger(__name__)
 
-_CHECK_INTERVAL_S = 5.0
 _PAUSES_S = (0.02, 0.1, 0.5)
 
 
@@ -25,7 +24,6 @@ class SourceWatch:
         self._connection = connection
         self._record = record
         self._trusts_owners = trusts_owners
-        self._last_check = time.monotonic()
 
     def read_relation(self, oid: int) -> Relation | None:
         """The table as it is now; None when it is gone. Raises PublicationError, SourceConnectionError.
@@ -61,9 +59,3 @@ class SourceWatch:
         A server from 18 on only warns of a missing publication, and sends nothing.
         """
         check_publication(self._connection, self._record.publication, self._record.publication_oid)
-        self._last_check = time.monotonic()
-
-    def check_if_due(self) -> None:
-        """`check_publication`, every few seconds."""
-        if time.monotonic() - self._last_check >= _CHECK_INTERVAL_S:
-            self.check_publication()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError, PublicationError, SlotBusyError, SourceConnectionError
-from airflow_provider_pgrepl.replication import source_watch
+from airflow_provider_pgrepl.replication import receiver
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
@@ -172,7 +172,7 @@ def test_without_time_to_connect_again_the_first_loss_ends_it(dsn: str, tmp_path
 def test_what_connecting_again_does_not_mend_ends_it_at_once(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source_watch, "_CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(receiver, "_IDLE_LOOK_S", 0.1)
     with receiving(received) as reception:
         execute(dsn, f"drop publication {received.pipeline.publication}")
         assert reception.failed.wait(20)

@@ -9,7 +9,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceError
-from airflow_provider_pgrepl.replication import source_watch
+from airflow_provider_pgrepl.replication import receiver, source_watch, standings
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -27,7 +27,7 @@ def received(dsn: str, tmp_path: Path) -> Received:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_watch, "_CHECK_INTERVAL_S", 0.1)
+    monkeypatch.setattr(receiver, "_IDLE_LOOK_S", 0.1)
 
 
 def announced(received: Received) -> list[RelationRecord]:
@@ -116,16 +116,19 @@ def test_a_publication_that_is_no_longer_the_pipelines_ends_the_receiver(
         Receiver(dsn, received.pipeline).start()
 
 
-def test_the_publication_is_looked_at_every_few_seconds_only(received: Received, dsn: str) -> None:
+def test_the_publication_is_looked_at_once_a_flush(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(dsn, "create table t(id int primary key)")
+    received = Received(dsn, tmp_path, ("public.t",), flush_interval_s=0.5)
+    received.begin()
+    looked = []
+    look = standings.Standings.look
+    monkeypatch.setattr(standings.Standings, "look", lambda self: (looked.append(1), look(self)))
+    began = time.monotonic()
     with received.receiving() as receiver:
-        watch = receiver._watch
-        before = watch._last_check
-        began = time.monotonic()
-        for n in range(20):
-            execute(dsn, f"insert into t values ({n}, 'a')")
+        execute(dsn, *(f"insert into t values ({n})" for n in range(200)))
         wait_until_seen(receiver, received.source_lsn())
-        relation_read = watch._last_check
-        execute(dsn, "insert into t values (100, 'a')")
-        wait_until_seen(receiver, received.source_lsn())
-        assert relation_read > before
-        assert watch._last_check == relation_read or time.monotonic() - began > 5
+        seconds = time.monotonic() - began
+    assert len(looked) <= seconds / 0.2 + 3
+    assert len(received.changelog_rows("I")) == 200

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.removal import remove_tables
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
@@ -129,3 +132,38 @@ def test_row_filters_column_lists_and_unpublished_columns_are_honoured_by_copy_a
     for case in cases:
         replay.assert_equal(case.table)
     assert "secret" not in replicated.lake_rows("public.listed").column_names
+
+
+def test_a_publication_that_left_deletes_out_for_a_while_is_not_caught_up_with(dsn, spark, tmp_path):
+    execute(
+        dsn,
+        "create table t(id int primary key)",
+        "create table u(id int primary key)",
+        "insert into t select generate_series(1, 20)",
+    )
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t", "public.u"))
+    replicated.snapshot()
+    replicated.catch_up()
+    publication = replicated.pipeline.publication
+    execute(
+        dsn,
+        f"alter publication {publication} set (publish = 'insert, update')",
+        "delete from t",
+        f"alter publication {publication} set (publish = 'insert, update, delete, truncate')",
+    )
+    assert replicated.run("replicate", "--until", "caught-up") == process.WILL_NOT_HELP
+    states = replicated.states()
+    assert {str(record.state) for record in states.values()} == {"errored"}
+    replicated.take_anew("public.t,public.u")
+    execute(dsn, "insert into t values (1)")
+    replicated.catch_up()
+    replicated.assert_equal("public.t", "public.u")
+    # Adding and removing another table is no reason to stop.
+    execute(dsn, "create table v(id int primary key)")
+    assert replicated.run("snapshot", "--add", "public.v") == 0
+    execute(dsn, "insert into v values (1)", "insert into t values (2)")
+    replicated.catch_up()
+    remove_tables(Access(replicated.pipeline, dsn, dsn), ["public.v"])
+    execute(dsn, "insert into t values (3)")
+    replicated.catch_up()
+    replicated.assert_equal("public.t", "public.u")

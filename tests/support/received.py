@@ -10,7 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import UnsendableError
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    STANDING_ORDINAL,
+    EpochRecord,
+    changelog_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.reader import (
     ChangelogFile,
     live_files,
@@ -25,6 +29,8 @@ from airflow_provider_pgrepl.replication.source import catalog, publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.slot import Slot, export_slot, read_slot
 from tests.support.replicated import Replicated, wait_until
+
+_OPS = tuple("IUDTRMG")
 
 EAGER = KeepaliveRule(min_interval_s=0.1, min_bytes=1, max_wait_s=0.1)
 """Records a keepalive as soon as it moved."""
@@ -108,7 +114,16 @@ class Received(Replicated):
         return live_files(open_changelog(self.changelog), read_epoch(self.changelog).epoch, LSN(0))
 
     def changelog_rows(self, *ops: str) -> list[dict[str, Any]]:
-        """The rows of the present epoch in order, of these ops or all, with the file that holds each."""
+        """What the source sent in the present epoch, in order, of these ops or all, with the file of each."""
+        return [
+            row for row in self._rows() if row["ordinal"] != STANDING_ORDINAL and row["op"] in (ops or _OPS)
+        ]
+
+    def standings(self) -> list[dict[str, Any]]:
+        """What the receiver has said of the publication."""
+        return [row for row in self._rows() if row["ordinal"] == STANDING_ORDINAL]
+
+    def _rows(self) -> list[dict[str, Any]]:
         pieces = []
         for file in self.changelog_files():
             rows = pq.read_table(f"{self.changelog}/{file.path}", partitioning=None)
@@ -116,7 +131,8 @@ class Received(Replicated):
         if not pieces:
             return []
         rows = pa.concat_tables(pieces).sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
-        return [row for row in rows.to_pylist() if not ops or row["op"] in ops]
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found
 
     def slot(self) -> Slot:
         with self.source() as source:

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, Standing, TableName
 from airflow_provider_pgrepl.replication.state.drift import judge, judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
@@ -97,7 +97,7 @@ def test_the_same_shape_is_no_drift() -> None:
         ),
         (
             replace(RECORDED, membership_xmin=12),
-            "the column list or row filter of the publication changed",
+            "the column list, row filter or schema of the table in the publication changed",
         ),
         (
             replace(RECORDED, relfilenode=71, columns=(ID, replace(TOTAL, xmin=12))),
@@ -115,6 +115,24 @@ def test_a_table_that_is_gone_is_drift() -> None:
     verdict = judge_catalog(RECORDED, None, PIPELINE)
     assert (verdict.kind, verdict.reason) == (Kind.UNSAFE, "the table was dropped")
     assert "remove the table from the pipeline" in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("standing", "says"),
+    [
+        (RECORDED.standing, None),
+        (Standing(0), "the table was dropped"),
+        (Standing(9), "the table was dropped and another made under its name"),
+        (Standing(7, 5, 0, 0, 0), "the table was taken out of the publication"),
+        (Standing(7, 6, 0, 50, 11), "the publication was dropped, or made anew: changes between are missing"),
+    ],
+)
+def test_how_a_table_was_published_when_the_receiver_looked_is_judged(
+    standing: Standing, says: str | None
+) -> None:
+    record = RelationRecord.of_standing(7, standing)
+    assert RelationRecord.from_json(record.to_json()) == record
+    assert find_drift(RECORDED, record) == says
 
 
 @pytest.mark.parametrize(

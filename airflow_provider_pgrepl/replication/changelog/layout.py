@@ -16,6 +16,11 @@ RECEIVER_APP = "pgrepl-receiver"
 """Delta app id of whoever may append changes; its version counts commits. A fence is a commit under it."""
 EPOCH_APP = "pgrepl-epoch"
 DURABLE_APP = "pgrepl-durable-lsn"
+PUBLISHED_APP = "pgrepl-published"
+"""Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
+
+STANDING_ORDINAL = -2
+"""Of an op `R` that no transaction brought: it stands right before the one at its commit LSN."""
 
 _NONE = LSN(0)
 

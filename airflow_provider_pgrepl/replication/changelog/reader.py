@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EPOCH_APP,
     METADATA_KEY,
     ROW_SCHEMA,
+    STANDING_ORDINAL,
     CommitRecord,
     EpochRecord,
     floor_app,
@@ -160,6 +161,13 @@ def read_rows(
     if pc.min(rows["commit_lsn"]).as_py() is not None and pc.min(rows["commit_lsn"]).as_py() <= above_lsn:
         rows = rows.filter(pc.greater(rows["commit_lsn"], above_lsn))
     return rows if _is_sorted(rows) else rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
+
+
+def rows_before(rows: pa.Table, lsn: LSN) -> pa.Table:
+    """Those that stand before the transaction at an LSN."""
+    earlier = pc.less(rows["commit_lsn"], lsn)
+    between = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.less_equal(rows["ordinal"], STANDING_ORDINAL))
+    return rows.filter(pc.or_(earlier, between))
 
 
 def _read_file(

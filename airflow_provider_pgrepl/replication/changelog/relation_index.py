@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.storage import durable
 
 SCHEMA = pa.schema(
@@ -122,6 +123,18 @@ class RelationIndex:
                 f"the relation index cannot be written: {type(error).__name__}"
             ) from error
         self._remember(dict(zip(SCHEMA.names, values, strict=True)))
+
+    def relation_ids(self, *, anew: bool = False) -> list[int]:
+        """The oids of all that was ever announced or copied; `anew`: also since this was opened."""
+        if anew:
+            self._reload()
+        return sorted({relation_id for relation_id, _ in self._entries()})
+
+    def names(self, relation_id: int) -> set[TableName]:
+        """What a relation was called, whenever it was announced or copied."""
+        texts = (text for (known, _), text in self._entries().items() if known == relation_id)
+        catalogs = (RelationRecord.from_json(text).catalog for text in texts)
+        return {catalog.table for catalog in catalogs if catalog is not None}
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """The relation as announced under this version; None when it never was."""

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.relation import Relation, Standing
 from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
 
 
@@ -17,17 +17,21 @@ class RelationRecord:
 
     `using`: it came with an ALTER TABLE that had, or may have had, a USING clause, which gives a column whose
     type was changed values of any kind. Only an event trigger tells.
+    `standing`: nothing was announced; the receiver says how the table was published when it looked.
     """
 
     message: RelationMessage
     catalog: Relation | None
     using: bool = False
+    standing: Standing | None = None
 
     def to_json(self) -> str:
         catalog = json.loads(self.catalog.to_json()) if self.catalog else None
         fields = {"message": asdict(self.message), "catalog": catalog}
         if self.using:
             fields["using"] = True
+        if self.standing is not None:
+            fields["standing"] = asdict(self.standing)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -44,15 +48,21 @@ class RelationRecord:
         )
 
     @classmethod
+    def of_standing(cls, relation_id: int, standing: Standing) -> RelationRecord:
+        """How a relation's table was published when the receiver looked."""
+        return cls(RelationMessage(relation_id, "", "", "", ()), None, standing=standing)
+
+    @classmethod
     def from_json(cls, text: str) -> RelationRecord:
         fields = json.loads(text)
         message = fields["message"]
         columns = tuple(WireColumn(**column) for column in message["columns"])
-        catalog = fields["catalog"]
+        catalog, standing = fields["catalog"], fields.get("standing")
         return cls(
             RelationMessage(**{**message, "columns": columns}),
             Relation.from_json(json.dumps(catalog)) if catalog else None,
             fields.get("using", False),
+            Standing(**standing) if standing else None,
         )
 
     @property

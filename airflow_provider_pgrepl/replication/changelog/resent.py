@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.errors import RewoundError
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.reader import (
     live_files,
     open_changelog,
@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.wire.columns import Ended
 
 _NOWHERE = LSN(0)
-_COLUMNS = ["epoch", "commit_lsn", "xid", "commit_ts"]
+_COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts"]
 
 
 class ResentCheck:
@@ -69,10 +69,10 @@ class ResentCheck:
         ]
         known: dict[int, tuple[int, int]] = {}
         for piece in pieces:
+            of_source = pc.greater(piece["ordinal"], STANDING_ORDINAL)
+            is_above = pc.and_(pc.equal(piece["epoch"], writer.epoch), pc.greater(piece["commit_lsn"], above))
             wanted = (
-                piece.filter(
-                    pc.and_(pc.equal(piece["epoch"], writer.epoch), pc.greater(piece["commit_lsn"], above))
-                )
+                piece.filter(pc.and_(is_above, of_source))
                 .group_by(["commit_lsn", "xid", "commit_ts"])
                 .aggregate([])
             )

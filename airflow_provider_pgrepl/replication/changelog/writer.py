@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EPOCH_APP,
     METADATA_KEY,
     PARTITION,
+    PUBLISHED_APP,
     RECEIVER_APP,
     TABLE_SCHEMA,
     CommitRecord,
@@ -80,13 +81,14 @@ def _epoch_properties(record: EpochRecord, sequence: int) -> CommitProperties:
     return _properties(commit, sequence)
 
 
-def _properties(commit: CommitRecord, sequence: int) -> CommitProperties:
+def _properties(commit: CommitRecord, sequence: int, published: int = 0) -> CommitProperties:
     return CommitProperties(
         custom_metadata=commit.to_metadata(),
         app_transactions=[
             Transaction(RECEIVER_APP, sequence),
             Transaction(EPOCH_APP, commit.epoch),
             Transaction(DURABLE_APP, commit.durable_lsn),
+            Transaction(PUBLISHED_APP, published),
         ],
     )
 
@@ -143,6 +145,8 @@ class ChangelogWriter:
         if after is not None and self._sequence != after:
             raise _fenced()
         self.durable_lsn = LSN(self._table.transaction_version(DURABLE_APP) or 0)
+        self.published = self._table.transaction_version(PUBLISHED_APP) or 0
+        """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
         self._flush_earlier()
         self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn))
 
@@ -198,6 +202,16 @@ class ChangelogWriter:
         )
         self._commit([part.add_action() for part in parts], commit)
 
+    def append_between(self, rows: pa.Table) -> None:
+        """Commit rows that no transaction brought, to stand between what is durable and what follows.
+
+        Raises FencedError or LakeUnavailableError.
+        """
+        place = self.durable_lsn
+        self.append(
+            [self.write_part(rows)], durable_lsn=place, first_lsn=place, last_lsn=place, last_commit_us=0
+        )
+
     def record_keepalive(self, lsn: LSN) -> None:
         """Record, by a commit without data, that nothing of ours was committed up to `lsn`."""
         self._commit([], CommitRecord("keepalive", self.epoch, lsn))
@@ -218,7 +232,7 @@ class ChangelogWriter:
                 mode="append",
                 schema=self._table.schema(),
                 partition_by=[PARTITION],
-                commit_properties=_properties(commit, self._sequence),
+                commit_properties=_properties(commit, self._sequence, self.published),
             )
             self._table.update_incremental()
             # Also what others committed in between: a version is durable with all before it.

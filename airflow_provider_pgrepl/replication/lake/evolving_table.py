@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.evolve import Evolution
@@ -102,6 +103,8 @@ class EvolvingTable:
         """What was announced, and then changed nothing, is behind us: so must the position say, or the next
         walk begins with it again."""
         relations, rows = read_relations(self.table), walk.stretches[-1].rows
+        # What stands before a transaction says nothing of that one.
+        rows = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
         if relations is None or relations[0] == relations[1] or rows.num_rows == 0:
             return
         position, commit_ts = LSN(rows["commit_lsn"][-1].as_py()), rows["commit_ts"][-1].as_py()

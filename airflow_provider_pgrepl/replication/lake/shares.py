@@ -75,7 +75,7 @@ class CatchUp:
     @classmethod
     def plan(cls, work: TableWork, files: list[ChangelogFile], upto_lsn: LSN, limit: int) -> CatchUp:
         """At most `limit` bytes of values, but never parting files that may share a transaction."""
-        wanted = [file for file in files if file.may_hold(work.relation.oid) and file.min_lsn < upto_lsn]
+        wanted = [file for file in files if file.may_hold(work.relation.oid) and file.min_lsn <= upto_lsn]
         taken = take_bytes(wanted, limit)
         reach = max((file.max_lsn for file in taken), default=LSN(0))
         return cls(work, tuple(file.path for file in taken), upto_lsn, reach, len(taken) == len(wanted))

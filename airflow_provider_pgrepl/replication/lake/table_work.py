@@ -130,7 +130,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     lake = _open(work)
     filesystem, root = open_storage(work.changelog)
     rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
-    rows = rows.filter(pc.less(rows["commit_lsn"], upto_lsn))
+    rows = reader.rows_before(rows, upto_lsn)
     work.announced.remember(rows)
     stop = _first_stop(rows, work)
     if stop is not None:

@@ -30,12 +30,16 @@ FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
 WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
 
+# A table that left its schema and came back has another dependency on it; nothing else makes that anew.
 SCHEMA_MEMBERS = (
     _ABOVE
     + """
-SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint
+SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint
 FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
     JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
+    LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+        AND d.objid = c.oid AND d.objsubid = 0
+        AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
 WHERE m.pnpubid = %(publication_oid)s ORDER BY above.depth DESC
 """
 )
@@ -49,8 +53,10 @@ GENERATED_COLUMNS_SINCE = 180000
 
 @dataclass(frozen=True)
 class Membership:
-    """A table's place in a publication; all 0 of a table that is not in it.
+    """A table's place in a publication; `oid` is 0 of one that is not in it, all are without a publication.
 
+    `xmin`: what moves with its column list, row filter or, where a whole schema is published, with its coming
+    into the schema.
     `columns`: attnums of a column list; None without one. `stored_generated`: whether stored generated
     columns are published where no list says so.
     """
@@ -85,7 +91,7 @@ def memberships(
     if all_tables:
         return dict.fromkeys(oids, Membership(publication_oid, xmin, publication_oid, xmin, None, stored))
     # A table that is not in it would have its generated columns published or not as the others have.
-    members = dict.fromkeys(oids, Membership(stored_generated=stored))
+    members = dict.fromkeys(oids, Membership(publication_oid, xmin, stored_generated=stored))
     by_version = connection.server_version >= COLUMN_LISTS_SINCE
     wanted = {"publication_oid": publication_oid, "oids": oids}
     query = members_query(connection.server_version)

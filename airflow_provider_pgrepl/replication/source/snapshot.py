@@ -183,6 +183,6 @@ def _compare(relations: list[Relation], then: Shape, today: Shape, publication: 
             f"{', '.join(altered)}: altered after the snapshot was exported",
             "a new snapshot will do; no DDL should run on these tables while they are copied",
         )
-    outside = sorted(str(found.table) for found in then[0].values() if not found.publication_oid)
+    outside = sorted(str(found.table) for found in then[0].values() if not found.membership_oid)
     if publication is not None and outside:
         raise PublicationError(f"{', '.join(outside)}: not in publication {publication}")

@@ -12,14 +12,18 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.relation import Relation, Standing
 from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.state.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.state.layout import UnclearLayoutError, place_columns
 from airflow_provider_pgrepl.replication.state.partition_drift import partition_findings
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
-from airflow_provider_pgrepl.replication.state.table_drift import key_findings, table_findings
+from airflow_provider_pgrepl.replication.state.table_drift import (
+    key_findings,
+    standing_findings,
+    table_findings,
+)
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ def judge_catalog(recorded: Relation, current: Relation | None, pipeline: Pipeli
 
 
 def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *, was_sent: bool) -> Verdict:
+    if announced.standing is not None:
+        return _judge_standing(recorded, announced.standing)
     current = announced.catalog
     if current is None:
         findings = [Finding("the table was dropped", Remedy.GONE)]
@@ -87,6 +93,13 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
     return Verdict(Kind.SAFE if changes else Kind.UNCHANGED, changes, relation=relation)
+
+
+def _judge_standing(recorded: Relation, standing: Standing) -> Verdict:
+    findings = list(standing_findings(recorded, standing))
+    if findings:
+        return _unsafe(recorded, findings, was_sent=True)
+    return Verdict(Kind.UNCHANGED, relation=recorded)
 
 
 def _unsafe(recorded: Relation, findings: Iterable[Finding], *, was_sent: bool) -> Verdict:

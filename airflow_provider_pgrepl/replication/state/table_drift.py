@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Relation, TableName, show_identifier
+from airflow_provider_pgrepl.replication.relation import Relation, Standing, TableName, show_identifier
 from airflow_provider_pgrepl.replication.state.layout import Place
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
+
+MADE_AGAIN = "the table was dropped and another made under its name"
 
 
 def table_findings(recorded: Relation, announced: RelationRecord, current: Relation) -> Iterator[Finding]:
     """What keeps the lake table from going on, whatever its columns are."""
     message = announced.message
     if not recorded.oid == current.oid == message.oid:
-        yield Finding("the table was dropped and another made under its name")
+        yield Finding(MADE_AGAIN)
         return
     name = TableName(message.schema, message.name)
     # Renamed and renamed back, it has been the same table all the time.
@@ -24,10 +26,20 @@ def table_findings(recorded: Relation, announced: RelationRecord, current: Relat
         yield Finding("the table became another kind of relation")
     if message.replica_identity != recorded.replica_identity:
         yield Finding("the replica identity changed", Remedy.UNDO)
-    yield from _publication_findings(recorded, current)
+    yield from _publication_findings(recorded, current.standing)
 
 
-def _publication_findings(recorded: Relation, current: Relation) -> Iterator[Finding]:
+def standing_findings(recorded: Relation, standing: Standing) -> Iterator[Finding]:
+    """What keeps it from going on, whatever the table is like now: changes may be missing."""
+    if standing.oid == 0:
+        yield Finding("the table was dropped", Remedy.GONE)
+    elif standing.oid != recorded.oid:
+        yield Finding(MADE_AGAIN)
+    else:
+        yield from _publication_findings(recorded, standing)
+
+
+def _publication_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
     if _differ(recorded.publication_oid, current.publication_oid):
         yield Finding("the publication was dropped, or made anew: changes between are missing")
     elif _differ(recorded.membership_oid, current.membership_oid):
@@ -39,7 +51,7 @@ def _publication_findings(recorded: Relation, current: Relation) -> Iterator[Fin
     elif _differ(recorded.publication_xmin, current.publication_xmin):
         yield Finding("the publication was altered: changes of some kind may be missing")
     elif _differ(recorded.membership_xmin, current.membership_xmin):
-        yield Finding("the column list or row filter of the publication changed")
+        yield Finding("the column list, row filter or schema of the table in the publication changed")
 
 
 def _differ(recorded: int, current: int) -> bool:

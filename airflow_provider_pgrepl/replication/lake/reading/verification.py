@@ -11,9 +11,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptChanges
@@ -95,12 +97,18 @@ def _is_altered_alike(before: Relation, after: Relation) -> bool:
     return False
 
 
+def _announcements(rows: pa.Table) -> pa.Table:
+    """Those of the stream."""
+    sent = pc.greater(rows["ordinal"], STANDING_ORDINAL)
+    return rows.filter(pc.and_(pc.equal(rows["op"], "R"), sent))
+
+
 def _next_announced(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | None:
     """Where a relation is announced first above the moment, and under which version."""
     lsn = kept.moment.lsn
     for file in kept.files(relation_id, lsn):
         rows = kept.rows([file], relation_id, lsn)
-        rows = rows.filter(pc.equal(rows["op"], "R"))
+        rows = _announcements(rows)
         if rows.num_rows:
             return LSN(rows["commit_lsn"][0].as_py()), rows["relation_version"][0].as_py()
     return None
@@ -111,7 +119,7 @@ def _last_announced(relation_id: int, kept: KeptChanges) -> LSN:
     upto = kept.moment.lsn
     for file in reversed(kept.files(relation_id, LSN(0), upto)):
         rows = kept.rows([file], relation_id, LSN(0), upto)
-        rows = rows.filter(pc.equal(rows["op"], "R"))
+        rows = _announcements(rows)
         if rows.num_rows:
             return LSN(rows["commit_lsn"][-1].as_py())
     return kept.moment.floor_lsn

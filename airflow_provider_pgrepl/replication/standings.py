@@ -1,0 +1,94 @@
+"""Standings: says in the changelog that what decides what is published has moved.
+
+The stream says nothing of it: a publication that leaves changes out, and is set back before anybody looks,
+is again what it was. What cannot come back is which transaction wrote the rows of the catalog. So before
+anything received becomes durable, these are compared with what the changelog tells; where they differ, a row
+for each table says how it is published now, between what is durable and what follows. The applier compares
+it with what the table was copied under, and stops the tables that may lack changes.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Standing
+from airflow_provider_pgrepl.replication.source.catalog import written_lsn
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.standing import Publishing
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """A digest of which rows have spoken once. `read_lsn`: the source was there when it was read.
+
+    A table that was copied before that, but stands further on than what is durable, does not see those rows.
+    It sees what is said again when all up to `read_lsn` is durable; only then this is over.
+    """
+
+    digest: int
+    read_lsn: LSN
+
+
+class Standings:
+    """Uses a connection, of whose thread it is."""
+
+    def __init__(self, connection: Connection, writer: ChangelogWriter, index: RelationIndex) -> None:
+        self._connection = connection
+        self._writer = writer
+        self._index = index
+        self._said: _Said | None = None
+
+    def look(self) -> None:
+        """To be called before what was received becomes durable. Raises SourceConnectionError, FencedError,
+        LakeUnavailableError."""
+        digest = self._publishing().digest(self._connection)
+        if digest == self._writer.published:
+            return
+        if self._said is None or self._said.digest != digest:
+            self._say_first()
+        elif self._writer.durable_lsn >= self._said.read_lsn:
+            self._writer.published = digest
+            self._say(self._publishing())
+
+    def _publishing(self, *, anew: bool = False) -> Publishing:
+        return Publishing(self._writer.epoch_record.publication, self._index.relation_ids(anew=anew))
+
+    def _say_first(self) -> None:
+        # Tables that were copied since are to hear of it, too.
+        publishing = self._publishing(anew=True)
+        digest = publishing.digest(self._connection)
+        if not publishing.oids:
+            self._writer.published = digest
+        elif digest != self._writer.published:
+            self._say(publishing)
+            self._said = _Said(digest, written_lsn(self._connection))
+
+    def _say(self, publishing: Publishing) -> None:
+        standings = publishing.standings(self._connection, self._index.names)
+        log.info("saying of %d tables how they are published: it may have been altered", len(standings))
+        self._writer.append_between(self._rows(standings))
+
+    def _rows(self, standings: dict[int, Standing]) -> pa.Table:
+        return pa.Table.from_pylist([self._row(*item) for item in sorted(standings.items())], ROW_SCHEMA)
+
+    def _row(self, relation_id: int, standing: Standing) -> dict[str, object]:
+        record = RelationRecord.of_standing(relation_id, standing)
+        return {
+            "epoch": self._writer.epoch,
+            "commit_lsn": self._writer.durable_lsn,
+            "ordinal": STANDING_ORDINAL,
+            "relation_id": relation_id,
+            "relation_version": record.version,
+            "op": "R",
+            "new": [record.to_json()],
+        }

@@ -1,0 +1,227 @@
+"""A publication that is altered, also back to what it was: tables stop that may have missed changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source import catalog, publication
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from tests.support.landed import Landed
+from tests.support.received import EAGER, wait_until_seen
+from tests.support.replicated import execute, wait_until
+
+SERVERS = ["dsn", "debian_dsn"]
+ANEW = "take it anew"
+
+
+@pytest.fixture(params=SERVERS)
+def source(request: pytest.FixtureRequest) -> str:
+    """A database with two tables, on each of two major versions of the server."""
+    dsn: str = request.getfixturevalue(request.param)
+    execute(
+        dsn,
+        "create schema s",
+        "create schema elsewhere",
+        "create table s.t(id int primary key, v text)",
+        "create table s.u(id int primary key, v text)",
+    )
+    return dsn
+
+
+class Watched(Landed):
+    """Two tables, copied empty and then filled by the stream."""
+
+    def __init__(self, dsn: str, folder: Path, kind: str = "", **options: Any) -> None:
+        self.kind = kind
+        if kind:
+            options |= {"publication_mode": "use", "publication": "theirs"}
+        options.setdefault("flush_interval_s", 0.05)
+        super().__init__(dsn, folder, ("s.t", "s.u"), **options)
+
+    def start(self) -> Watched:
+        if self.kind:
+            execute(self.dsn, f"create publication theirs for {self.kind}")
+        self.begin()
+        execute(
+            self.dsn,
+            "insert into s.t select n, 'x' from generate_series(1, 20) n",
+            "insert into s.u select n, 'x' from generate_series(1, 20) n",
+        )
+        self.receive()
+        assert [result.error for result in self.apply()] == [None, None]
+        return self
+
+    def execute(self, *statements: str) -> None:
+        name = self.pipeline.publication
+        execute(self.dsn, *(text.replace("PUB", name) for text in statements))
+
+    def result(self, table: str) -> TableResult:
+        by_table = {
+            relation.table.name: result for relation, result in zip(self.relations, self.apply(), strict=True)
+        }
+        return by_table[table]
+
+    def announced(self) -> int:
+        return len(self.standings())
+
+
+MOVES = {
+    "fewer kinds, and back": (
+        "",
+        ["alter publication PUB set (publish = 'insert, update')", "delete from s.t"],
+        ["alter publication PUB set (publish = 'insert, update, delete, truncate')"],
+        "the publication was altered",
+    ),
+    "left out, and put back": (
+        "",
+        ["alter publication PUB drop table s.t", "delete from s.t"],
+        ["alter publication PUB add table s.t"],
+        "taken out of the publication and put back",
+    ),
+    "left out": (
+        "",
+        ["alter publication PUB drop table s.t", "delete from s.t"],
+        [],
+        "the table was taken out of the publication",
+    ),
+    "row filter, and back": (
+        "",
+        ["alter publication PUB set table s.t where (id > 10), s.u", "delete from s.t"],
+        ["alter publication PUB set table s.t, s.u"],
+        "the publication",
+    ),
+    "moved out of a published schema, and back": (
+        "tables in schema s with (publish_via_partition_root = true)",
+        ["alter table s.t set schema elsewhere", "delete from elsewhere.t"],
+        ["alter table elsewhere.t set schema s"],
+        "in the publication",
+    ),
+    "dropped, and made again": (
+        "all tables with (publish_via_partition_root = true)",
+        ["drop table s.t"],
+        ["create table s.t(id int primary key, v text)"],
+        "the table was dropped and another made under its name",
+    ),
+    "dropped": (
+        "all tables with (publish_via_partition_root = true)",
+        ["drop table s.t"],
+        [],
+        "the table was dropped",
+    ),
+    "made again and put back": (
+        "",
+        ["drop table s.t", "create table s.t(id int primary key, v text)"],
+        ["alter publication PUB add table s.t"],
+        "the table was dropped and another made under its name",
+    ),
+}
+BOTH = "fewer kinds, and back"
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
+@pytest.mark.parametrize("move", MOVES)
+def test_a_table_whose_publication_was_altered_stops(
+    source: str, tmp_path: Path, move: str, running: bool
+) -> None:
+    kind, away, back, reason = MOVES[move]
+    watched = Watched(source, tmp_path, kind).start()
+    if running:
+        with watched.receiving() as receiver:
+            wait_until_seen(receiver, watched.source_lsn())
+            watched.execute("begin; " + "; ".join([*away, *back]) + "; commit")
+            wait_until_seen(receiver, watched.source_lsn())
+    else:
+        watched.execute(*away, *back)
+        watched.receive()
+    result = watched.result("t")
+    assert result.error is not None and reason in result.error
+    assert ANEW in result.hint
+    other = watched.result("u")
+    assert (other.error is not None) == (move == BOTH)
+
+
+def test_a_table_that_is_taken_out_while_others_are_written_stops_with_the_first_change_after(
+    source: str, tmp_path: Path
+) -> None:
+    watched = Watched(source, tmp_path).start()
+    with watched.receiving() as receiver:
+        wait_until_seen(receiver, watched.source_lsn())
+        watched.execute(
+            "alter publication PUB drop table s.t", "delete from s.t", "delete from s.u where id = 1"
+        )
+        target = watched.source_lsn()
+        wait_until(lambda: receiver.progress.durable_lsn >= target - 8 or receiver.request_keepalive())
+        durable = watched.durable_lsn
+    # No point may name it at or above the change that came after.
+    assert watched.result("t").error_lsn < durable
+    assert watched.result("u").error is None
+
+
+def test_what_alters_nothing_of_a_table_does_not_stop_it(source: str, tmp_path: Path) -> None:
+    watched = Watched(source, tmp_path).start()
+    execute(source, "create table s.w(id int primary key)", "insert into s.w values (1)")
+    with watched.receiving() as receiver:
+        with watched.source() as connection:
+            found = catalog.find_relation(connection, TableName("s", "w"))
+            assert found is not None
+            publication.add_tables(source, watched.pipeline.publication, [found], 5)
+            wait_until_seen(receiver, watched.source_lsn())
+            drop_tables(connection, watched.pipeline.publication, [found.table], 5)
+        watched.execute(
+            *(f"vacuum freeze {name}" for name in ("pg_publication", "pg_publication_rel", "pg_depend")),
+            *(f"vacuum full {name}" for name in ("pg_publication", "pg_publication_rel")),
+            "comment on publication PUB is 'ours'",
+            "analyze s.t",
+            "grant select on s.t to public",
+            "create index on s.t(v)",
+            "alter table s.t set (fillfactor = 90)",
+            "delete from s.t where id = 1",
+        )
+        wait_until_seen(receiver, watched.source_lsn())
+    watched.receive()
+    results = watched.apply()
+    assert [result.error for result in results] == [None, None]
+    assert watched.lake_rows("s.t").num_rows == 19
+
+
+def test_a_copy_that_is_newer_than_what_was_received_is_told_too(source: str, tmp_path: Path) -> None:
+    """The receiver is behind: it sees that the publication moved before it has come to where the copy is."""
+    watched = Watched(source, tmp_path).start()
+    watched.execute("insert into s.u values (21, 'x')")
+    place = watched.source_lsn()
+    of_t = next(relation for relation in watched.relations if relation.table.name == "t")
+    watched.execute("insert into s.u values (22, 'x')")
+    watched.copy(of_t, place)
+    watched.execute(*MOVES[BOTH][1], *MOVES[BOTH][2], "insert into s.u values (23, 'x')")
+    with watched.receiving(EAGER) as receiver:
+        wait_until_seen(receiver, watched.source_lsn())
+        wait_until(lambda: receiver.progress.durable_lsn > place + 100 or receiver.request_keepalive())
+        told = watched.announced()
+        wait_until(lambda: watched.announced() > told or _write(watched), what="the second announcement")
+    result = watched.result("t")
+    assert result.error is not None and "the publication was altered" in result.error
+
+
+def _write(watched: Watched) -> None:
+    watched.execute("update s.u set v = 'y' where id = 1")
+
+
+def test_what_was_said_is_not_said_again(source: str, tmp_path: Path) -> None:
+    watched = Watched(source, tmp_path).start()
+    watched.execute(*MOVES[BOTH][1], *MOVES[BOTH][2])
+    with watched.receiving(EAGER) as receiver:
+        wait_until_seen(receiver, watched.source_lsn())
+        before = watched.source_lsn()
+        wait_until(lambda: receiver.progress.durable_lsn >= before or receiver.request_keepalive())
+        watched.execute("insert into s.u values (100, 'x')")
+        wait_until_seen(receiver, watched.source_lsn())
+    watched.receive()
+    said = watched.standings()
+    watched.receive()
+    watched.receive()
+    assert said and watched.standings() == said
