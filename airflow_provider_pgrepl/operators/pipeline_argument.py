@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import TableName
 
 _TEMPLATE_MARKS = ("{{", "{%", "{#")
 
@@ -57,6 +58,14 @@ def read_tables(value: Sequence[str] | str | None) -> list[str]:
     if not all(isinstance(name, str) for name in names):
         raise ConfigError("tables: must be a list of strings")
     return [name for name in names if name and name != "None"]
+
+
+def parse_tables(names: Sequence[str]) -> list[TableName]:
+    """The tables that these names stand for. Raises ConfigError."""
+    try:
+        return [TableName.parse(name) for name in names]
+    except ValueError as error:
+        raise ConfigError(f"tables: {error}", "one name each, as public.orders") from None
 
 
 def read_flag(name: str, value: bool | str) -> bool:

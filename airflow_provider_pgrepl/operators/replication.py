@@ -9,6 +9,8 @@ from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.start_check import check_replication
 
 _MODES = ("continuous", "caught_up")
 
@@ -41,6 +43,9 @@ class PgReplicationOperator(SparkAppOperator):
         if self.mode == "caught_up":
             self.hand_over_after_s = None
         return ["--until", "caught-up"] if self.mode == "caught_up" else []
+
+    def check_start(self, access: Access) -> None:
+        check_replication(access)
 
     def is_job_succeeded(self, status: str) -> bool:
         # A continuous replication that has ended is one to be started again.

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.operators.pipeline_argument import read_tables
+from airflow_provider_pgrepl.operators.pipeline_argument import parse_tables, read_tables
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 
 
 class PgResnapshotOperator(SparkAppOperator):
@@ -36,6 +38,9 @@ class PgResnapshotOperator(SparkAppOperator):
             raise ConfigError("tables: none was named", "name at least one, as public.orders")
         return ["--tables", ",".join(tables)]
 
+    def check_start(self, access: Access) -> None:
+        check_snapshot(access, anew=parse_tables(read_tables(self.tables)))
+
     def execute(self, context: Any) -> dict[str, Any]:
         self.log.info("Tables %s are taken anew; reason: %s", self.tables, self.reason or "none given")
         super().execute(context)
@@ -60,6 +65,9 @@ class PgAddTablesOperator(SparkAppOperator):
 
     def app_arguments(self) -> list[str]:
         return [f"--add={','.join(read_tables(self.tables))}"]
+
+    def check_start(self, access: Access) -> None:
+        check_snapshot(access, added=parse_tables(read_tables(self.tables)))
 
     def execute(self, context: Any) -> dict[str, Any]:
         super().execute(context)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_pgrepl.operators.pipeline_argument import read_flag, read_tables
+from airflow_provider_pgrepl.operators.pipeline_argument import parse_tables, read_flag, read_tables
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
 
 
 class PgSnapshotOperator(SparkAppOperator):
@@ -39,3 +41,10 @@ class PgSnapshotOperator(SparkAppOperator):
         if read_flag("new_epoch", self.new_epoch):
             arguments.append("--new-epoch")
         return arguments
+
+    def check_start(self, access: Access) -> None:
+        check_snapshot(
+            access,
+            anew=parse_tables(read_tables(self.tables)),
+            new_epoch=read_flag("new_epoch", self.new_epoch),
+        )

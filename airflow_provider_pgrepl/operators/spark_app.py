@@ -19,6 +19,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import applications
+from airflow_provider_pgrepl.hooks.access import access_to
 from airflow_provider_pgrepl.hosting.adoption import Adoption
 from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError
 from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
@@ -37,6 +38,7 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
 )
 from airflow_provider_pgrepl.operators.run_folder import run_folder, task_of
 from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
+from airflow_provider_pgrepl.replication.app.access import Access
 
 _PIPELINE_FILE = "pipeline.json"
 
@@ -48,6 +50,8 @@ class SparkAppOperator(SparkSubmitOperator):
     :param spark_conn_id: Airflow connection of Spark; None runs on `master`, on this worker
     :param master: Spark master without a `spark_conn_id`
     :param application: another application than the one this operator is for (templated)
+    :param preflight: whether to ask source and state, before Spark is started on this worker, for what the
+        application would refuse to begin with
     :param stop_timeout_s: how long a stopped application may take to finish before it is killed
     :param poll_interval_s: how often its state and its log are looked at
 
@@ -75,6 +79,7 @@ class SparkAppOperator(SparkSubmitOperator):
         master: str = "local[*]",
         application: str = "",
         name: str = "pgrepl",
+        preflight: bool = True,
         stop_timeout_s: float = 120.0,
         poll_interval_s: float = 1.0,
         **kwargs: Any,
@@ -84,6 +89,7 @@ class SparkAppOperator(SparkSubmitOperator):
         self.pipeline = pipeline
         self.spark_conn_id = spark_conn_id
         self.master = master
+        self.preflight = preflight
         self.stop_timeout_s = stop_timeout_s
         self.poll_interval_s = poll_interval_s
         self._following: Following | None = None
@@ -91,6 +97,10 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def app_arguments(self) -> list[str]:
         """What follows `--pipeline FILE` on the application's command line. Raises ConfigError."""
+        raise NotImplementedError
+
+    def check_start(self, access: Access) -> None:
+        """Raise what the application would refuse to begin with, as far as that is known without Spark."""
         raise NotImplementedError
 
     def ended_well(self) -> None:
@@ -161,6 +171,8 @@ class SparkAppOperator(SparkSubmitOperator):
             raise
 
     def _launch(self, claim: Claim, secrets: dict[str, str], context: Any) -> LocalApp:
+        if self.preflight:
+            self.check_start(access_to(self._resolved))
         pipeline_file = claim.folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
         self.conf = properties_with_lineage(

@@ -41,6 +41,7 @@ def operator(journal: Journal, *arguments: str, mode: str = "caught_up") -> PgRe
         application=str(HERE / "stand_in.py"),
         application_args=["--journal", str(journal.path), *arguments],
         spark_binary=str(HERE / "spark-submit-stand-in"),
+        preflight=False,
         poll_interval_s=0.1,
         stop_timeout_s=5,
     )

@@ -15,7 +15,7 @@ from tests.airflow.conftest import SECRET
 from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {"name": "shop", "lake": "/lake"}
+FIELDS = {"name": "shop", "lake": "/lake", "trust_table_owners": True}
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
@@ -36,6 +36,21 @@ def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     return record
+
+
+@pytest.fixture
+def shop(monkeypatch: pytest.MonkeyPatch, dsn: str, pg: Any) -> Recorded:
+    """A source with tables, some of them replicated, and Airflow's connection to it."""
+    for table in ("a", "b", "c"):
+        pg.cursor().execute(f"create table {table} (id int primary key)")
+    pg.cursor().execute(
+        "create schema x; create table x.y (id int primary key); create table x.z (id int primary key)"
+    )
+    parts = psycopg2.extensions.parse_dsn(dsn)
+    fields = {"conn_type": "pgrepl", "host": parts["host"], "port": int(parts["port"]), "password": SECRET}
+    named = {"schema": parts["dbname"], "login": parts["user"]}
+    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**fields, **named}))
+    return Recorded(dsn, "public.a", "public.b", "public.c")
 
 
 def dag(name: str) -> Any:
@@ -65,7 +80,7 @@ def test_the_form_offers_the_tables_that_the_pipeline_lists(pipeline_file: Path,
 
 
 def test_the_picked_tables_and_the_reason_reach_the_application_and_the_log(
-    pipeline_file: Path, submitted: Path, capfd: pytest.CaptureFixture[str]
+    pipeline_file: Path, submitted: Path, shop: Recorded, capfd: pytest.CaptureFixture[str]
 ) -> None:
     conf = {"tables": ["public.a"], "more_tables": ["public.c"], "reason": "looked odd"}
     run = dag("resnapshot").test(run_conf=conf)
@@ -97,7 +112,7 @@ def test_a_run_with_what_is_no_list_of_tables_does_not_begin(
 
 @pytest.mark.parametrize(("tables", "argument"), [(["x.y", "x.z"], "--add=x.y,x.z"), ([], "--add=")])
 def test_adding_starts_the_application_and_nothing_else(
-    pipeline_file: Path, submitted: Path, tables: list[str], argument: str
+    pipeline_file: Path, submitted: Path, shop: Recorded, tables: list[str], argument: str
 ) -> None:
     run = dag("tables").test(run_conf={"action": "add", "tables": tables})
     assert submitted.read_text().splitlines()[-1] == argument
@@ -106,14 +121,8 @@ def test_adding_starts_the_application_and_nothing_else(
 
 
 def test_tables_are_paused_and_drift_is_found_by_the_example_dags(
-    pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, dsn: str, pg: Any
+    pipeline_file: Path, shop: Recorded, pg: Any
 ) -> None:
-    pg.cursor().execute("create table a (id int primary key); create table b (id int primary key)")
-    shop = Recorded(dsn)
-    parts = psycopg2.extensions.parse_dsn(dsn)
-    fields = {"conn_type": "pgrepl", "host": parts["host"], "port": int(parts["port"]), "password": SECRET}
-    named = {"schema": parts["dbname"], "login": parts["user"]}
-    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**fields, **named}))
     assert dag("drift").test().state == "success"
     assert dag("tables").test(run_conf={"action": "pause", "tables": ["public.a"]}).state == "success"
     assert shop.record("public.a").state is TableState.PAUSED

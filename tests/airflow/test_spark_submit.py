@@ -23,6 +23,7 @@ def launch(journal: Journal, *arguments: str) -> LocalApp:
         application=str(HERE / "stand_in.py"),
         application_args=["--journal", str(journal.path), *arguments],
         master="local[1]",
+        preflight=False,
         stop_timeout_s=20,
     )
     submitted: list[LocalApp] = []

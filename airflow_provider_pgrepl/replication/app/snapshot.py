@@ -32,6 +32,7 @@ from airflow_provider_pgrepl.replication.app.membership import (
     unrecorded,
     wishes_of,
 )
+from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known
 from airflow_provider_pgrepl.replication.app.taking import Outcome, Taking
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -143,12 +144,7 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
                 removed=run.wishes.removed - wanted,
             )
         )
-        strangers = sorted(wanted - selected.tables - run.records.keys())
-        if strangers:
-            raise ConfigError(
-                f"--tables: {', '.join(map(str, strangers))} is not among the tables of the pipeline",
-                "add it to `tables` in the pipeline file, or take it with --add",
-            )
+        check_known(wanted, selected, run.records)
         return run.take(wanted, wishes)
 
 
@@ -167,9 +163,7 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> O
         )
         if tables is None:
             wanted = frozenset(unrecorded(selected, run.records))
-        for table in sorted(wanted - run.records.keys()):
-            if table in selected.problems:
-                raise selected.problems[table]
+        check_addable(wanted, selected, run.records)
         due = {table for table in wanted if table in run.wishes.removed or run.is_due(selected, table)}
         for table in sorted(wanted - due):
             log.info("table %s is replicated already", table)

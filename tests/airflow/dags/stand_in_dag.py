@@ -18,6 +18,7 @@ COMMON = {
     "application": str(HERE / "stand_in.py"),
     "application_args": ARGS,
     "spark_binary": os.environ.get("STAND_IN_SUBMIT", str(HERE / "spark-submit-stand-in")),
+    "preflight": False,
     "poll_interval_s": 0.1,
     "stop_timeout_s": 20,
     "retries": 1,

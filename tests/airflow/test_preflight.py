@@ -1,0 +1,128 @@
+"""What an operator finds out by itself, before a JVM is started for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2.extensions
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator, PgResnapshotOperator
+from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+from tests.support.recorded import Recorded
+
+pytestmark = pytest.mark.usefixtures("airflow_db")
+
+SHOP = {"name": "shop", "tables": ["public.orders"], "lake": "/nowhere", "trust_table_owners": True}
+
+
+class Source:
+    """A server with a table, to which Airflow's connection leads, and a spark-submit that says it was run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, dsn: str, pg: Any, folder: Path) -> None:
+        self.dsn, self.pg = dsn, pg
+        self._monkeypatch = monkeypatch
+        self._record = folder / "submitted"
+        self._script = folder / "spark-submit"
+        self._script.write_text(f'#!/bin/sh\necho yes >"{self._record}"\n', encoding="utf-8")
+        self._script.chmod(0o755)
+        pg.cursor().execute("create table orders (id int primary key)")
+        self.log_in_as(psycopg2.extensions.parse_dsn(dsn)["user"])
+
+    def log_in_as(self, role: str, **changed: Any) -> None:
+        parts = psycopg2.extensions.parse_dsn(self.dsn)
+        fields = {"conn_type": "pgrepl", "host": parts["host"], "port": int(parts["port"]), "login": role}
+        named = {"schema": parts["dbname"], "password": "open sesame", **changed}
+        self._monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**fields, **named}))
+
+    def run(self, operator: type[Any], **arguments: Any) -> None:
+        given = {"pipeline": SHOP, "spark_binary": str(self._script), "poll_interval_s": 0.1, **arguments}
+        operator(task_id="t", **given).execute({})
+
+    @property
+    def was_submitted(self) -> bool:
+        return self._record.exists()
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch, dsn: str, pg: Any, tmp_path: Path) -> Source:
+    return Source(monkeypatch, dsn, pg, tmp_path)
+
+
+@pytest.fixture
+def reader(pg: Any) -> Iterator[str]:
+    """A role that may replicate, and read nothing."""
+    with pg.cursor() as cursor:
+        cursor.execute("drop role if exists preflight_reader; create role preflight_reader login replication")
+        cursor.execute("select current_database()")
+        cursor.execute(f'grant create on database "{cursor.fetchone()[0]}" to preflight_reader')
+    yield "preflight_reader"
+    pg.cursor().execute("drop owned by preflight_reader; drop role preflight_reader")
+
+
+def test_what_can_run_is_started(source: Source) -> None:
+    source.run(PgSnapshotOperator)
+    assert source.was_submitted
+
+
+def test_a_missing_table_is_named(source: Source) -> None:
+    shop = {**SHOP, "tables": ["public.orders", "public.nope"]}
+    with pytest.raises(AirflowFailException, match=r"public\.nope: does not exist"):
+        source.run(PgSnapshotOperator, pipeline=shop)
+    assert not source.was_submitted
+
+
+def test_a_missing_right_is_named(source: Source, reader: str) -> None:
+    source.log_in_as(reader)
+    with pytest.raises(AirflowFailException, match=r"lacks SELECT on public\.orders"):
+        source.run(PgSnapshotOperator)
+    assert not source.was_submitted
+
+
+@pytest.mark.parametrize("operator", [PgSnapshotOperator, PgReplicationOperator])
+def test_a_refused_login_is_retried_and_says_so_at_once(source: Source, operator: type[Any]) -> None:
+    source.log_in_as("nobody_of_this_name")
+    with pytest.raises(AirflowException, match="nobody_of_this_name") as caught:
+        source.run(operator)
+    assert not isinstance(caught.value, AirflowFailException)
+    assert not source.was_submitted
+
+
+def test_a_replication_without_the_right_to_replicate_is_not_started(source: Source, pg: Any) -> None:
+    pg.cursor().execute("drop role if exists preflight_plain; create role preflight_plain login")
+    source.log_in_as("preflight_plain")
+    with pytest.raises(AirflowFailException, match="REPLICATION"):
+        source.run(PgReplicationOperator)
+    pg.cursor().execute("drop role preflight_plain")
+    assert not source.was_submitted
+
+
+def test_tables_that_are_not_the_pipelines_are_named(source: Source) -> None:
+    Recorded(source.dsn, "public.orders")
+    with pytest.raises(AirflowFailException, match=r"public\.nope is not among the tables of the pipeline"):
+        source.run(PgResnapshotOperator, tables="public.nope")
+    with pytest.raises(AirflowFailException, match=r"public\.nope: does not exist"):
+        source.run(PgAddTablesOperator, tables="public.nope")
+    with pytest.raises(AirflowFailException, match="tables: "):
+        source.run(PgResnapshotOperator, tables="public.")
+    assert not source.was_submitted
+    source.run(PgResnapshotOperator, tables="public.orders")
+    assert source.was_submitted
+
+
+def test_a_pipeline_that_has_begun_is_not_refused_for_one_tables_trouble(source: Source, pg: Any) -> None:
+    Recorded(source.dsn, "public.orders")
+    pg.cursor().execute("drop table orders")
+    source.run(PgSnapshotOperator)
+    assert source.was_submitted
+
+
+def test_the_preflight_can_be_left_out(source: Source) -> None:
+    source.log_in_as("nobody_of_this_name")
+    source.run(PgSnapshotOperator, preflight=False)
+    assert source.was_submitted
