@@ -11,6 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -33,6 +34,8 @@ from airflow_provider_pgrepl.replication.app.tables import (
 )
 from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.source import event_trigger, event_trigger_sql
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.text_file import read_text
 
 Arguments = argparse.Namespace
@@ -138,6 +141,13 @@ def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
     return _report(check_migration(process.source_dsn(), pipeline, sql), arguments)
 
 
+def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
+    if arguments.remove:
+        return _say(event_trigger_sql.removal_script(pipeline.name).rstrip())
+    with closing(connect(process.source_dsn(), f"event trigger {pipeline.name}")) as source:
+        return _say(event_trigger.install_sql(source, pipeline).rstrip())
+
+
 def _report(report: DriftReport, arguments: Arguments) -> int:
     _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
     return process.WILL_NOT_HELP if report.is_unsafe else process.DONE
@@ -180,6 +190,8 @@ _DROP_LAKE = _Option("--drop-lake", {"action": "store_true", "help": "also lake 
 _LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "put no table in error"})
 _MIGRATION = _Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 
+_REMOVE = _Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
+
 _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("status", "tables, states, positions and lag of a pipeline", _status, (_JSON,)),
     ("pause", "let tables stand still; their changes are kept", _pause, (_TABLES,)),
@@ -190,6 +202,12 @@ _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("skip", "go on without a transaction that the server cannot send", _skip, (_LSN, _UNTOUCHED, _YES)),
     ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
     ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
+    (
+        "event-trigger-sql",
+        "print what a superuser runs once",
+        _event_trigger_sql,
+        (_REMOVE,),
+    ),
 )
 
 _EPILOG = (

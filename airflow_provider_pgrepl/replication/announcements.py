@@ -7,6 +7,8 @@ known of it last, until a message says otherwise, whatever the catalog is by now
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,17 +17,24 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.changelog.stamping import Ddl
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
+from airflow_provider_pgrepl.replication.source.ddl_message import ANYTHING, DdlMessage, parse_ddl_message
+from airflow_provider_pgrepl.replication.source.ddl_seal import SealedMessage, read_sealed
 from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX, LogicalMessage, RelationMessage
+
+log = logging.getLogger(__name__)
 
 ReadRelation = Callable[[int], Relation | None]
 ReadTrigger = Callable[[], str | None]
+ReadKey = Callable[[], bytes | None]
+
+_WARN_EVERY_S = 60.0
 
 
 class Announcements:
     """Looks relations up for one session of the receiver, and has each in the index before it is used.
 
-    `read_trigger` gives the identity of the event trigger that watches now, None without one.
+    `read_trigger` gives the identity of the event trigger that watches now, None without one; `read_key` the
+    key that its messages are sealed with, None when it cannot be read.
     """
 
     def __init__(
@@ -36,6 +45,7 @@ class Announcements:
         index: RelationIndex,
         read_relation: ReadRelation,
         read_trigger: ReadTrigger,
+        read_key: ReadKey = lambda: None,
     ) -> None:
         self._pipeline = pipeline
         self._publication = publication
@@ -43,6 +53,9 @@ class Announcements:
         self._index = index
         self._read_relation = read_relation
         self._read_trigger = read_trigger
+        self._read_key = read_key
+        self._key: bytes | None = None
+        self._warned_at = -_WARN_EVERY_S
         self._messages: dict[int, RelationMessage] = {}
         self._known: dict[int, tuple[RelationRecord, str]] = {}
 
@@ -67,13 +80,17 @@ class Announcements:
         self._remember(record, trigger, commit_lsn)
         return record
 
-    def look_at_ddl(self, message: LogicalMessage, commit_lsn: int) -> Ddl | None:
+    def look_at_ddl(self, message: LogicalMessage, commit_lsn: int, xid: int) -> Ddl | None:
         """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
-        if message.prefix != DDL_PREFIX:
+        sealed = read_sealed(message.content) if message.prefix == DDL_PREFIX else None
+        if sealed is None or sealed.pipeline != self._pipeline:
             return None
-        ddl = parse_ddl_message(message.content, self._publication)
-        if ddl is None or ddl.pipeline != self._pipeline:
+        is_genuine = self._is_genuine(sealed, xid)
+        if is_genuine is False:
+            self._warn_of_forgery(xid)
             return None
+        # Without the key nobody can say who speaks, but it may be the trigger.
+        ddl = parse_ddl_message(sealed.said, self._publication) if is_genuine else ANYTHING
         if not ddl.oid:
             return self._look_at_all(commit_lsn)
         record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
@@ -90,6 +107,24 @@ class Announcements:
             announced = None
         self._remember(record, trigger or None, commit_lsn)
         return Ddl(record, () if announced is None else (record,))
+
+    def _is_genuine(self, message: SealedMessage, xid: int) -> bool | None:
+        """Whether our event trigger has made it; None when that cannot be told."""
+        if self._key is not None and message.is_genuine(self._key, xid):
+            return True
+        self._key = self._read_key()  # the trigger may have been made anew
+        return None if self._key is None else message.is_genuine(self._key, xid)
+
+    def _warn_of_forgery(self, xid: int) -> None:
+        if time.monotonic() - self._warned_at < _WARN_EVERY_S:
+            return
+        self._warned_at = time.monotonic()
+        log.warning(
+            "transaction %d holds a message of prefix %s that the event trigger has not made: it is not"
+            " believed. Who may send such is a matter of EXECUTE on pg_logical_emit_message",
+            xid,
+            DDL_PREFIX,
+        )
 
     def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
         """The message's relation as if the stream had announced it; None for a table that is not known."""

@@ -134,11 +134,16 @@ class Receiver:
             index,
             read_relation=self._watch.read_relation,
             read_trigger=self._read_trigger,
+            read_key=partial(event_trigger.read_key, self._catalog, pipeline.name),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
             log.warning("the event trigger is not there, or does not fire: run the snapshot app")
+        elif pipeline.event_trigger and event_trigger.read_key(self._catalog, pipeline.name) is None:
+            log.warning("the key of the event trigger cannot be read: run the snapshot app")
         self._splitter = Splitter()
-        self._stamper = Stamper(writer.epoch, announcements.announced, announcements.look_at_ddl)
+        # Without the option nobody's messages say anything of tables.
+        look_at_ddl = announcements.look_at_ddl if pipeline.event_trigger else None
+        self._stamper = Stamper(writer.epoch, announcements.announced, look_at_ddl)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn

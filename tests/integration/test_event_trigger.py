@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
+import psycopg2
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import PrivilegeError
+from airflow_provider_pgrepl.errors import PrivilegeError, SourceError
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
@@ -23,7 +27,14 @@ from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
-from demo.postgres import Server
+from airflow_provider_pgrepl.replication.source.ddl_seal import read_sealed, seal_of
+from airflow_provider_pgrepl.replication.source.event_trigger_sql import (
+    function_name,
+    removal_script,
+    trigger_names,
+)
+from airflow_provider_pgrepl.replication.wire.messages import parse_message
+from demo.postgres import Server, binaries
 from tests.conftest import closing_connection, fresh_database
 from tests.support.handed import Handed
 from tests.support.received import Received
@@ -300,7 +311,7 @@ def test_a_role_without_rights_is_told_what_it_takes_to_install(watched, dsn):
 
 
 def function(watched: Watched) -> str:
-    return f"_pgrepl.{event_trigger.function_name(watched.pipeline.name)}()"
+    return f"_pgrepl.{function_name(watched.pipeline.name)}()"
 
 
 def test_ddl_goes_on_when_the_function_fails_and_the_catalog_is_read_instead(watched, dsn):
@@ -330,7 +341,7 @@ def test_ddl_that_no_trigger_saw_is_noticed_by_the_catalog(watched, dsn, unseen)
     before = watched.now()
     execute(dsn, insert(1))
     watched.receive()
-    name = event_trigger.trigger_names(watched.pipeline.name)[0]
+    name = trigger_names(watched.pipeline.name)[0]
     execute(dsn, unseen.format(name, "alter table t drop v, add v text"), insert(2))
     watched.receive()
     assert watched.now() != before
@@ -370,23 +381,150 @@ def test_an_expression_in_a_change_of_type_is_told(watched, dsn):
     assert told == [*list(TEXTS.values())[:-1]]
 
 
-def test_a_message_that_is_forged_or_of_another_version_is_no_more_than_a_reason_to_look(watched, dsn):
+def emit(content: str, transactional: str = "true") -> str:
+    escaped = content.replace("'", "''")
+    return f"select pg_logical_emit_message({transactional}, 'pgrepl.ddl', '{escaped}')"
+
+
+def test_a_message_that_nobody_has_sealed_says_nothing(watched, dsn, caplog):
+    """Not even to ask the catalog: anybody who is connected could have the receiver do so all the time."""
+    before = watched.now()
     execute(dsn, insert(1))
     name = watched.pipeline.name
-    for content in ("", "{", "[]", "7", '{"pipeline": 5}', '{"pipeline": "else", "oid": 1}'):
-        execute(dsn, f"select pg_logical_emit_message(true, 'pgrepl.ddl', '{content}')")
+    for content in ("", "{", "[]", "7", '{"pipeline": 5}', '{"pipeline": "else", "oid": 1}', "[" * 100_000):
+        execute(dsn, emit(content))
     for more in (
         '"oid": "x"',
         f'"oid": {watched.oid}',
-        f'"oid": {watched.oid}, "format": "old", "rows": {{}}',
-        '"oid": 5',
+        '"oid": 1180591620717411303424',
+        '"xid": "7", "seal": "00"',
+        '"xid": 7, "seal": 5',
     ):
         execute(
-            dsn, f"select pg_logical_emit_message(true, 'pgrepl.ddl', '{{\"pipeline\": \"{name}\", {more}}}')"
+            dsn, emit(f'{{"pipeline": "{name}", {more}}}'), emit(f'{{"pipeline": "{name}", {more}}}\n{{}}')
         )
+    entries = DeltaTable(relations_uri(watched.pipeline.lake_root)).version()
     execute(dsn, insert(2))
     watched.receive()
-    assert set(watched.versions()) == {watched.now().version}
+    assert set(watched.versions()) == {before.version}
+    assert DeltaTable(relations_uri(watched.pipeline.lake_root)).version() == entries
+    assert "that the event trigger has not made" in caplog.text
+
+
+def genuine_message(watched: Watched) -> bytes:
+    """What the trigger emits for an added column, as read from a slot of one's own."""
+    with closing_connection(watched.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select pg_create_logical_replication_slot('peek', 'pgoutput', true)")
+        cursor.execute("alter table t add told int")
+        cursor.execute(
+            "select data from pg_logical_slot_get_binary_changes('peek', null, null, 'proto_version', '1',"
+            " 'publication_names', %s, 'messages', 'true')",
+            (watched.pipeline.publication,),
+        )
+        found = [bytes(data) for (data,) in cursor.fetchall() if bytes(data)[:1] == b"M"]
+    return parse_message(found[0]).content
+
+
+def test_a_sealed_message_says_nothing_in_another_transaction(watched, dsn):
+    """Who has come by one, and sends it again or with other columns, is not believed."""
+    content = genuine_message(watched)
+    told = watched.now()
+    execute(dsn, insert(1), "alter table t drop told")
+    after = watched.now()
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select pg_logical_emit_message(true, 'pgrepl.ddl', %s::bytea)", (content,))
+        cursor.execute(
+            "select pg_logical_emit_message(true, 'pgrepl.ddl', %s::bytea)",
+            (content.replace(b"told", b"lied"),),
+        )
+        cursor.execute(insert(2))
+    connection.close()
+    watched.receive()
+    assert watched.versions("I") == [told.version, after.version]
+    assert {record.catalog.version for record in watched.records()} <= {told.version, after.version}
+
+
+def test_without_the_option_no_message_is_looked_at(watched, dsn):
+    execute(dsn, insert(1), "alter table t drop v, add v text", insert(2))
+    watched.configure(event_trigger=False)
+    watched.receive()
+    assert watched.versions("I")[1] == watched.now().version
+    assert len(watched.records()) == 2, "those that the stream announced, and nothing that a message told"
+    assert {row["new"][0] for row in watched.changelog_rows("M")} == {"pgrepl.ddl"}
+
+
+def test_without_the_key_the_catalog_is_asked(watched, dsn):
+    execute(dsn, insert(1), f"drop table _pgrepl.ddl_key_{watched.pipeline.name}")
+    execute(dsn, "alter type mood rename value 'sad' to 'blue'", insert(2))
+    watched.receive()
+    assert watched.versions("I")[1] == watched.now().version
+
+
+def test_a_key_that_somebody_else_has_laid_there_is_none(watched, dsn):
+    table = f"_pgrepl.ddl_key_{watched.pipeline.name}"
+    with weak_role(watched) as role, watched.source() as source:
+        assert event_trigger.read_key(source, watched.pipeline.name) is not None
+        execute(dsn, f"alter table {table} owner to {role}")
+        assert event_trigger.read_key(source, watched.pipeline.name) is None
+        with pytest.raises(SourceError):
+            event_trigger.install(source, watched.pipeline)
+
+
+def test_the_key_outlives_another_version_of_the_function(watched, dsn):
+    with watched.source() as source:
+        key = event_trigger.read_key(source, watched.pipeline.name)
+        execute(dsn, f"alter function {function(watched)} rename to old")
+        event_trigger.install(source, watched.pipeline)
+        assert event_trigger.read_key(source, watched.pipeline.name) == key
+
+
+def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_made(watched, dsn, tmp_path):
+    name = watched.pipeline.name
+    with watched.source() as source:
+        event_trigger.uninstall(source, name)
+    execute(dsn, "drop schema if exists _pgrepl")
+    file = tmp_path / "script.sql"
+    with weak_role(watched) as role, watched.source() as source:
+        source.cursor().execute(f"set role {role}")
+        file.write_text(event_trigger.install_sql(source, watched.pipeline))
+        for _ in range(2):
+            psql(watched, file)
+        event_trigger.install(source, watched.pipeline)
+        assert len(event_trigger.read_key(source, name)) == 32
+        with pytest.raises(PrivilegeError, match="cannot be removed") as caught:
+            event_trigger.uninstall(source, name)
+        assert "event-trigger-sql FILE.json --remove" in caught.value.hint
+        source.cursor().execute("reset role")
+        with source.cursor() as cursor:
+            cursor.execute(
+                "select has_schema_privilege(%s, '_pgrepl', 'create'),"
+                " has_table_privilege('public', oid, 'select') from pg_class where relname = %s",
+                (role, f"ddl_key_{name}"),
+            )
+            assert cursor.fetchone() == (True, False)
+    file.write_text(removal_script(name))
+    psql(watched, file)
+    with watched.source() as source:
+        assert not event_trigger.is_present(source, name)
+
+
+def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched, dsn, tmp_path):
+    with watched.source() as source:
+        event_trigger.uninstall(source, watched.pipeline.name)
+    execute(dsn, "drop schema if exists _pgrepl")
+    file = tmp_path / "script.sql"
+    with weak_role(watched) as role, watched.source() as source:
+        execute(dsn, f"create schema _pgrepl authorization {role}")
+        file.write_text(event_trigger.install_sql(source, watched.pipeline))
+        with pytest.raises(subprocess.CalledProcessError):
+            psql(watched, file)
+        assert not event_trigger.is_present(source, watched.pipeline.name)
+
+
+def psql(watched: Watched, file: Path) -> None:
+    program = shutil.which("psql") or str(binaries() / "psql")
+    command = [program, "-q", "-v", "ON_ERROR_STOP=1", "-f", str(file), watched.dsn]
+    subprocess.run(command, check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(("encoding", "name"), [("LATIN1", "größe"), ("EUC_JP", "日本")])
@@ -405,20 +543,43 @@ def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp
 
 
 @pytest.mark.parametrize(
-    "content",
+    "said",
     [
-        b'{"pipeline": "p", "oid": Infinity}',
-        b'{"pipeline": "p", "oid": 5, "trigger": "\\ud800"}',
-        b'{"pipeline": "p", "oid": 5, "rows": [], "server": 180000}',
-        '{"pipeline": "p", "oid": 5, "name": "größe"}'.encode("latin-1"),
+        b"",
+        b"7",
+        b'{"oid": Infinity}',
+        b'{"oid": 1180591620717411303424}',
+        b'{"oid": -1}',
+        b'{"oid": 5, "trigger": "\\ud800"}',
+        b'{"oid": 5, "rows": [], "server": 180000}',
+        b'{"oid": 5, "rows": ' + b"[" * 200_000,
+        b'{"oid": 5, "trigger": "' + b"x" * 2000 + b'"}',
+        '{"oid": 5, "name": "größe"}'.encode("latin-1"),
     ],
 )
-def test_a_message_that_cannot_be_read_says_that_anything_may_have_changed(content):
-    assert parse_ddl_message(content, "publication") == DdlMessage("p")
+def test_what_cannot_be_read_says_that_anything_may_have_changed(said):
+    assert parse_ddl_message(said, "publication") == DdlMessage()
 
 
-def test_a_message_of_no_end_is_none_of_ours():
-    assert parse_ddl_message(b"[" * 100_000, "publication") is None
+@pytest.mark.parametrize("key", [b"k" * 32, b"%s%d"])
+def test_a_seal_is_of_key_transaction_and_content(key):
+    said = b'{"oid": 5}'
+    head = json.dumps({"pipeline": "p", "xid": str((3 << 32) + 7), "seal": seal_of(key, (3 << 32) + 7, said)})
+    message = read_sealed(head.encode() + b"\n" + said)
+    assert message is not None and message.pipeline == "p" and message.said == said
+    assert message.is_genuine(key, 7)
+    assert not message.is_genuine(key, 8)
+    assert not message.is_genuine(b"other", 7)
+    assert not replace(message, said=said + b" ").is_genuine(key, 7)
+    assert not replace(message, xid=7).is_genuine(key, 7)
+    assert not replace(message, seal="größe").is_genuine(key, 7)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"\xff", b'{"pipeline": "p", "xid": "x"}', b'{"pipeline": 7}']
+)
+def test_what_is_no_head_is_no_message_of_ours(content):
+    assert read_sealed(content) is None
 
 
 def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watched, dsn):

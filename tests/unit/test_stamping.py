@@ -134,7 +134,7 @@ def test_a_message_of_ddl_becomes_a_relation_at_its_place_and_holds_for_the_rows
     other = RelationRecord.of_catalog(relation(2, "c"))
     said = {b"here": Ddl(became, (became,)), b"elsewhere": Ddl(other), b"all": Ddl(None, (became,))}
     splitter = Splitter()
-    stamper = Stamper(Epoch(1), look_up, lambda message, _lsn: said.get(message.content))
+    stamper = Stamper(Epoch(1), look_up, lambda message, _lsn, _xid: said.get(message.content))
     rows = stamper.stamp(
         splitter.split(
             [

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import ChangelogError, ConfigError, LakeError, PgReplError, StateError
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    ConfigError,
+    LakeError,
+    PgReplError,
+    PrivilegeError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app import waiting
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -132,7 +139,13 @@ class _Teardown:
                 self.result.kept.append("the event trigger: tear down with the primary for a source")
             return
         if not dry_run:
-            event_trigger.uninstall(self.source, self.pipeline.name)
+            try:
+                event_trigger.uninstall(self.source, self.pipeline.name)
+            except PrivilegeError:
+                self.result.kept.append(
+                    "the event trigger: it takes event-trigger-sql --remove, and a superuser"
+                )
+                return
         if was_there:
             self._done("the event trigger")
 

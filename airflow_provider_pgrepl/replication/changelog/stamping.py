@@ -31,8 +31,9 @@ class Ddl:
     in_force: tuple[RelationRecord, ...] = ()
 
 
-LookAtDdl = Callable[[messages.LogicalMessage, int], Ddl | None]
-"""What a logical message, likewise, says of DDL; None when it is not one of our event trigger's."""
+LookAtDdl = Callable[[messages.LogicalMessage, int, int], Ddl | None]
+"""What a logical message in the transaction with this commit LSN and xid says of DDL; None when it is not
+one of our event trigger's."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Stamper:
     def __init__(self, epoch: Epoch, look_up: LookUp, look_at_ddl: LookAtDdl | None = None) -> None:
         self._epoch = epoch
         self._look_up = look_up
-        self._look_at_ddl = look_at_ddl or (lambda _message, _lsn: None)
+        self._look_at_ddl = look_at_ddl or (lambda _message, _lsn, _xid: None)
         self._versions: dict[int, int] = {}
 
     def stamp(self, split: Split) -> pa.Table:
@@ -77,7 +78,8 @@ class Stamper:
                 events.records[control.index] = record
                 events.in_force.append((control.index, record))
             elif control.tag == "M" and control.commit_us != NO_TIME:
-                ddl = self._look_at_ddl(messages.parse_message(control.data), control.commit_lsn)
+                message = messages.parse_message(control.data)
+                ddl = self._look_at_ddl(message, control.commit_lsn, control.xid)
                 if ddl is not None and ddl.record is not None:
                     events.records[control.index] = ddl.record
                 events.in_force.extend((control.index, record) for record in (ddl.in_force if ddl else ()))

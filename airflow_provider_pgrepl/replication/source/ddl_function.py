@@ -10,6 +10,7 @@ from __future__ import annotations
 from airflow_provider_pgrepl.replication.source import types
 from airflow_provider_pgrepl.replication.source.carried_catalog import carried_format, carried_queries
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
+from airflow_provider_pgrepl.replication.source.ddl_seal import SEALED_SQL
 from airflow_provider_pgrepl.replication.source.membership import COLUMN_LISTS_SINCE
 from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX
 
@@ -164,15 +165,19 @@ DECLARE
     _enums oid[];
     _text text;
     _rows jsonb;
+    _key bytea;
+    _said bytea;
 BEGIN
     IF current_setting('wal_level') <> 'logical' OR (TG_EVENT = 'sql_drop' AND TG_TAG IN <by_alter>) THEN
         RETURN;
     END IF;
-    _head := jsonb_build_object('pipeline', <pipeline>, 'tag', TG_TAG);
+    SELECT key INTO STRICT _key FROM <key_table>;
+    _head := jsonb_build_object('tag', TG_TAG);
     SELECT * INTO _publication FROM pg_publication WHERE pubname = <publication>;
     IF NOT FOUND THEN
         IF TG_TAG LIKE '%PUBLICATION' THEN
-            PERFORM pg_logical_emit_message(true, <prefix>, _head::text);
+            _said := convert_to(_head::text, 'UTF8');
+            PERFORM <emit>;
             PERFORM pg_logical_emit_message(true, <prefix>, '');
         END IF;
         RETURN;
@@ -190,7 +195,8 @@ BEGIN
         END IF;
     END IF;
     FOREACH _table IN ARRAY _gone LOOP
-        PERFORM pg_logical_emit_message(true, <prefix>, convert_to((_head || _table)::text, 'UTF8'));
+        _said := convert_to((_head || _table)::text, 'UTF8');
+        PERFORM <emit>;
     END LOOP;
     IF cardinality(_relations) + cardinality(_types) > 0 THEN<reached>
         _relations := coalesce(_oids, '{}');
@@ -209,7 +215,8 @@ BEGIN
             _oids := ARRAY[_relation];<facts>
             _table := _table || jsonb_build_object('rows', _rows);
         END IF;
-        PERFORM pg_logical_emit_message(true, <prefix>, convert_to(_table::text, 'UTF8'));
+        _said := convert_to(_table::text, 'UTF8');
+        PERFORM <emit>;
     END LOOP;
     -- To the decoder a message stands at the end of its record, where the next record begins. When that is of
     -- another subtransaction, which of them comes first is left to chance: so none that counts comes last.
@@ -218,7 +225,12 @@ BEGIN
     END IF;
 EXCEPTION WHEN OTHERS THEN
     BEGIN
-        PERFORM pg_logical_emit_message(true, <prefix>, jsonb_build_object('pipeline', <pipeline>)::text);
+        IF _key IS NULL THEN
+            PERFORM pg_logical_emit_message(true, <prefix>, jsonb_build_object('pipeline', <pipeline>)::text);
+        ELSE
+            _said := convert_to('{}', 'UTF8');
+            PERFORM <emit>;
+        END IF;
         PERFORM pg_logical_emit_message(true, <prefix>, '');
     EXCEPTION WHEN OTHERS THEN
         NULL;
@@ -253,12 +265,17 @@ _MOVED = """
     END IF;"""
 
 
-def function_sql(pipeline: str, publication: str, *, identity: str, server_version: int) -> str:
-    """The body of a pipeline's function. `identity`: a query that says which triggers call it."""
+def function_sql(
+    pipeline: str, publication: str, *, identity: str, key_table: str, server_version: int
+) -> str:
+    """The body of a pipeline's function. `identity`: a query that says which triggers call it; `key_table`:
+    what its messages are sealed with."""
     by_schema = server_version >= COLUMN_LISTS_SINCE
     published = _put(_PUBLISHED, schemas=_SCHEMAS if by_schema else "")
     return _put(
         _BODY,
+        emit=SEALED_SQL,
+        key_table=key_table,
         dropped=_put(_DROPPED, or_schemas=_OR_SCHEMAS if by_schema else ""),
         ended=_put(_ENDED, namespaces=_NAMESPACES if by_schema else ""),
         reached=_REACHED,

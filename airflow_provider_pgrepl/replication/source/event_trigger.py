@@ -1,20 +1,29 @@
 """The event triggers at the source by which DDL has an exact place in the stream.
 
-Two triggers (DDL that ended, objects that were dropped) and their function in schema `_pgrepl` belong to one
-pipeline. `ddl_function.py` has the function, `ddl_message.py` what it says.
+Two triggers (DDL that ended, objects that were dropped), their function and its key in schema `_pgrepl`
+belong to one pipeline. `ddl_function.py` has the function, `ddl_message.py` what it says, `ddl_seal.py` how
+it is known to have said it.
 """
 
 from __future__ import annotations
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError
+from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError, SourceConnectionError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
-from airflow_provider_pgrepl.replication.source.ddl_function import ENDED_TAGS, function_sql, settings_sql
-
-_SCHEMA = "_pgrepl"
+from airflow_provider_pgrepl.replication.source.event_trigger_sql import (
+    IDENTITY,
+    SCHEMA,
+    body_of,
+    function_name,
+    in_schema,
+    install_script,
+    install_statements,
+    key_table,
+    removal_statements,
+    trigger_names,
+)
 
 _FUNCTION = """
 SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
@@ -22,25 +31,25 @@ SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
 WHERE n.nspname = %s AND p.proname = %s AND p.pronargs = 0
 """
 
-IDENTITY = """
-SELECT pg_catalog.string_agg(e.oid || '.' || e.xmin || '.' || p.oid || '.' || p.xmin, '-' ORDER BY e.oid)
-    || (SELECT '-' || pg_catalog.string_agg(emit.xmin::text, '.' ORDER BY emit.oid)
-        FROM pg_catalog.pg_proc emit WHERE emit.proname = 'pg_logical_emit_message')
-FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
-WHERE e.evtname = ANY (%(names)s::text[]) AND e.evtenabled = 'A'
-HAVING pg_catalog.count(*) = 2
+_KEY_TABLE = """
+SELECT c.relkind = 'r' AND NOT c.relhasrules AND NOT c.relrowsecurity,
+    c.relowner = ALL (SELECT e.evtowner FROM pg_catalog.pg_event_trigger e
+        WHERE e.evtname = ANY (%s::text[])),
+    pg_catalog.has_table_privilege(c.oid, 'SELECT')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 """
-"""Changes whenever somebody alters a trigger, the function, or the right to send messages, even if it is
-altered back; null when the trigger does not fire. While it stays the same, no DDL goes unmarked."""
 
-
-def trigger_names(pipeline: str) -> tuple[str, str]:
-    """The names of its two event triggers, for DDL that ended and for what was dropped."""
-    return f"pgrepl_{pipeline}", f"pgrepld_{pipeline}"
-
-
-def function_name(pipeline: str) -> str:
-    return f"ddl_{pipeline}"
+_KEY = "SELECT key FROM <key>"
+_LOCK_WAIT_MS = 10_000
+_MADE_BY_ANOTHER = (
+    psycopg2.errors.LockNotAvailable,
+    psycopg2.errors.UniqueViolation,
+    psycopg2.errors.DuplicateObject,
+    psycopg2.errors.DuplicateFunction,
+    psycopg2.errors.DuplicateTable,
+    psycopg2.errors.InternalError_,
+)
 
 
 def install(connection: Connection, pipeline: Pipeline) -> None:
@@ -48,42 +57,48 @@ def install(connection: Connection, pipeline: Pipeline) -> None:
 
     Raises PrivilegeError when the role may not create them, ServerSettingError on a standby.
     """
-    body = function_sql(
-        pipeline.name,
-        pipeline.publication,
-        identity=IDENTITY % {"names": f"'{{{','.join(trigger_names(pipeline.name))}}}'"},
-        server_version=connection.server_version,
-    )
+    body = body_of(pipeline, connection.server_version)
     with source_errors("installing the event trigger"):
         if _is_current(connection, pipeline.name, body):
             return
+        role = row(connection, "SELECT current_user::text")[0]
         try:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN")
-                # Several may do so at once; and what this does itself need not be told.
-                cursor.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
-                _drop(connection, pipeline.name)
-                _create(connection, pipeline.name, body)
+                cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
+                for statement in install_statements(pipeline.name, body, role):
+                    cursor.execute(statement)
                 cursor.execute("COMMIT")
         except psycopg2.errors.InsufficientPrivilege as error:
             connection.cursor().execute("ROLLBACK")
-            role = row(connection, "SELECT current_user::text")[0]
             raise PrivilegeError(
                 f"role {role} may not create the event trigger of pipeline {pipeline.name}:"
                 f" {error.diag.message_primary}",
-                "let a superuser run the snapshot app once, or set event_trigger: false (DDL is then noticed"
-                " early rather than at its exact place)",
+                "let a superuser run, once, the SQL that `python -m airflow_provider_pgrepl event-trigger-sql"
+                " FILE.json` prints, or set event_trigger: false (DDL is then noticed early)",
+            ) from None
+        except _MADE_BY_ANOTHER:
+            connection.cursor().execute("ROLLBACK")
+            raise SourceConnectionError(
+                f"the event trigger of pipeline {pipeline.name} is being made by somebody else", "try again"
             ) from None
         except psycopg2.errors.ReadOnlySqlTransaction:
             connection.cursor().execute("ROLLBACK")
             raise ServerSettingError(
                 "the event trigger cannot be installed: the source is read-only",
-                "run the snapshot app once with the primary's connection, or set event_trigger: false",
+                "install it on the primary (event-trigger-sql prints the SQL), or set event_trigger: false",
             ) from None
         except BaseException:
             if not connection.closed:
                 connection.cursor().execute("ROLLBACK")
             raise
+
+
+def install_sql(connection: Connection, pipeline: Pipeline) -> str:
+    """The script by which a superuser makes them, for this server, and for the role of this connection."""
+    with source_errors("asking who will replicate"):
+        role = row(connection, "SELECT current_user::text")[0]
+    return install_script(pipeline, connection.server_version, role)
 
 
 def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
@@ -102,9 +117,17 @@ def uninstall(connection: Connection, pipeline: str) -> None:
     if not is_present(connection, pipeline):
         return
     with source_errors("removing the event trigger"), connection.cursor() as cursor:
-        _drop(connection, pipeline)
-        if rows(connection, _EMPTY_SCHEMA, (_SCHEMA,)):
-            cursor.execute(f"DROP SCHEMA IF EXISTS {_SCHEMA}")
+        try:
+            for statement in removal_statements(pipeline):
+                cursor.execute(statement)
+        except psycopg2.errors.InsufficientPrivilege as error:
+            raise PrivilegeError(
+                f"the event trigger of pipeline {pipeline} cannot be removed: {error.diag.message_primary}",
+                "let a superuser run the SQL that `python -m airflow_provider_pgrepl"
+                " event-trigger-sql FILE.json --remove` prints",
+            ) from None
+        if rows(connection, _EMPTY_SCHEMA, (SCHEMA,)):
+            cursor.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}")
 
 
 def is_installed(connection: Connection, pipeline: str) -> bool:
@@ -119,7 +142,7 @@ def is_present(connection: Connection, pipeline: str) -> bool:
         triggers = rows(
             connection, "SELECT 1 FROM pg_catalog.pg_event_trigger WHERE evtname = ANY (%s::text[])", (names,)
         )
-        return bool(triggers or rows(connection, _FUNCTION, (_SCHEMA, function_name(pipeline))))
+        return bool(triggers or rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
 
 
 def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:
@@ -133,8 +156,6 @@ def _read_identity(connection: Connection, pipeline: str) -> str | None:
     return found[0][0] if found else None
 
 
-_LOCK_KEY = 0x706772657071
-
 _EMPTY_SCHEMA = """
 SELECT 1 FROM pg_catalog.pg_namespace n WHERE n.nspname = %s
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
@@ -142,37 +163,21 @@ SELECT 1 FROM pg_catalog.pg_namespace n WHERE n.nspname = %s
 """
 
 
+def read_key(connection: Connection, pipeline: str) -> bytes | None:
+    """What the event trigger's messages are sealed with; None when it is not there or may not be read.
+
+    A table that does not belong to whom the triggers belong to holds nothing that is worth believing.
+    """
+    with source_errors("reading the event trigger's key"):
+        found = rows(connection, _KEY_TABLE, (list(trigger_names(pipeline)), SCHEMA, key_table(pipeline)))
+        if not found or not all(found[0]):
+            return None
+        keys = rows(connection, _KEY.replace("<key>", in_schema(key_table(pipeline))))
+    return bytes(keys[0][0]) if len(keys) == 1 else None
+
+
 def _is_current(connection: Connection, pipeline: str, body: str) -> bool:
-    found = rows(connection, _FUNCTION, (_SCHEMA, function_name(pipeline)))
-    return bool(found) and found[0][0] == body and is_installed(connection, pipeline)
-
-
-def _drop(connection: Connection, pipeline: str) -> None:
-    with connection.cursor() as cursor:
-        for name in trigger_names(pipeline):
-            cursor.execute(f"DROP EVENT TRIGGER IF EXISTS {quote_identifier(name)}")
-        if rows(connection, _FUNCTION, (_SCHEMA, function_name(pipeline))):
-            cursor.execute(f"DROP FUNCTION {_SCHEMA}.{quote_identifier(function_name(pipeline))}()")
-
-
-def _create(connection: Connection, pipeline: str, body: str) -> None:
-    function = f"{_SCHEMA}.{quote_identifier(function_name(pipeline))}"
-    ended, dropped = map(quote_identifier, trigger_names(pipeline))
-    tags = ", ".join(f"'{tag}'" for tag in ENDED_TAGS)
-    with connection.cursor() as cursor:
-        if not rows(connection, "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (_SCHEMA,)):
-            cursor.execute(f"CREATE SCHEMA {_SCHEMA}")
-        cursor.execute(
-            f"CREATE FUNCTION {function}() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER"
-            f" {settings_sql()} AS %s",
-            (body,),
-        )
-        cursor.execute(f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC")
-        cursor.execute(
-            f"CREATE EVENT TRIGGER {ended} ON ddl_command_end WHEN TAG IN ({tags})"
-            f" EXECUTE FUNCTION {function}()"
-        )
-        cursor.execute(f"CREATE EVENT TRIGGER {dropped} ON sql_drop EXECUTE FUNCTION {function}()")
-        for trigger in (ended, dropped):
-            # Also for DDL that is itself replicated: session_replication_role would silence it.
-            cursor.execute(f"ALTER EVENT TRIGGER {trigger} ENABLE ALWAYS")
+    found = rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline)))
+    if not found or found[0][0] != body or not is_installed(connection, pipeline):
+        return False
+    return read_key(connection, pipeline) is not None
