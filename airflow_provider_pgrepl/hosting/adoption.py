@@ -37,12 +37,14 @@ class Adoption:
     """How a task comes by its application.
 
     `may_replace`: an application that runs for other parameters, and that nobody follows, is stopped for a
-    new one; else it is left to end. `who` is told to others who want it.
+    new one; else it is left to end. `is_fresh`: likewise one that runs for the same. `who` is told to others
+    who want it.
     """
 
     place: Place
     order: Order
     may_replace: bool
+    is_fresh: bool
     stop_timeout_s: float
     who: str
     launch: Launch
@@ -94,21 +96,18 @@ class Adoption:
             app.wait(self.stop_timeout_s + _KILL_WAIT_S)
             return None
         different = self.order.differences(app.folder)
-        if different and not self.may_replace:
+        if different and not (self.may_replace or self.is_fresh):
             raise SlotBusyError(
                 f"another application of pipeline {self.order.pipeline.name} runs on this host, started with"
                 f" other values of {', '.join(different)}",
                 "it is left to end; this task can be tried again then",
             )
         found = self._in_charge(app, is_new=False)
-        if not different:
+        if not different and not self.is_fresh:
             self.say(logging.INFO, f"Adopting the application that runs as process {app.pid}")
             return found
-        self.say(
-            logging.WARNING,
-            "The application that runs was started with other values of"
-            f" {', '.join(different)}: it is stopped for a new one",
-        )
+        others = f", started with other values of {', '.join(different)}," if different else ""
+        self.say(logging.WARNING, f"The application that runs{others} is stopped for a new one")
         app.stop()
         app.wait(self.stop_timeout_s + _KILL_WAIT_S)
         found.charge.release()

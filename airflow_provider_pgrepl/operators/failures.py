@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgrepl.errors import PgReplError, Retry
+from airflow_provider_pgrepl.hosting.following import End
+from airflow_provider_pgrepl.hosting.local_app import Status
 
+FORSAKEN = "the process of Airflow that watches this task has died; the application runs on"
 EXIT_NEVER = 78
 """The application says that trying again will not help; every other failure is retried."""
 
@@ -26,6 +29,17 @@ def translated() -> Iterator[None]:
         yield
     except PgReplError as error:
         raise as_airflow(error) from error
+
+
+def raise_unless_well(end: End, was_asked_to_stop: bool) -> None:
+    """Raise for an application that ended otherwise than well and by itself."""
+    if was_asked_to_stop:
+        # Airflow goes by how `execute` ends: returning would count as success.
+        raise AirflowException(f"stopped on request; the application ended with exit code {end.exit_code}")
+    if end.status is Status.LOST or end.exit_code is None:
+        raise AirflowException("the application vanished without an exit code: it or its host was killed")
+    if end.exit_code:
+        raise failure_of(end.exit_code, end.why)
 
 
 def failure_of(exit_code: int, why: str) -> AirflowException:

@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.operators.driver_settings import (
     driver_environment,
     properties_with_lineage,
 )
-from airflow_provider_pgrepl.operators.failures import failure_of, translated
+from airflow_provider_pgrepl.operators.failures import FORSAKEN, raise_unless_well, translated
 from airflow_provider_pgrepl.operators.pipeline_argument import (
     PipelineArgument,
     check_at_parse_time,
@@ -38,6 +38,10 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
 )
 from airflow_provider_pgrepl.operators.run_folder import run_folder, task_of
 from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
+from airflow_provider_pgrepl.operators.submit_parameters import (
+    refuse_connection_id,
+    refuse_of_no_use_on_worker,
+)
 from airflow_provider_pgrepl.replication.app.access import Access
 
 _PIPELINE_FILE = "pipeline.json"
@@ -84,6 +88,7 @@ class SparkAppOperator(SparkSubmitOperator):
         poll_interval_s: float = 1.0,
         **kwargs: Any,
     ) -> None:
+        refuse_connection_id(kwargs)
         super().__init__(application=application, conn_id=spark_conn_id or LOCAL_CONN_ID, name=name, **kwargs)
         check_at_parse_time(pipeline)
         self.pipeline = pipeline
@@ -146,6 +151,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def _execute_detached(self, context: Any) -> Any:
         applications.java()
+        refuse_of_no_use_on_worker(self)
         secrets = connection_strings(self._resolved)
         order = Order(
             self._resolved,
@@ -158,12 +164,14 @@ class SparkAppOperator(SparkSubmitOperator):
             place=Place(run_folder(), self.app, self._resolved),
             order=order,
             may_replace=self.may_replace,
+            is_fresh=not self.durable,
             stop_timeout_s=self.stop_timeout_s,
             who=task_of(context),
             launch=lambda claim: self._launch(claim, secrets, context),
             say=self._say,
         )
-        self._following = Following(adoption, self.poll_interval_s, self.hand_over_after_s)
+        after_end = self._get_hook()._run_post_submit_commands
+        self._following = Following(adoption, self.poll_interval_s, self.hand_over_after_s, after_end)
         try:
             return self.execute_resumable(context)
         except BaseException:
@@ -198,15 +206,7 @@ class SparkAppOperator(SparkSubmitOperator):
         if end.handed_over:
             self.log.info("The application goes on; the next run of this task adopts it")
             return end.result
-        if self._following.was_asked_to_stop:
-            # Airflow goes by how `execute` ends: returning would count as success.
-            raise AirflowException(
-                f"stopped on request; the application ended with exit code {end.exit_code}"
-            )
-        if end.status is Status.LOST or end.exit_code is None:
-            raise AirflowException("the application vanished without an exit code: it or its host was killed")
-        if end.exit_code:
-            raise failure_of(end.exit_code, end.why)
+        raise_unless_well(end, self._following.was_asked_to_stop)
         self.ended_well()
         return end.result
 
@@ -236,9 +236,7 @@ class SparkAppOperator(SparkSubmitOperator):
         try:
             self._ended = self._following.follow(external_id)
         except ForsakenError:
-            raise AirflowException(
-                "the process of Airflow that watches this task has died; the application runs on"
-            ) from None
+            raise AirflowException(FORSAKEN) from None
         return self._conclude(self._ended)
 
     def get_job_result(self, external_id: Any, context: Any) -> Any:

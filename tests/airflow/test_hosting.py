@@ -120,8 +120,10 @@ def test_a_process_that_got_the_id_of_an_application_is_not_taken_for_it(
 ) -> None:
     app = launch(place, journal, "--exit", "0")
     ended(app)
+    eventually(lambda: not is_alive(app.pid or 0), "the end of its supervisor")
     (app.folder / supervise.EXIT_CODE).unlink()
     other = launch(Place(place.folder.parent / "other", "replicate", SHOP), journal)
+    journal.wait_for("started", count=2)
     (app.folder / supervise.PID).write_text(str(other.pid))
     assert app.status() is Status.LOST
     app.stop()
@@ -242,6 +244,7 @@ class Task:
             place=place,
             order=order or Order(SHOP, STAND_IN),
             may_replace=how.pop("may_replace", True),
+            is_fresh=how.pop("is_fresh", False),
             stop_timeout_s=20,
             who="task replicate of shop",
             launch=launcher,
@@ -297,9 +300,20 @@ def test_an_application_of_other_parameters_that_nobody_follows_is_replaced(
     assert second.is_new
     assert journal.pids("stopped") == journal.pids("started")[:1]
     assert [text for level, text in task.said if level == logging.WARNING] == [
-        "The application that runs was started with other values of pipeline flush_interval_s: it is stopped"
-        " for a new one"
+        "The application that runs, started with other values of pipeline flush_interval_s, is stopped for a"
+        " new one"
     ]
+    second.app.stop()
+    ended(second.app)
+
+
+def test_who_wants_a_fresh_application_adopts_none(place: Place, journal: Journal) -> None:
+    first = Task(place, Launcher(journal)).take()
+    first.charge.release()
+    journal.wait_for("started")
+    second = Task(place, Launcher(journal), may_replace=False, is_fresh=True).take()
+    assert second.is_new
+    assert journal.pids("stopped") == journal.pids("started")[:1]
     second.app.stop()
     ended(second.app)
 
