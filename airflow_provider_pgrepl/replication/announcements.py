@@ -75,7 +75,9 @@ class Announcements:
             known = self._last_known(message.oid, commit_lsn)
             if known is not None and known[1] == trigger:
                 earlier = RelationRecord(message, known[0].catalog)
-                if earlier.agrees and not _differ_in_files_only(earlier.catalog, found):
+                if earlier.agrees and _differ_in_files_only(earlier.catalog, found):
+                    record = _watched(record, earlier.catalog)
+                elif earlier.agrees:
                     record = earlier
         self._remember(record, trigger, commit_lsn)
         return record
@@ -96,6 +98,9 @@ class Announcements:
         record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
         if record is None:
             return None
+        known = self._last_known(ddl.oid, commit_lsn)
+        if ddl.relation is not None and known is not None and known[1] == trigger:
+            record = _watched(record, known[0].catalog)
         if ddl.gone is None and ddl.relation is None:
             trigger = self._read_trigger() or ""
             record = replace(record, catalog=self._read_relation(ddl.oid))
@@ -175,6 +180,16 @@ class Announcements:
             self._known[record.message.oid] = record, trigger
 
 
+def _watched(record: RelationRecord, known: Relation | None) -> RelationRecord:
+    """The record, if it shows another file: DDL by which rows could be lost with one would have been told."""
+    if known is None or record.catalog is None or record.catalog.relkind == "p":
+        return record
+    return replace(
+        record,
+        watched=known.files.keys() == record.catalog.files.keys() and known.files != record.catalog.files,
+    )
+
+
 def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> bool:
     """Whether all that happened is TRUNCATE, VACUUM FULL or the like, which are no DDL to event triggers.
 
@@ -185,4 +200,4 @@ def _differ_in_files_only(earlier: Relation | None, now: Relation | None) -> boo
 
 def _without_files(relation: Relation) -> Relation:
     partitions = tuple(replace(part, relfilenode=0, had_rows=False, xmin=0) for part in relation.partitions)
-    return replace(relation, relfilenode=0, partitions=partitions)
+    return replace(relation, relfilenode=0, xmin=0, partitions=partitions)

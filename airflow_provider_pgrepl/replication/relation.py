@@ -203,6 +203,11 @@ class Standing:
     publication_xmin: int = 0
     membership_oid: int = 0
     membership_xmin: int = 0
+    links: tuple[int, ...] = ()
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Standing:
+        return cls(**{**fields, "links": tuple(fields.get("links", ()))})
 
 
 @dataclass(frozen=True)
@@ -211,6 +216,9 @@ class Relation:
 
     `replica_identity` is pg_class.relreplident (`d`, `n`, `f`, `i`); `is_key` of a column says that it
     belongs to the key by which rows are matched in the lake: the identity index, or the primary key.
+    `persistence` is pg_class.relpersistence; `xmin` that of its pg_class row, which moves with the file, in
+    case the publication keeps it, without a word, when it is made unlogged; else 0. `links`, of a
+    partition: xmin of each pg_inherits row up to the table through which the publication publishes it.
     `unpublished` are generated columns whose values the stream does not carry.
     `publication_oid`, `membership_oid` and `membership_xmin` pin the publication and the table's place in it,
     `publication_xmin` what it publishes. `natts` is pg_class.relnatts: the highest attnum ever given.
@@ -238,6 +246,16 @@ class Relation:
     dropped: tuple[Column, ...] = ()
     ignored: tuple[int, ...] = ()
     truncated_by: int = 0
+    persistence: str = ""
+    xmin: int = 0
+    links: tuple[int, ...] = ()
+
+    @property
+    def files(self) -> dict[int, tuple[int, int]]:
+        """Of each table whose file is watched, by oid: the file, and the xmin that moves with it."""
+        if self.relkind == "p":
+            return {part.oid: (abs(part.relfilenode), part.xmin) for part in self.partitions}
+        return {self.oid: (abs(self.relfilenode), self.xmin)} if self.xmin else {}
 
     @property
     def key_columns(self) -> tuple[Column, ...]:
@@ -246,7 +264,12 @@ class Relation:
     @property
     def standing(self) -> Standing:
         return Standing(
-            self.oid, self.publication_oid, self.publication_xmin, self.membership_oid, self.membership_xmin
+            self.oid,
+            self.publication_oid,
+            self.publication_xmin,
+            self.membership_oid,
+            self.membership_xmin,
+            self.links,
         )
 
     def to_json(self) -> str:
@@ -261,7 +284,8 @@ class Relation:
         for name in ("columns", "unpublished", "dropped"):
             fields[name] = tuple(Column.from_dict(column) for column in fields.get(name, ()))
         fields["partitions"] = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))
-        fields["ignored"] = tuple(fields.get("ignored", ()))
+        for name in ("ignored", "links"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
 
     @cached_property

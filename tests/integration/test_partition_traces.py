@@ -196,6 +196,9 @@ def test_a_partition_that_is_being_detached_is_none_any_more(taken, dsn):
     reader.close()
     detacher.close()
     assert "partition public.low was detached or dropped" in judged(taken)
+    if taken.pipeline.event_trigger:
+        # A command that was interrupted fires none.
+        execute(dsn, "alter table t detach partition low finalize")
     execute(dsn, "insert into t values (15, 15)", "insert into low values (5, 5)")
     assert "partition public.low was detached or dropped" in taken.follow().error
 

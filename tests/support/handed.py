@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.copy import write_range
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapsh
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import find_relation
 from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
 from airflow_provider_pgrepl.replication.values import lake_schema
@@ -24,6 +25,8 @@ class Handed(Received):
 
     def copy(self, table: str) -> Relation:
         """Copy a table that nobody writes."""
+        with self.source() as source:
+            watching = event_trigger.read_watching(source, self.pipeline)
         position = LSN(self.begin() - 1)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
@@ -40,7 +43,9 @@ class Handed(Received):
             ]
         schema, now = lake_schema(relation, self.pipeline), datetime.now(UTC)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(
-            Epoch(1), RelationRecord.of_catalog(relation)
+            Epoch(1),
+            RelationRecord.of_catalog(relation),
+            None if watching is None else Place(position, watching),
         )
         if self.pipeline.policy(relation.table).history:
             prepare_history(relation, self.pipeline, position, Epoch(1), now)

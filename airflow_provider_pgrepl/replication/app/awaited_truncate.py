@@ -1,5 +1,5 @@
-"""A partitioned table whose partitions all have new files: truncated as a whole, of which the stream will
-tell, or otherwise, of which nothing will."""
+"""A table whose file, or each file of its partitions, is a new one: truncated as a whole, of which the stream
+will tell, or otherwise, of which nothing will."""
 
 from __future__ import annotations
 
@@ -23,15 +23,12 @@ _RUNNING = timedelta(seconds=15)
 
 
 def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
-    """Whether one transaction gave all partitions new files, and nothing else has happened that stops it."""
-    if current is None or not recorded.partitions:
+    """Whether one transaction gave it new files alone, and nothing else has happened that stops it."""
+    if current is None or not recorded.files:
         return False
-    files = {part.oid: part.relfilenode for part in recorded.partitions}
-    changed = [
-        part for part in current.partitions if files.get(part.oid, part.relfilenode) != part.relfilenode
-    ]
-    makers = {part.xmin for part in changed}
-    if len(changed) != len(files) or len(makers) != 1:
+    now = current.files
+    makers = [now[oid][1] for oid, (file, _) in recorded.files.items() if oid in now and now[oid][0] != file]
+    if len(makers) != len(recorded.files) or len(set(makers)) != 1:
         return False
     assumed = replace(recorded, truncated_by=makers.pop())
     return judge_catalog(assumed, current, pipeline).kind is not Kind.UNSAFE

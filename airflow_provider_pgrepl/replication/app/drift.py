@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 _IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 _DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
-_AWAITED = "all partitions have new files, as after a TRUNCATE of which the stream has not told yet"
+_AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
 _CAUSE_GONE = "the cause is gone: retry the table"
 
 

@@ -16,20 +16,21 @@ class RelationRecord:
     """A relation as the stream announced it. `catalog` is None when the table was gone at receipt.
 
     `using`: it came with an ALTER TABLE that had, or may have had, a USING clause, which gives a column whose
-    type was changed values of any kind. Only an event trigger tells.
+    type was changed values of any kind. Only an event trigger tells. `watched`: it told of all DDL since the
+    relation that was announced before, so that DDL explains no other file than one that came with a message.
     `standing`: nothing was announced; the receiver says how the table was published when it looked.
     """
 
     message: RelationMessage
     catalog: Relation | None
     using: bool = False
+    watched: bool = False
     standing: Standing | None = None
 
     def to_json(self) -> str:
         catalog = json.loads(self.catalog.to_json()) if self.catalog else None
         fields = {"message": asdict(self.message), "catalog": catalog}
-        if self.using:
-            fields["using"] = True
+        fields |= {name: True for name in ("using", "watched") if getattr(self, name)}
         if self.standing is not None:
             fields["standing"] = asdict(self.standing)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -62,7 +63,8 @@ class RelationRecord:
             RelationMessage(**{**message, "columns": columns}),
             Relation.from_json(json.dumps(catalog)) if catalog else None,
             fields.get("using", False),
-            Standing(**standing) if standing else None,
+            fields.get("watched", False),
+            Standing.from_dict(standing) if standing else None,
         )
 
     @property
@@ -91,6 +93,6 @@ class RelationRecord:
     @cached_property
     def version(self) -> int:
         """63-bit hash: the catalog relation's own when both agree, so that it equals a snapshot's."""
-        if self.catalog is not None and self.agrees and not self.using:
+        if self.catalog is not None and self.agrees and not (self.using or self.watched):
             return self.catalog.version
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()) >> 1

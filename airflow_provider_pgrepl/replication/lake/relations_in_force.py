@@ -148,15 +148,15 @@ class _Walker:
         return zip(places[first].tolist(), versions[first].tolist(), strict=True)
 
     def _truncates(self) -> list[int]:
-        """Where a partitioned table was truncated as a whole: its partitions have other files since."""
-        if self.first.relkind != "p":
+        """Where a table of which files are watched was truncated as a whole: it has others since."""
+        if not self.first.files:
             return []
         places: list[int] = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy()).tolist()
         return places
 
     def _note_truncate(self, at: int) -> DriftError | None:
         step = self.steps[-1]
-        if self._is_filled_after(at):
+        if step.relation.relkind == "p" and self._is_filled_after(at):
             return DriftError(_TRUNCATED_AND_FILLED, _anew(step.relation))
         step.relation = replace(step.relation, truncated_by=self._xid(at))
         self.stamps.append((at, step.relation))
@@ -175,7 +175,7 @@ class _Walker:
     def _truncated_by(self, record: RelationRecord) -> int:
         """The TRUNCATE that made the files of a catalog, which may have been read later than announced."""
         held = self.steps[-1].relation.truncated_by
-        files = {part.xmin for part in record.catalog.partitions} if record.catalog else set()
+        files = {xmin for _, xmin in record.catalog.files.values()} if record.catalog else set()
         return next((xid for at in self.truncates if (xid := self._xid(at)) in files), held)
 
     def _transaction_start(self, at: int) -> int:

@@ -89,7 +89,7 @@ _PUBLISHED = """
     )
     SELECT array_agg(c.oid) INTO _oids FROM member m JOIN pg_class c ON c.oid = m.oid
         JOIN pg_namespace n ON n.oid = c.relnamespace
-    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND n.nspname <> '_pgrepl' AND c.oid >= 16384
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND n.nspname <> '_pgrepl' AND c.oid >= 16384
         AND CASE WHEN _publication.pubviaroot THEN m.top = 0 ELSE c.relkind = 'r' END;"""
 
 _SCHEMAS = """OR EXISTS (SELECT FROM pg_publication_namespace m
@@ -261,7 +261,7 @@ _MOVED = """
     IF TG_TAG = 'ALTER TABLE' AND EXISTS (SELECT FROM pg_publication_namespace m
             WHERE m.pnpubid = _publication.oid) THEN
         _left := _left || ARRAY(SELECT c.oid FROM pg_class c WHERE c.oid = ANY (_relations)
-            AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p');
+            AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't');
     END IF;"""
 
 

@@ -14,17 +14,17 @@ FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
 
 # A partition is also published through the tables that it is a part of, then without their column lists.
 _ABOVE = """
-WITH RECURSIVE above (oid, published, depth) AS (
-    SELECT c.oid, c.oid, 0 FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+WITH RECURSIVE above (oid, published, depth, links) AS (
+    SELECT c.oid, c.oid, 0, '{}'::bigint[] FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
     UNION ALL
-    SELECT above.oid, i.inhparent, above.depth + 1
+    SELECT above.oid, i.inhparent, above.depth + 1, above.links || i.xmin::text::bigint
     FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published AND c.relispartition
-        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published
+        JOIN pg_catalog.pg_inherits i ON i.inhrelid = above.published AND NOT i.inhdetachpending
 )
 """
 
 _MEMBERS = """
-SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint,
+SELECT above.oid::bigint, m.oid::bigint, m.xmin::text::bigint, above.links,
     CASE WHEN above.depth = 0 THEN {columns} END
 FROM above JOIN pg_catalog.pg_publication_rel m ON m.prrelid = above.published
 WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
@@ -34,7 +34,7 @@ WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
 SCHEMA_MEMBERS = (
     _ABOVE
     + """
-SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint
+SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint, above.links
 FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
     JOIN pg_catalog.pg_publication_namespace m ON m.pnnspid = c.relnamespace
     LEFT JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
@@ -58,7 +58,9 @@ class Membership:
     `xmin`: what moves with its column list, row filter or, where a whole schema is published, with its coming
     into the schema.
     `columns`: attnums of a column list; None without one. `stored_generated`: whether stored generated
-    columns are published where no list says so.
+    columns are published where no list says so. `by_name`: the table itself is listed, so that PostgreSQL
+    lets nobody make it unlogged. `links`: xmin of each pg_inherits row up to the table through which a
+    partition is published.
     """
 
     publication_oid: int = 0
@@ -67,6 +69,8 @@ class Membership:
     xmin: int = 0
     columns: frozenset[int] | None = None
     stored_generated: bool = False
+    by_name: bool = False
+    links: tuple[int, ...] = ()
 
 
 def members_query(server_version: int) -> str:
@@ -95,11 +99,16 @@ def memberships(
     by_version = connection.server_version >= COLUMN_LISTS_SINCE
     wanted = {"publication_oid": publication_oid, "oids": oids}
     query = members_query(connection.server_version)
-    for oid, member, member_xmin, listed in rows(connection, query, wanted):
+    for oid, member, member_xmin, links, listed in rows(connection, query, wanted):
         columns = None if listed is None else frozenset(listed)
-        members[oid] = Membership(publication_oid, xmin, member, member_xmin, columns, stored)
+        members[oid] = Membership(
+            publication_oid, xmin, member, member_xmin, columns, stored, not links, tuple(links)
+        )
     if by_version:
         # A whole schema wins over a member of it: neither column list nor row filter is used then.
-        for oid, member, member_xmin in rows(connection, SCHEMA_MEMBERS, wanted):
-            members[oid] = Membership(publication_oid, xmin, member, member_xmin, None, stored)
+        for oid, member, member_xmin, links in rows(connection, SCHEMA_MEMBERS, wanted):
+            by_name = members[oid].by_name
+            members[oid] = Membership(
+                publication_oid, xmin, member, member_xmin, None, stored, by_name, tuple(links)
+            )
     return members

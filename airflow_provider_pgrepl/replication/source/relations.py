@@ -36,7 +36,7 @@ __all__ = [
 
 TABLES = """
 SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relfilenode::bigint,
-    c.relnatts
+    c.relnatts, c.relpersistence::text, c.xmin::text::bigint
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
 """
@@ -158,7 +158,16 @@ class _Shape:
     types: Types
 
     def relation(
-        self, oid: int, schema: str, name: str, relkind: str, identity: str, filenode: int, natts: int
+        self,
+        oid: int,
+        schema: str,
+        name: str,
+        relkind: str,
+        identity: str,
+        filenode: int,
+        natts: int,
+        persistence: str,
+        xmin: int,
     ) -> Relation:
         published = [column for column in self.columns if _is_published(column, self.member)]
         key = self.key
@@ -177,6 +186,9 @@ class _Shape:
             publication_xmin=self.member.publication_xmin,
             membership_oid=self.member.oid,
             membership_xmin=self.member.xmin,
+            links=self.member.links,
+            persistence=persistence,
+            xmin=xmin if relkind == "r" and self.member.oid and not self.member.by_name else 0,
             unpublished=tuple(self._column(column, self.key) for column in unpublished),
         )
 

@@ -62,7 +62,7 @@ class Publishing:
             present = {oid for (oid,) in rows(connection, _PRESENT, {"oids": oids})}
         found = {}
         for oid, member in members.items():
-            place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin)
+            place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin, member.links)
             if oid in present:
                 found[oid] = Standing(oid, *place)
             else:

@@ -15,9 +15,9 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation, Standing
 from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
+from airflow_provider_pgrepl.replication.state.file_drift import file_findings
 from airflow_provider_pgrepl.replication.state.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.state.layout import UnclearLayoutError, place_columns
-from airflow_provider_pgrepl.replication.state.partition_drift import partition_findings
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
 from airflow_provider_pgrepl.replication.state.table_drift import (
     key_findings,
@@ -80,7 +80,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
         *columns.findings(places),
         *key_findings(recorded, announced, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
-        *partition_findings(recorded, current),
+        *file_findings(recorded, current, was_watched=announced.watched),
     ]
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)

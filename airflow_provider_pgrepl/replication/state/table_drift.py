@@ -52,6 +52,11 @@ def _publication_findings(recorded: Relation, current: Standing) -> Iterator[Fin
         yield Finding("the publication was altered: changes of some kind may be missing")
     elif _differ(recorded.membership_xmin, current.membership_xmin):
         yield Finding("the column list, row filter or schema of the table in the publication changed")
+    elif recorded.links and recorded.links != current.links:
+        yield Finding(
+            "the table was detached from the one through which it is published, and attached again: changes"
+            " between are missing"
+        )
 
 
 def _differ(recorded: int, current: int) -> bool:

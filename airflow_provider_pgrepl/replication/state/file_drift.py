@@ -1,7 +1,7 @@
-"""Drift of where a partitioned table has its rows: partitions that came, went, or have another file. Pure.
+"""Drift of where a table has its rows: partitions that came and went, files that are others. Pure.
 
-No stream tells of any of it, nor of a TRUNCATE of single partitions. What the catalog shows must therefore be
-explained in full, or the table stops.
+No stream tells of partitions, nor of a TRUNCATE of single ones, nor of a table that is unlogged. What the
+catalog shows must therefore be explained in full, or the table stops.
 """
 
 from __future__ import annotations
@@ -13,9 +13,21 @@ from airflow_provider_pgrepl.replication.state.column_drift import is_rewritten_
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
 
 
-def partition_findings(recorded: Relation, current: Relation) -> Iterator[Finding]:
-    """Rows that came or went with a partition, or will, unseen."""
-    if current.relkind != "p" or not (recorded.natts or recorded.partitions):
+def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -> Iterator[Finding]:
+    """Rows that came or went, or will, unseen.
+
+    `was_watched`: an event trigger has told of all DDL since the relation was recorded.
+    """
+    if current.relkind == "p":
+        yield from _partition_findings(recorded, current)
+    elif current.persistence == "u":
+        yield Finding("the table is unlogged: its changes are not in the stream", Remedy.LOGGED)
+    elif recorded.xmin and not was_watched and _has_other_file(recorded, current, recorded.truncated_by):
+        yield Finding("the table was rewritten, and may have been unlogged meanwhile: changes may be missing")
+
+
+def _partition_findings(recorded: Relation, current: Relation) -> Iterator[Finding]:
+    if not (recorded.natts or recorded.partitions):
         return
     before = {part.oid: part for part in recorded.partitions}
     now = {part.oid: part for part in current.partitions}
@@ -52,7 +64,7 @@ def _rewritten(recorded: Relation, current: Relation, part: Partition) -> Findin
     return Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
 
 
-def _has_other_file(before: Partition, now: Partition, truncated_by: int) -> bool:
+def _has_other_file(before: Partition | Relation, now: Partition | Relation, truncated_by: int) -> bool:
     """One that is not from the TRUNCATE of the whole table of which the stream has told."""
     is_other = abs(now.relfilenode) != abs(before.relfilenode)
     return is_other and (truncated_by == 0 or now.xmin != truncated_by)
