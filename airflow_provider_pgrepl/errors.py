@@ -28,6 +28,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
     │  └─ LakeTableError           one lake table                             (table)
     │     └─ LakeChangedError      somebody else has written it               (table)
+    ├─ SparkError                  Spark failed at running our work           (retry)
     └─ ToolError                   Spark, Java or the Delta jars are missing
 
 Messages carry names, LSNs and counts, never a row's values and never a password.
@@ -190,6 +191,12 @@ class LakeTableError(LakeError):
 
 class LakeChangedError(LakeTableError):
     """Somebody else has written a lake table: its version or its columns are not this pipeline's."""
+
+
+class SparkError(PgReplError):
+    """Spark itself failed: no table is at fault, and nothing in the lake has changed."""
+
+    retry = Retry.TIMED
 
 
 class ToolError(PgReplError):

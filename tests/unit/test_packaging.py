@@ -15,7 +15,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 # Spark calls these: its streaming source, and the applications that it runs.
-CALLED_BY_SPARK = ("lake.work", "lake.shares", "lake.apply", "lake.range_copies", "lake.snapshot", "app.")
+CALLED_BY_SPARK = (
+    "lake.work",
+    "lake.shares",
+    "lake.apply",
+    "lake.spark_failures",
+    "lake.range_copies",
+    "lake.snapshot",
+    "app.",
+)
 
 IMPORT_THE_CORE = """
 import importlib, pkgutil, sys

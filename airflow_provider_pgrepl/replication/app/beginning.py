@@ -30,7 +30,7 @@ def begin_epoch(
     """
     pipeline, server = taking.pipeline, catalog.read_server(taking.source)
     claims = Claims(taking.access.dsn, taking.source, pipeline, taking.store)
-    claims.claim(server, replace=last is not None)
+    claims.claim(server, last)
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     slot.drop_slot(taking.source, pipeline.slot)
     claims.prepare_publication(relations)

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import PublicationError, SlotError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication, slot
@@ -28,15 +29,22 @@ class Claims:
     pipeline: Pipeline
     store: Store
 
-    def claim(self, server: Server, *, replace: bool) -> None:
+    def claim(self, server: Server, last: EpochRecord | None) -> None:
         """Record slot and publication as ours before they exist; refuse what exists and is not.
 
-        Raises SlotError or PublicationError.
+        `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost. Raises
+        SlotError or PublicationError.
         """
         pipeline = self.pipeline
+        known = None if last is None or last.system_identifier != server.system_identifier else last
         ours = self.store.read_pipeline(pipeline.name)
         found = slot.read_slot(self.source, pipeline.slot)
-        if found is not None and (ours is None or not ours.slot_owned or ours.slot != pipeline.slot):
+        slot_ours = (
+            ours.slot_owned and ours.slot == pipeline.slot
+            if ours is not None
+            else known is not None and known.slot == pipeline.slot
+        )
+        if found is not None and not slot_ours:
             raise SlotError(
                 f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}",
                 "set `slot` to a name that is free, or drop that slot if nobody needs it",
@@ -44,7 +52,11 @@ class Claims:
         found_publication = publication.read_identity(self.source, pipeline.publication)
         creates = pipeline.publication_mode == "create"
         publication_ours = (
-            ours is not None and ours.publication_owned and ours.publication == pipeline.publication
+            ours.publication_owned and ours.publication == pipeline.publication
+            if ours is not None
+            else known is not None
+            and found_publication is not None
+            and (known.publication, known.publication_oid) == (pipeline.publication, found_publication[0])
         )
         if creates and found_publication is not None and not publication_ours:
             raise PublicationError(
@@ -56,7 +68,7 @@ class Claims:
             server.system_identifier,
             slot_owned=True,
             publication_owned=creates,
-            replace=replace,
+            replace=last is not None,
         )
 
     def prepare_publication(self, relations: list[Relation]) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.errors import (
     ConfigError,
     FencedError,
-    LakeUnavailableError,
     PgReplError,
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reception import Reception
@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import Applier
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -68,13 +69,14 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         process.StopSignal() as stop,
         open_lasting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store,
     ):
-        store.migrate()
         store.lock(pipeline.name, "replicate")
-        # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
-        store.write_progress(pipeline.name, holder=progress_writer.holder())
         settle_lake(pipeline)
         record = read_epoch(changelog_uri(pipeline.lake_root))
         check_record(pipeline, record)
+        check_state(store, pipeline, record)
+        store.migrate()
+        # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
+        store.write_progress(pipeline.name, holder=progress_writer.holder())
         check_role(dsn, pipeline)
         target = _target(dsn, arguments.until)
         return Replication(dsn, pipeline, store, record, stop).run(target)
@@ -240,12 +242,8 @@ class Replication:
         if query.isActive:
             self._applier.stop(query)
         elif (failure := query.exception()) is not None and self._applier.error is None:
-            raise _query_error(str(failure))
+            raise spark_error("the streaming query", str(failure))
         if self._applier.error is not None:
             raise self._applier.error
         if self._receiver.failed.is_set():
             self._raise_receiver_error()
-
-
-def _query_error(text: str) -> PgReplError:
-    return LakeUnavailableError(f"the streaming query failed: {text.splitlines()[0][:300]}")

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.beginning import begin_epoch
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner, find_epoch, has_tables
+from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.membership import (
     Records,
     left_out,
@@ -48,6 +49,7 @@ from airflow_provider_pgrepl.replication.source.selection import (
     check_choices,
     select_tables,
 )
+from airflow_provider_pgrepl.replication.source.slot import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -238,6 +240,8 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
         settle_idle_lake(store, pipeline)
         epoch = find_epoch(pipeline)
+        if not new_epoch and _has_slot(access):
+            check_state(store, pipeline, epoch)
         records = _read_records(store, pipeline)
         if new_epoch or not has_tables(epoch, records):
             check_source(access.dsn, pipeline, wishes_of(records), new_epoch=new_epoch)
@@ -251,6 +255,12 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
         yield _Run(Taking(access, source, store, session.get), find_epoch(pipeline), records, new_epoch)
+
+
+def _has_slot(access: Access) -> bool:
+    """Without one, a pipeline that is not recorded has been torn down, and its lake kept."""
+    with access.source("snapshot") as source:
+        return read_slot(source, access.pipeline.slot) is not None
 
 
 def _read_records(store: Store, pipeline: Pipeline) -> Records:

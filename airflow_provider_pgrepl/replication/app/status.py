@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -122,6 +123,10 @@ def read_status(pipeline: Pipeline) -> Status:
         slot = read_slot(connection, pipeline.slot)
     recorded, progress, tables, problems = _read_state(pipeline)
     lake = _read_lake(pipeline)
+    # Without a slot it was torn down, and its lake kept.
+    if not recorded and slot is not None and lake.epoch is not None:
+        lost = lost_state(pipeline, lake.epoch)
+        problems = (*problems, f"{lost.message}: {lost.hint}")
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
         _table(pipeline, record, lake, end) for record in tables if record.state is not TableState.REMOVED

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import GapError
@@ -19,6 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, read_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.wire.columns import Begun
 
 GAP = "G"
@@ -113,7 +113,7 @@ def gap_error(lsn: LSN, table: TableName) -> GapError:
 
 def _read(changelog: DeltaTable, epoch: Epoch, oid: int, above: LSN, columns: list[str]) -> pa.Table:
     """The gap rows of one relation above an LSN, in order."""
-    filesystem, root = pafs.FileSystem.from_uri(str(changelog.table_uri).rstrip("/"))
+    filesystem, root = open_storage(changelog.table_uri)
     paths = [file.path for file in live_files(changelog, epoch, above) if file.may_hold(oid)]
     rows = read_rows(filesystem, root, paths, oid, above, columns)
     return rows.filter(pc.equal(rows["op"], GAP))

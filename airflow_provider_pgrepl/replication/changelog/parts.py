@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -59,6 +60,17 @@ class PartFolder:
         # Readers bound their memory by the values' size, which a compressed file does not tell.
         path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
         self._make_folder(hour)
+        try:
+            self._write(path, rows, bounds)
+        except OSError:
+            # What is half written would take up space that may be short.
+            with suppress(OSError):
+                self._filesystem.delete_file(f"{self._root}/{path}")
+            raise
+        size = self._filesystem.get_file_info(f"{self._root}/{path}").size
+        return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
+
+    def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> None:
         with (
             self._filesystem.open_output_stream(f"{self._root}/{path}") as sink,
             pq.ParquetWriter(
@@ -73,8 +85,6 @@ class PartFolder:
             for start, stop in _row_groups(bounds):
                 writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
         durable.flush_files(self._uri, [path])
-        size = self._filesystem.get_file_info(f"{self._root}/{path}").size
-        return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
 
     def _make_folder(self, hour: str) -> None:
         if hour not in self._folders:

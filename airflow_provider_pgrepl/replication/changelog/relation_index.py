@@ -14,11 +14,10 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage import durable, make_folder, refusal
 
 SCHEMA = pa.schema(
     [
@@ -116,12 +115,11 @@ class RelationIndex:
         entry = pa.table([[value] for value in values], schema=SCHEMA)
         try:
             # An index of an earlier version of this program has no places.
+            make_folder(self._uri)
             write_deltalake(self._uri, entry, mode="append", schema_mode="merge")
             durable.flush_newest(self._uri)
         except (DeltaError, OSError) as error:
-            raise LakeUnavailableError(
-                f"the relation index cannot be written: {type(error).__name__}"
-            ) from error
+            raise refusal("the relation index cannot be written", error) from error
         self._remember(dict(zip(SCHEMA.names, values, strict=True)))
 
     def relation_ids(self, *, anew: bool = False) -> list[int]:

@@ -30,8 +30,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import durable, torn
+from airflow_provider_pgrepl.replication.storage import durable, is_refusal, make_folder, refusal, torn
 
+_NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
 _TABLE_PROPERTIES = {
     # 86,400 commits a day: checkpoints are for opening the table, and each costs a rewrite of the file list.
     "delta.checkpointInterval": "1000",
@@ -43,8 +44,12 @@ _TABLE_PROPERTIES = {
 
 
 def create_changelog(uri: str, record: EpochRecord) -> None:
-    """Make the changelog with its first epoch, in one commit. Raises LakeError when it cannot be written."""
+    """Make the changelog with its first epoch, in one commit.
+
+    Raises LakeUnavailableError when the storage is full or away, LakeError when it cannot be there.
+    """
     try:
+        make_folder(uri)
         DeltaTable.create(
             uri,
             schema=Schema.from_arrow(TABLE_SCHEMA),
@@ -55,6 +60,8 @@ def create_changelog(uri: str, record: EpochRecord) -> None:
         )
         durable.flush_commits(uri, -1, 0)
     except (DeltaError, OSError) as error:
+        if is_refusal(error) and not isinstance(error, _NOT_OURS):
+            raise refusal(f"the changelog cannot be created under {uri}", error) from error
         raise LakeError(
             f"the changelog cannot be created under {uri}: {error.__class__.__name__}",
             "check that the lake path exists, is writable and is not used by something else",
@@ -63,7 +70,7 @@ def create_changelog(uri: str, record: EpochRecord) -> None:
 
 def begin_epoch(uri: str, record: EpochRecord) -> None:
     """Begin a new history in an existing changelog, in one commit that also fences any running receiver."""
-    table = DeltaTable(uri)
+    table = open_changelog(uri)
     sequence = (table.transaction_version(RECEIVER_APP) or 0) + 1
     try:
         table.alter.set_table_description(
@@ -72,7 +79,7 @@ def begin_epoch(uri: str, record: EpochRecord) -> None:
         durable.flush_newest(uri)
     except CommitFailedError as error:
         raise FencedError("the changelog was written to while a new epoch began; run it again") from error
-    except OSError as error:
+    except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
 
@@ -87,27 +94,34 @@ def _properties(commit: CommitRecord, sequence: int, published: int = 0) -> Comm
         app_transactions=[
             Transaction(RECEIVER_APP, sequence),
             Transaction(EPOCH_APP, commit.epoch),
-            Transaction(DURABLE_APP, commit.durable_lsn),
             Transaction(PUBLISHED_APP, published),
+            # The last that is written, by which a commit is known to be whole.
+            Transaction(DURABLE_APP, commit.durable_lsn),
         ],
     )
 
 
 def mark(uri: str) -> None:
-    """Commit nothing, so that the version moves and the applier looks at its tables again."""
-    table = DeltaTable(uri)
+    """Commit nothing, so that the version moves and the applier looks at its tables again.
+
+    Raises ChangelogError, LakeUnavailableError.
+    """
+    table = open_changelog(uri)
     commit = CommitRecord(
         "marker",
         Epoch(table.transaction_version(EPOCH_APP) or 0),
         LSN(table.transaction_version(DURABLE_APP) or 0),
     )
-    table.create_write_transaction(
-        [],
-        mode="append",
-        schema=table.schema(),
-        partition_by=[PARTITION],
-        commit_properties=CommitProperties(custom_metadata=commit.to_metadata()),
-    )
+    try:
+        table.create_write_transaction(
+            [],
+            mode="append",
+            schema=table.schema(),
+            partition_by=[PARTITION],
+            commit_properties=CommitProperties(custom_metadata=commit.to_metadata()),
+        )
+    except (DeltaError, OSError) as error:
+        raise _unwritable(error) from error
 
 
 def find_torn_changelog(uri: str) -> torn.Torn:
@@ -119,7 +133,7 @@ def find_torn_changelog(uri: str) -> torn.Torn:
 
 
 def _is_whole(actions: torn.Actions) -> bool:
-    """Of a receiver's commit the app ids are written last."""
+    """Of a receiver's commit the durable LSN is written last."""
     about: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     if METADATA_KEY not in about:
         return True
@@ -252,6 +266,4 @@ def _fenced() -> FencedError:
 
 
 def _unwritable(error: Exception) -> LakeUnavailableError:
-    return LakeUnavailableError(
-        f"the changelog cannot be written: {error.__class__.__name__}: {error}", "check the lake's storage"
-    )
+    return refusal("the changelog cannot be written", error)

@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.lake.shares import (
     read_results,
     warm_up,
 )
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork
 from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource
@@ -100,7 +101,11 @@ class Applier:
         spark.dataSource.register(ChangelogSource)
 
     def start(self, *, available_now: bool = False) -> StreamingQuery:
-        """Begin to apply: for good, or what the changelog holds now."""
+        """Begin to apply: for good, or what the changelog holds now. Raises SparkError."""
+        with spark_errors("starting the streaming query"):
+            return self._start(available_now=available_now)
+
+    def _start(self, *, available_now: bool) -> StreamingQuery:
         tasks = max(1, self._spark.sparkContext.defaultParallelism)
         if not self._is_warm:
             warm_up(self._spark, tasks)
@@ -144,7 +149,8 @@ class Applier:
             if self._stopping:
                 raise _StoppedError
             try:
-                self._apply(frame)
+                with spark_errors("applying changes"):
+                    self._apply(frame)
             except Exception as error:
                 self.error = error
                 raise

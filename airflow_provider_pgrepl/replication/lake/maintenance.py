@@ -97,9 +97,11 @@ class Maintenance:
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
         points = Points(settings.lake_root)
-        tidied.points = points.thin(
-            now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
-        )
+        # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
+        with _failing_alone(_POINTS, tidied):
+            tidied.points = points.thin(
+                now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
+            )
         kept: dict[str, Collection[int]] = {
             path_of(key): versions for key, versions in points.kept_versions().items()
         }
@@ -111,19 +113,19 @@ class Maintenance:
 
     def _tidy(self, path: str, kept: Collection[int], tidied: Tidied, now: datetime) -> None:
         files = self._files_of(path)
-        files.checkpoint(_TABLE_CHECKPOINT)
         # Who follows a history commit by commit may be as far behind as the oldest point.
         unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
         grace, log_age = max(self._grace, unread), max(self._log_age, unread)
         tidied.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
+        files.checkpoint(_TABLE_CHECKPOINT)
         tidied.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
     def _tidy_changelog(self, reader_version: int, tidied: Tidied, now: datetime) -> None:
         files = self._files_of(_CHANGELOG)
-        files.checkpoint(_CHANGELOG_CHECKPOINT)
         tidied.files += files.vacuum(
             (), now, grace=self._grace, orphan_age=self._orphan_age, unread_after=reader_version
         )
+        files.checkpoint(_CHANGELOG_CHECKPOINT)
         tidied.log_entries += files.clean_log(reader_version, now, age=self._log_age)
 
     def _files_of(self, path: str) -> TableFiles:

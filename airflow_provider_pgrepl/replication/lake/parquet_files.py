@@ -128,7 +128,8 @@ class ParquetFiles:
         self._waiting = []
         for part in (self._writer, self._sink):
             if part is not None:
-                with suppress(OSError, pa.ArrowException):
+                # Whatever it says: an unfinished file has no metadata that a writer could hand over.
+                with suppress(Exception):
                     part.close()
         for name in self._names:
             with suppress(OSError):

@@ -22,10 +22,17 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import FencedError, LakeError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors, torn
+from airflow_provider_pgrepl.replication.storage import (
+    durable,
+    make_folder,
+    open_storage,
+    refusal,
+    storage_errors,
+    torn,
+)
 
 POINTS_APP = "pgrepl-points"
 """Delta app id of whoever writes points; its version counts commits."""
@@ -219,9 +226,7 @@ class Points:
             raise _fenced() from error
         except (DeltaError, OSError) as error:
             self._forget()
-            raise LakeUnavailableError(
-                f"the consistent points cannot be written: {type(error).__name__}"
-            ) from error
+            raise refusal("the consistent points cannot be written", error) from error
         # The handle now also holds what others committed since.
         if table.transaction_version(POINTS_APP) != sequence:
             raise _fenced()
@@ -248,6 +253,7 @@ def _thinned(
 
 
 def _create(uri: str) -> DeltaTable:
+    make_folder(uri)
     table = DeltaTable.create(uri, schema=Schema.from_arrow(SCHEMA), configuration=_TABLE_PROPERTIES)
     durable.flush_commits(uri, -1, 0)
     return table

@@ -15,6 +15,7 @@ from pyspark.accumulators import AccumulatorParam
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, write_range
+from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers, spark_error
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
@@ -130,18 +131,24 @@ class RangeCopies:
         gathered = context.accumulator([], _Gathered())
         copy: Callable[[int, CopyRange], RangeOutcome] = self._job.copy
         crash: errors.PgReplError | None = None
+        table = self._job.relation.table
         try:
             context.parallelize(list(left.items()), len(left)).foreach(
                 lambda part: gathered.add([copy(*part)])
             )
-        except Py4JJavaError:
+        except Py4JJavaError as error:
             # Its text may hold values of rows. A context that has ended is no trouble of this table.
             if context._jsc is None or context._jsc.sc().isStopped():
                 raise
-            crash = _CrashedError(
-                f"{self._job.relation.table}: Spark tasks that copy it have crashed",
-                "see the logs of Spark's executors; with too little memory, a smaller snapshot_range_bytes"
-                " helps",
+            trace = str(error)
+            crash = (
+                spark_error(f"copying {table}", trace)
+                if is_of_workers(trace)
+                else _CrashedError(
+                    f"{table}: Spark tasks that copy it have crashed",
+                    "see the logs of Spark's executors; with too little memory, a smaller"
+                    " snapshot_range_bytes helps",
+                )
             )
         failed: list[errors.PgReplError] = []
         for outcome in gathered.value:

@@ -9,11 +9,9 @@ also closes the ids of the epochs before it, at CLOSED, so that their writers ar
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -36,7 +34,14 @@ from airflow_provider_pgrepl.replication.lake.declared_bounds import (
 from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.statistics import bounded_in_all
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    delta_errors,
+    durable,
+    is_refusal,
+    make_folder,
+    refusal,
+    storage_errors,
+)
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -57,12 +62,6 @@ EXPORTED_APP = "pgrepl-exported-us"
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
-
-_STORAGE_MARKS = re.compile(
-    r"os error|No space left|error sending request|timed out"
-    r"|Generic (?!DeltaTable|error|delta kernel)\w+ error"
-)
-"""By these Delta's errors tell that the storage refused, not that the table is at fault."""
 
 RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
 
@@ -147,7 +146,8 @@ def fenced(
     table for a fragment of such a message.
     """
     before = table.version()
-    refused, damage, moved, unavailable = "", "", False, False
+    refused, damage, moved = "", "", False
+    unavailable: LakeUnavailableError | None = None
     try:
         result = commit()
         durable.flush_commits(table.table_uri, before, table.version())
@@ -157,18 +157,16 @@ def fenced(
         refused = type(error).__name__
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
-        unavailable = isinstance(error, OSError) or bool(_STORAGE_MARKS.search(str(error)))
+        if is_refusal(error):
+            unavailable = refusal(f"{table.table_uri}: nothing was committed", error)
         moved = isinstance(error, CommitFailedError) or _newest_version(table) not in (before, None)
     # Raised out here, so that Delta's exception does not hang on ours as its context.
     if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
     if damage:
         raise LakeTableError(f"{table.table_uri}: {damage}", RESNAPSHOT_HINT)
-    if unavailable:
-        raise LakeUnavailableError(
-            f"{table.table_uri}: nothing was committed, the storage failed with {refused}",
-            "is there space left, may the process write there, can the store be reached?",
-        )
+    if unavailable is not None:
+        raise unavailable
     if refused:
         raise LakeTableError(
             f"{table.table_uri}: nothing was committed, Delta failed with {refused}", RESNAPSHOT_HINT
@@ -305,12 +303,14 @@ def commit_snapshot(
 def create_table(
     uri: str, schema: pa.Schema, files: Sequence[WrittenFile], properties: CommitProperties
 ) -> int:
-    """Create a lake table by its first commit. Raises FencedError when somebody else did, LakeError."""
+    """Create a lake table by its first commit.
+
+    Raises FencedError when somebody else did, LakeUnavailableError, LakeError.
+    """
     bounds = declaration(_bounded(files, schema))
-    failed = ""
+    failed, unavailable = "", None
     try:
-        if "://" not in uri:
-            Path(uri).mkdir(parents=True, exist_ok=True)
+        make_folder(uri)
         create_table_with_add_actions(
             uri,
             Schema.from_arrow(schema),
@@ -322,8 +322,12 @@ def create_table(
         durable.flush_commits(uri, -1, 0)
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
+        if is_refusal(error) and not isinstance(error, PermissionError):
+            unavailable = refusal(f"cannot create the lake table {uri}", error)
     if failed and DeltaTable.is_deltatable(uri):
         raise FencedError(f"{uri}: another process has created this table", _FENCED_HINT)
+    if unavailable is not None:
+        raise unavailable
     if failed:
         raise LakeError(f"cannot create the lake table {uri}: {failed}", "may the process write there?")
     return 0
@@ -351,7 +355,8 @@ def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
     if not needed or "timestampNtz" in (table.protocol().writer_features or []):
         return
     before = table.version()
-    table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+    with delta_errors(f"{table.table_uri}: nothing was committed"):
+        table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
     if table.version() != before + 1:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
     with storage_errors(table.table_uri):

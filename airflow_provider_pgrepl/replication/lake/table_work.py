@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.lake.relations_in_force import read_rel
 from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, epoch_of, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import open_storage, refusal
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 
@@ -118,8 +118,14 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
         )
     except OSError as error:
         work.close()
-        text = f"the lake cannot be read or written: {error.strerror or error.__class__.__name__}"
-        return TableResult(relation_id, error=text, error_kind="LakeUnavailableError", stops_pipeline=True)
+        told = refusal("the lake cannot be read or written", error)
+        return TableResult(
+            relation_id,
+            error=told.message,
+            hint=told.hint,
+            error_kind=type(told).__name__,
+            stops_pipeline=True,
+        )
     except Exception as error:
         # Its text may hold values of rows, so only its kind is told.
         work.close()

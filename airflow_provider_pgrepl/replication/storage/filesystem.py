@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pyarrow as pa
 from pyarrow import fs
 
-from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 
 # Hadoop's names of schemes that Arrow knows under another one.
@@ -31,16 +28,9 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     return filesystem, path.rstrip("/")
 
 
-@contextmanager
-def storage_errors(place: str) -> Iterator[None]:
-    """Turn what a filesystem raises into a LakeError that names the place; only some of it may pass."""
-    try:
-        yield
-    except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise LakeError(
-            f"cannot write under {place}: {error}", "check the rights, and that it is a directory"
-        ) from error
-    except OSError as error:
-        raise LakeUnavailableError(
-            f"cannot write under {place}: {error}", "check free space, and that the storage can be reached"
-        ) from error
+def make_folder(uri: str) -> None:
+    """Have the folder of a table that is to be made: deltalake takes one that it cannot make for one that is
+    not there. Raises OSError."""
+    local = local_path(uri)
+    if local is not None:
+        local.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.storage.durable import (
     set_aside,
     set_aside_commits,
 )
-from airflow_provider_pgrepl.replication.storage.filesystem import storage_errors
+from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
-from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+from airflow_provider_pgrepl.replication.storage import delta_errors, durable, storage_errors
 
 _KIND = "history"
 
@@ -125,7 +125,8 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
     if lacking:
         allow_timestamp_without_tz(history, schema)
         before = history.version()
-        history.alter.add_columns(lacking)
+        with delta_errors(f"{history.table_uri}: nothing was committed"):
+            history.alter.add_columns(lacking)
         if history.version() != before + 1:
             raise FencedError(f"{history.table_uri}: another process has written this table")
         with storage_errors(history.table_uri):

@@ -1,4 +1,4 @@
-"""A file system of its own on a loop device, whose power can be cut: what was not flushed to it is gone."""
+"""A file system of its own on a loop device: its power can be cut, and it can be full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-_IMAGE_BYTES = 256 << 20
 _SHUTDOWN = 0x8004587D
 """EXT4_IOC_SHUTDOWN: from then on the file system writes nothing, as if the power were gone."""
 _WITHOUT_LOG_FLUSH = struct.pack("I", 2)
@@ -43,6 +42,18 @@ class Disk:
         finally:
             os.close(place)
 
+    def fill(self, leaving: int = 0) -> None:
+        """Have no space left but so many bytes."""
+        for piece in (64 << 10, 1 << 10, 1):
+            with contextlib.suppress(OSError), (self.folder / "filler").open("ab", buffering=0) as filler:
+                while filler.write(bytes(piece)):
+                    os.fsync(filler)
+        if leaving:
+            os.truncate(self.folder / "filler", (self.folder / "filler").stat().st_size - leaving)
+
+    def free(self) -> None:
+        (self.folder / "filler").unlink()
+
     def power_on(self) -> None:
         """Mount what the disk holds. Nobody may have a file of it open."""
         self.unmount()
@@ -50,14 +61,14 @@ class Disk:
 
 
 @contextlib.contextmanager
-def disk(folder: Path) -> Iterator[Disk]:
+def disk(folder: Path, size: int = 256 << 20) -> Iterator[Disk]:
     """A fresh one, mounted below `folder`; skips where no image can be mounted."""
     if os.geteuid() != 0 or not Path("/dev/loop-control").exists() or shutil.which("mkfs.ext4") is None:
         pytest.skip("only root can mount an image of a file system, with loop devices and mkfs.ext4")
     image, place = folder / "disk.img", folder / "disk"
     place.mkdir()
     with image.open("wb") as file:
-        file.truncate(_IMAGE_BYTES)
+        file.truncate(size)
     subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True)
     made = Disk(place, image)
     try:
@@ -67,5 +78,6 @@ def disk(folder: Path) -> Iterator[Disk]:
     try:
         yield made
     finally:
-        made.unmount()
+        # Also while somebody has a file open, as an error that was kept may.
+        subprocess.run(["umount", "-l", str(place)], check=True)
         image.unlink()

@@ -1,0 +1,42 @@
+"""What Spark itself fails with, as one of our errors: no trouble of a table, and none of the lake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from airflow_provider_pgrepl.errors import SparkError
+
+_WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
+"""In the trace of every error by which Spark says that a Python worker did not start."""
+
+
+@contextmanager
+def spark_errors(doing: str) -> Iterator[None]:
+    """`doing`: what Spark was at. Its own words, which may hold values of rows, are in the log of Spark."""
+    failed: SparkError | None = None
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        failed = spark_error(doing, str(error))
+    if failed is not None:
+        raise failed
+
+
+def spark_error(doing: str, trace: str) -> SparkError:
+    """From the words in which Spark failed."""
+    if is_of_workers(trace):
+        return SparkError(
+            f"{doing}: Spark could not start its Python workers",
+            "the host, or that of an executor, may be overloaded or short of memory; on a cluster its"
+            " spark.pyspark.python must be the Python that has this package",
+        )
+    return SparkError(f"{doing}: Spark failed", "Spark's own log, above, says with what; then run it again")
+
+
+def is_of_workers(trace: str) -> bool:
+    """Whether no task was at work, because Spark could not start its Python workers."""
+    return _WORKERS in trace

@@ -1,0 +1,75 @@
+"""What it means when the storage refuses: it is full, or away. Delta's errors say so in words only."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from deltalake.exceptions import DeltaError
+
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORBIDDEN = (PermissionError, NotADirectoryError, FileExistsError)
+# Rust's standard library ends its message with the number of the system's error.
+_NUMBER = re.compile(r"\(os error (\d+)\)")
+_MARKS = re.compile(
+    r"os error|No space left|error sending request|timed out"
+    r"|Generic (?!DeltaTable|error|delta kernel)\w+ error"
+)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the storage refused, rather than that a table is at fault."""
+    return isinstance(error, OSError) or bool(_MARKS.search(str(error)))
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether there was no space left."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _FULL
+    return any(int(number) in _FULL for number in _NUMBER.findall(str(error)))
+
+
+def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
+    """`doing`: what was tried, as "the changelog cannot be written".
+
+    Tells no text of Delta's, which may hold values of rows.
+    """
+    if is_full(error):
+        return LakeUnavailableError(
+            f"{doing}: the storage is full", "free some space, then run it again: it goes on where it stopped"
+        )
+    reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    return LakeUnavailableError(
+        f"{doing}: {reason}", "may the process write there, can the storage be reached?"
+    )
+
+
+@contextmanager
+def storage_errors(place: str) -> Iterator[None]:
+    """Turn what a filesystem raises into a LakeError that names the place; only some of it may pass."""
+    try:
+        yield
+    except _FORBIDDEN as error:
+        raise LakeError(
+            f"cannot write under {place}: {error}", "check the rights, and that it is a directory"
+        ) from error
+    except OSError as error:
+        raise refusal(f"cannot write under {place}", error) from error
+
+
+@contextmanager
+def delta_errors(doing: str) -> Iterator[None]:
+    """Turn what Delta raises when the storage refuses into ours; all else passes."""
+    failed: LakeUnavailableError | None = None
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        if not is_refusal(error):
+            raise
+        failed = refusal(doing, error)
+    if failed is not None:
+        raise failed

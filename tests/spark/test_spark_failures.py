@@ -1,0 +1,57 @@
+"""Spark's Python workers do not start: that is Spark's trouble, neither the lake's nor a table's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_provider_pgrepl.errors import LakeUnavailableError, Retry, Scope, SparkError
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A session of its own: whether workers come from a daemon is decided once for all.
+PROGRAM = """
+import sys
+sys.path.insert(0, {root!r})
+from airflow_provider_pgrepl.errors import SparkError
+from airflow_provider_pgrepl.replication.lake.range_copies import RangeCopies
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+from types import SimpleNamespace
+
+spark = build_session("no workers", "local[1]", {{"spark.python.use.daemon": "false"}}, delta=False)
+spark.sparkContext.pythonExec = {python!r}
+try:
+    with spark_errors("applying changes"):
+        spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+except SparkError as error:
+    print("said:", error.message)
+job = SimpleNamespace(relation=SimpleNamespace(table="public.t"), copy=print)
+found = RangeCopies(spark, job, None)._try({{0: None}}, {{}})
+print("said:", type(found).__name__, found.message)
+spark.stop()
+"""
+
+
+def test_workers_that_do_not_start_are_said(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 30\n")
+    python.chmod(0o755)
+    program = PROGRAM.format(root=str(ROOT), python=str(python))
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False
+    )
+    said = [line.removeprefix("said: ") for line in ended.stdout.splitlines() if line.startswith("said: ")]
+    assert said == [
+        "applying changes: Spark could not start its Python workers",
+        "SparkError copying public.t: Spark could not start its Python workers",
+    ], ended.stderr[-3000:]
+
+
+def test_what_spark_fails_with_is_no_matter_of_the_lake_and_may_pass() -> None:
+    error = spark_error("the streaming query", "org.apache.spark.SparkException: a value of a row")
+    assert (SparkError.retry, SparkError.scope) == (Retry.TIMED, Scope.PIPELINE)
+    assert not isinstance(error, LakeUnavailableError)
+    assert "value" not in str(error)
