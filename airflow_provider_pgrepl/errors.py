@@ -21,7 +21,8 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ IdentityError               changes do not tell which row was changed  (table)
     ├─ TruncatedError              TRUNCATE, where `truncate` is `error`      (table)
     ├─ GapError                    a transaction was skipped that may have changed it  (table)
-    ├─ ChangelogError              the changelog is missing, newer, or has a gap
+    ├─ ChangelogError              the changelog is newer, or lacks what is needed
+    │  └─ NoChangelogError         there is none yet
     ├─ FencedError                 another process took this one's place      (retry)
     ├─ StateError                  the `_pgrepl` schema
     ├─ LakeError                   the lake cannot be reached or is somebody else's
@@ -37,7 +38,7 @@ All classes survive pickling, because Spark and Airflow carry them between proce
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, StrEnum
 
 
 class Retry(Enum):
@@ -54,16 +55,50 @@ class Scope(Enum):
     PIPELINE = "pipeline"
 
 
+class Remedy(StrEnum):
+    """What somebody has to do about a table that stopped. Its record keeps this; a hint says it to people."""
+
+    ANEW = "anew"
+    """Take it anew."""
+    UNDO = "undo"
+    """Set it back at the source, and retry it."""
+    MOVED = "moved"
+    """Name it back, and retry it."""
+    ADDED = "added"
+    """Take it under its new name."""
+    PUBLISH = "publish"
+    """Put it into the publication again, and take it anew."""
+    GONE = "gone"
+    """Remove it; or make it again, and take it anew."""
+    POLICY = "policy"
+    """Let its lake table follow, and retry it."""
+    LOGGED = "logged"
+    """Make it an ordinary, logged table, and take it anew."""
+    CHOICE = "choice"
+    """Mend the column or the choice, and retry it."""
+    GRANT = "grant"
+    """Give the role its rights back, and retry it."""
+
+    @property
+    def allows_retry(self) -> bool:
+        """Whether the table can go on without a new copy once this is done."""
+        return self in (Remedy.UNDO, Remedy.MOVED, Remedy.POLICY, Remedy.CHOICE, Remedy.GRANT)
+
+
 class PgReplError(Exception):
-    """Root of the tree: what happened, and what to do next (`hint`)."""
+    """Root of the tree: what happened, and what to do next (`hint`).
+
+    `remedy`: what to do next as programs read it, where they go by it.
+    """
 
     retry = Retry.NEVER
     scope = Scope.PIPELINE
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", remedy: Remedy | None = None) -> None:
         super().__init__(message, hint)
         self.message = message
         self.hint = hint
+        self.remedy = remedy
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
@@ -140,6 +175,9 @@ class DriftError(PgReplError):
 
     scope = Scope.TABLE
 
+    def __init__(self, message: str, hint: str = "", remedy: Remedy | None = Remedy.ANEW) -> None:
+        super().__init__(message, hint, remedy)
+
 
 class IdentityError(PgReplError):
     """Changes of the table do not tell which row was changed."""
@@ -161,6 +199,10 @@ class GapError(PgReplError):
 
 class ChangelogError(PgReplError):
     """The changelog is missing, of a newer layout, or lacks something that is needed."""
+
+
+class NoChangelogError(ChangelogError):
+    """There is no changelog: no epoch has begun."""
 
 
 class FencedError(PgReplError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import EAGER, Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
@@ -344,6 +346,23 @@ def test_a_broken_history_is_said_when_it_starts(received, dsn, breakage, error,
     with pytest.raises(error, match=says) as caught:
         received.receive()
     assert "--new-epoch" in caught.value.hint
+
+
+def test_a_slot_that_is_not_there_is_told_from_a_publication(dsn):
+    """The server's sentence about either names it, and is in its own language."""
+    with pytest.raises(SlotError):
+        ReplicationStream(dsn, "the_publication_slot", "none").close()
+
+
+def test_a_publication_that_is_not_there_ends_the_stream(debian_dsn, tmp_path):
+    """Since PostgreSQL 18 it is passed over."""
+    execute(debian_dsn, "create table t(id int primary key)")
+    received = Received(debian_dsn, tmp_path, ("public.t",))
+    received.begin()
+    execute(debian_dsn, "insert into t values (1)")
+    stream = ReplicationStream(debian_dsn, received.pipeline.slot, "gone")
+    with contextlib.closing(stream), pytest.raises(PublicationError):
+        wait_until(lambda: stream.read(0.1, 1 << 20) is None, 20, "the stream's end")
 
 
 def test_a_slot_made_anew_is_not_taken_for_the_old_one(received, dsn):

@@ -9,6 +9,7 @@ from airflow_provider_pgrepl.errors import (
     ConfigError,
     DriftError,
     PrivilegeError,
+    Remedy,
     Retry,
     SlotBusyError,
     SourceConnectionError,
@@ -67,7 +68,7 @@ def test_many_may_migrate_at_once(pg, dsn):
     assert errors == []
     with pg.cursor() as cursor:
         cursor.execute("select version from _pgrepl.migrations")
-        assert cursor.fetchall() == [(1,), (2,)]
+        assert cursor.fetchall() == [(number + 1,) for number in range(len(migrations._VERSIONS))]
 
 
 def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
@@ -95,7 +96,35 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
         progress = store.read_progress("shop")
         assert (progress.told_lsn, progress.idle_at) == (LSN(7), None)
         assert store.mark_errored("shop", found, DriftError("r", "h"))
-        assert store.read_tables("shop")[T].error == "DriftError"
+        found = store.read_tables("shop")[T]
+        assert (found.error, found.remedy) == ("DriftError", Remedy.ANEW)
+
+
+@pytest.mark.parametrize(
+    ("error", "hint", "remedy"),
+    [
+        ("DriftError", "set it back at the source, then retry the table; or take it anew", Remedy.UNDO),
+        ("DriftError", "take it anew", Remedy.ANEW),
+        ("DriftError", "", None),
+        ("PrivilegeError", "grant it; then retry the table", Remedy.GRANT),
+        ("ValueRangeError", "mend it, then retry the table", None),
+    ],
+)
+def test_what_helps_is_taken_from_the_hints_of_earlier_versions(monkeypatch, pg, dsn, error, hint, remedy):
+    with Store(dsn, "test") as store:
+        monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:2])
+        store.migrate()
+        monkeypatch.undo()
+        store.register(pipeline(), "123", True, True)
+        with pg.cursor() as cursor:
+            cursor.execute(
+                "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, error, hint)"
+                " values ('shop', 'public', %s, 'errored', %s, %s)",
+                (T.name, error, hint),
+            )
+        store.migrate()
+        found = store.read_tables("shop")[T]
+        assert (found.error, found.hint, found.remedy) == (error, hint, remedy)
 
 
 def test_a_table_is_moved_only_as_it_was_seen(store):

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.errors import (
     LakeTableError,
     PrivilegeError,
     PublicationError,
+    Remedy,
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -129,20 +130,33 @@ def test_without_names_each_table_goes_its_own_way(kept):
 
 def test_a_renamed_column_is_told_to_be_set_back_only_where_that_helps(kept):
     execute(kept.dsn, "alter table b rename column at to since")
-    hints = {}
-    for known in ("set it back at the source, then retry the table", "take it anew"):
-        kept.set_states(B, TableState.ERRORED, error="DriftError", reason="renamed", hint=known)
+    for known, hint in (
+        (Remedy.UNDO, "set it back at the source, then retry the table"),
+        (Remedy.ANEW, "take it anew"),
+    ):
+        kept.fail(B, "DriftError", hint, known)
         with pytest.raises(DriftError, match="column at was renamed to since") as caught:
             retry_tables(kept.access, [B])
-        hints[known] = caught.value.hint
+        assert caught.value.remedy is known
+        assert caught.value.hint.startswith(hint)
         kept.set_states(B, TableState.CATCHING_UP)
-    assert hints.pop("take it anew") == "take it anew"
-    assert all(hint.startswith(known) for known, hint in hints.items())
+
+
+def test_the_words_of_a_hint_decide_nothing(kept):
+    misleading = "say nothing; never then retry the table"
+    kept.fail(A, "DriftError", misleading, Remedy.ANEW)
+    with pytest.raises(DriftError) as caught:
+        retry_tables(kept.access, [A])
+    assert (caught.value.hint, caught.value.remedy) == (misleading, Remedy.ANEW)
+    kept.fail(B, "DriftError", "anything else", Remedy.POLICY)
+    retry_tables(kept.access, [B])
+    record = kept.record(B)
+    assert (record.state, record.remedy) == (TableState.CATCHING_UP, None)
 
 
 def test_a_table_that_was_sent_what_it_cannot_follow_is_not_tried_again_in_vain(kept):
     """What the stream has sent is in the changelog still, though the source was set back."""
-    kept.fail(A, "DriftError", "take it anew: run the snapshot app")
+    kept.fail(A, "DriftError", "take it anew: run the snapshot app", Remedy.ANEW)
     with pytest.raises(DriftError, match=r"public.a: it failed") as caught:
         retry_tables(kept.access, [A])
     assert caught.value.hint == "take it anew: run the snapshot app"

@@ -10,10 +10,17 @@ import psycopg2
 import psycopg2.errors
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 from psycopg2.extras import LogicalReplicationConnection
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBusyError, StateError
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    ConfigError,
+    LakeError,
+    Retry,
+    SlotBusyError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.slot import read_slot
@@ -94,6 +101,15 @@ def test_with_the_lake_only_what_is_the_pipelines_goes(kept):
         "public/notes.txt",
     ]
     assert left(kept) == {}
+
+
+@pytest.mark.parametrize("description", ['{"layout": 99}', "a table of somebody else's"])
+def test_a_lake_whose_changelog_cannot_be_read_is_not_dropped(kept, description):
+    DeltaTable(kept.changelog).alter.set_table_description(description)
+    with pytest.raises(ChangelogError):
+        teardown(kept.access, drop_lake=True)
+    assert Path(kept.lake_path("public.a")).exists()
+    assert teardown(kept.access).dropped
 
 
 def test_an_empty_lake_root_goes_as_well(kept):

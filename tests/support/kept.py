@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.table import open_table
@@ -54,10 +55,14 @@ class Kept(Handed):
                 store.set_state(self.pipeline.name, TableName.parse(table), state, **more)
 
     def fail(
-        self, table: str, error: str = "ValueRangeError", hint: str = "mend it, then retry the table"
+        self,
+        table: str,
+        error: str = "ValueRangeError",
+        hint: str = "mend it, then retry the table",
+        remedy: Remedy | None = None,
     ) -> None:
         """Put a table in error."""
-        self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint=hint)
+        self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint=hint, remedy=remedy)
 
     def record(self, table: str) -> TableRecord:
         with self.access.store("test") as store:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.errors import PgReplError, Retry, Scope
+from airflow_provider_pgrepl.errors import PgReplError, Remedy, Retry, Scope
 from airflow_provider_pgrepl.replication.app import process
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -26,6 +26,8 @@ def test_an_error_survives_pickling(kind: type[PgReplError]) -> None:
     assert type(again) is kind
     assert (again.message, again.hint, str(again)) == (error.message, error.hint, str(error))
     assert str(pickle.loads(pickle.dumps(kind("alone")))) == "alone"
+    for remedy in (Remedy.GRANT, None):
+        assert pickle.loads(pickle.dumps(kind("what", "to do", remedy))).remedy is remedy
 
 
 @pytest.mark.parametrize("kind", CLASSES)

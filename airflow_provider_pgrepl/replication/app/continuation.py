@@ -22,9 +22,8 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
-from airflow_provider_pgrepl.replication.state.drift import judge_catalog
+from airflow_provider_pgrepl.replication.state.drift import Verdict, judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.state.remedy import allows_retry
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.values import lake_schema
 
@@ -68,10 +67,12 @@ class Continuation:
         copied = pipeline_of(self.pipeline, record.config, record.table)
         verdict = judge_catalog(relation, current, copied)
         if verdict.kind is Kind.UNSAFE:
-            hint = record.hint if _needs_copy(record) and allows_retry(verdict.hint) else verdict.hint
-            raise DriftError(f"{record.table}: {verdict.reason}", hint)
+            hint, remedy = verdict.hint, verdict.remedy
+            if _needs_copy(record) and not _needs_copy(verdict):
+                hint, remedy = record.hint, record.remedy
+            raise DriftError(f"{record.table}: {verdict.reason}", hint, remedy)
         if _needs_copy(record):
-            raise DriftError(f"{record.table}: {record.reason}", record.hint)
+            raise DriftError(f"{record.table}: {record.reason}", record.hint, record.remedy)
         raise_all(list(right_problems(self.source, [relation])))
         return relation
 
@@ -110,6 +111,7 @@ class Continuation:
         return now.to_json()
 
 
-def _needs_copy(record: TableRecord) -> bool:
-    """Whether it stopped at what the stream has sent, which is there still, whatever the catalog shows."""
-    return record.error == DriftError.__name__ and bool(record.hint) and not allows_retry(record.hint)
+def _needs_copy(known: TableRecord | Verdict) -> bool:
+    """Whether nothing else helps. It may have stopped at what the stream has sent, which is there still,
+    whatever the catalog shows."""
+    return known.remedy is not None and not known.remedy.allows_retry

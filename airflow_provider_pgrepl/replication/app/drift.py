@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, Remedy
 from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
 from airflow_provider_pgrepl.replication.app.awaited_truncate import may_be_truncated, wait_until_applied
 from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, TableDrift
@@ -28,7 +28,6 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
 from airflow_provider_pgrepl.replication.state.drift import judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.state.remedy import allows_retry
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -98,7 +97,7 @@ def find_drift(
     for relation in recorded:
         verdict = judge_catalog(relation, current[relation.table], pipeline)
         if verdict.kind is Kind.UNSAFE:
-            error: PgReplError | None = DriftError(verdict.reason, verdict.hint)
+            error: PgReplError | None = DriftError(verdict.reason, verdict.hint, verdict.remedy)
         else:
             error = rights.get(relation.oid)
         if error is not None or verdict.kind is Kind.SAFE:
@@ -189,7 +188,9 @@ def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgRe
         if problems:
             hint = "; ".join(problem.hint for problem in problems)
             found[relation.oid] = PrivilegeError(
-                "; ".join(problem.message for problem in problems), f"{hint}; then retry the table"
+                "; ".join(problem.message for problem in problems),
+                f"{hint}; then retry the table",
+                Remedy.GRANT,
             )
     return found
 
@@ -230,6 +231,7 @@ class _Report:
         yield TableDrift(table, Kind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
 
     def _in_error(self, record: TableRecord, finding: Finding | None) -> TableDrift:
-        gone = (finding is None or finding.error is None) and allows_retry(record.hint)
+        helps = record.remedy is not None and record.remedy.allows_retry
+        gone = helps and (finding is None or finding.error is None)
         hint = _CAUSE_GONE if gone else record.hint
         return TableDrift(str(record.table), Kind.UNSAFE.value, record.reason, hint, record.state.value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeError
+from airflow_provider_pgrepl.errors import LakeError, NoChangelogError
 from airflow_provider_pgrepl.replication.app.membership import Records
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -13,9 +13,7 @@ def find_epoch(pipeline: Pipeline) -> EpochRecord | None:
     """The present epoch; None when none has begun. Raises LakeError when the lake is another pipeline's."""
     try:
         record = reader.read_epoch(changelog_uri(pipeline.lake_root))
-    except ChangelogError as error:
-        if "no changelog" not in error.message:
-            raise
+    except NoChangelogError:
         return None
     check_owner(pipeline, record)
     return record

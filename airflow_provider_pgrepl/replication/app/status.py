@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeError, PgReplError, StateError
+from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -171,7 +171,7 @@ def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRe
 def _read_lake(pipeline: Pipeline) -> _Lake:
     try:
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
-    except ChangelogError:
+    except NoChangelogError:
         return _Lake()
     except Exception as error:
         return _Lake(problems=(f"the changelog cannot be read: {type(error).__name__}",))

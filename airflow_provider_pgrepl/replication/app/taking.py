@@ -178,6 +178,7 @@ class Taking:
                 error=record.error,
                 reason=record.reason,
                 hint=record.hint,
+                remedy=record.remedy,
                 lsn=record.lsn,
             )
             if record.membership == "removed":
@@ -228,6 +229,7 @@ class Taking:
             error=type(error).__name__,
             reason=error.message,
             hint=error.hint or _MENDED_HINT,
+            remedy=error.remedy,
         )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl.errors import (
-    ChangelogError,
     ConfigError,
     LakeError,
+    NoChangelogError,
     PgReplError,
     PrivilegeError,
     StateError,
@@ -92,7 +92,7 @@ class _Teardown:
         """The lake's word; without it all goes by what is recorded."""
         try:
             epoch = read_epoch(changelog_uri(self.pipeline.lake_root))
-        except ChangelogError:
+        except NoChangelogError:
             return None
         except PgReplError:
             if self.drop_lake:

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeUnavailableError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -59,11 +59,11 @@ def read_epoch(uri: str) -> EpochRecord:
 
 
 def open_changelog(uri: str) -> DeltaTable:
-    """Raises ChangelogError when there is no changelog, LakeUnavailableError when it cannot be read."""
+    """Raises NoChangelogError when there is none, LakeUnavailableError when it cannot be read."""
     try:
         return DeltaTable(uri)
     except TableNotFoundError:
-        raise ChangelogError(
+        raise NoChangelogError(
             "this pipeline has no changelog yet", "run the snapshot app first: it begins the first epoch"
         ) from None
     except (DeltaError, OSError) as error:

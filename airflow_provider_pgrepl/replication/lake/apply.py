@@ -251,11 +251,12 @@ class Applier:
         if now is None or now.state not in _ACTIVE or now.position_lsn != record.position_lsn:
             return
         if result.stops_pipeline:
-            kind: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
-            raise kind(str(result.error), result.hint)
+            stops: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
+            raise stops(str(result.error), result.hint)
         hint = f"\n  hint: {result.hint}" if result.hint else ""
         log.error("table %s stops: %s%s", record.table, result.error, hint)
-        error = getattr(errors, result.error_kind, errors.LakeTableError)(str(result.error), result.hint)
+        kind = getattr(errors, result.error_kind, errors.LakeTableError)
+        error = kind(str(result.error), result.hint, result.remedy)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)

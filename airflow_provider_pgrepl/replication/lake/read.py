@@ -162,13 +162,15 @@ class ArrowView(_View):
         builder = QueryBuilder()
         for quoted, table in tables.items():
             builder.register(quoted, table)
-        failed = ""
+        failed, is_planned = "", False
         try:
-            return _plain(pa.table(builder.execute(sql).read_all()))
+            found = builder.execute(sql)
+            is_planned = True
+            return _plain(pa.table(found.read_all()))
         except Exception as error:
             # DataFusion raises plain Exception. What it says of data may hold values, so only its first words
-            # go on; a chained error would carry the rest.
-            failed = str(error).partition("\n")[0] if _is_about_sql(str(error)) else type(error).__name__
+            # about the statement go on; a chained error would carry the rest.
+            failed = type(error).__name__ if is_planned else str(error).partition("\n")[0]
         raise LakeError(
             f"the query at the consistent point {LSN(self.point.lsn)} failed: {failed}",
             f"tables are written in double quotes; the point holds: {', '.join(self.tables)}",
@@ -194,17 +196,6 @@ def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> Consiste
             "points_keep_h of the pipeline says how long they are",
         )
     return found
-
-
-def _is_about_sql(message: str) -> bool:
-    return message.startswith(
-        (
-            "Error during planning",
-            "SQL error",
-            "Schema error",
-            "Generic DeltaTable error: Error during planning",
-        )
-    )
 
 
 def _plain(table: pa.Table) -> pa.Table:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, PgReplError
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.evolution import is_same_layout, translated
@@ -191,7 +191,7 @@ class _Walker:
         recorded = replace(step.relation, truncated_by=self._truncated_by(record))
         verdict = judge(recorded, record, self.pipeline)
         if verdict.kind is Kind.UNSAFE or verdict.relation is None:
-            return DriftError(verdict.reason, verdict.hint or hint)
+            return DriftError(verdict.reason, verdict.hint or hint, verdict.remedy or Remedy.ANEW)
         problem = _problem(verdict.relation, self.pipeline)
         if problem is not None:
             return DriftError(f"{verdict.reason}: {problem[0]}", problem[1] or hint)

@@ -152,5 +152,6 @@ class SnapshotCopy:
             error=type(error).__name__,
             reason=error.message,
             hint=error.hint or _RETRY_HINT,
+            remedy=error.remedy,
             lsn=self._position,
         )

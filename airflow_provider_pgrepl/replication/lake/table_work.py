@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Remedy, Scope
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -83,6 +83,7 @@ class TableResult:
     error_lsn: int = 0
     history_version: int | None = None
     relation: str | None = None
+    remedy: Remedy | None = None
 
     def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
         """The same, for a table that stops before the transaction at an LSN."""
@@ -92,6 +93,7 @@ class TableResult:
             hint=error.hint,
             error_kind=type(error).__name__,
             error_lsn=int(lsn),
+            remedy=error.remedy,
         )
 
     def to_json(self) -> str:
@@ -99,7 +101,8 @@ class TableResult:
 
     @classmethod
     def from_json(cls, text: str) -> TableResult:
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**{**fields, "remedy": fields["remedy"] and Remedy(fields["remedy"])})
 
 
 def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
@@ -115,6 +118,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
             hint=error.hint,
             error_kind=error.__class__.__name__,
             stops_pipeline=error.scope is Scope.PIPELINE,
+            remedy=error.remedy,
         )
     except OSError as error:
         work.close()

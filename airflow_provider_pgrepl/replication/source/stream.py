@@ -51,6 +51,8 @@ _TOO_LARGE = (
     "the server fails on it, most likely because the values of a row are more than 1 GB as text, in which a"
     " bytea takes two bytes for each of its own"
 )
+# The server's words are in its own language; both a slot and a publication that are not there are 42704.
+_FINDS_PUBLICATION = "get_publication_oid"
 _UNSENDABLE = {
     "22021": _UNCONVERTIBLE,
     "22P05": _UNCONVERTIBLE,
@@ -241,7 +243,7 @@ def _parse_keepalive(data: bytes) -> Keepalive:
 
 
 def _sqlstate(result: pq.abc.PGresult) -> str:
-    return (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    return _field(result, pq.DiagnosticField.SQLSTATE)
 
 
 def _unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
@@ -255,10 +257,14 @@ def _unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
     return None if why is None else UnsendableError(f"{why} (SQLSTATE {state})")
 
 
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    return (result.error_field(field) or b"").decode(errors="replace")
+
+
 def _translate(result: pq.abc.PGresult) -> PgReplError:
     """The server's refusal as one of ours, by SQLSTATE: object in use, undefined object, wrong state."""
     state = _sqlstate(result)
-    text = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"no message").decode(errors="replace")
+    text = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "no message"
     if state == "55006":
         return SlotBusyError(
             text,
@@ -266,7 +272,7 @@ def _translate(result: pq.abc.PGresult) -> PgReplError:
             " vanished, which the server notices after a minute; this ends its sender at once: select"
             " pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'SLOT'",
         )
-    if state == "42704" and "publication" in text:
+    if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
         return PublicationError(text, "run the snapshot app with --new-epoch to set the pipeline up anew")
     if state in ("42704", "55000"):
         return SlotError(

@@ -114,9 +114,14 @@ def _failure(error: Any, sql: str) -> PgReplError:
     hint = _HINTS.get(code, "")
     if code == "42601" and found == "\\":
         hint = "this is a command of psql, which the server does not know: take it out of what is tried"
-    if code == "0A000" and "transaction commands" not in str(error.diag.message_primary):
+    if code == "0A000" and not _is_about_transactions(error):
         hint = ""
     return ConfigError(f"the migration fails{place}: {said}", hint)
+
+
+def _is_about_transactions(error: Any) -> bool:
+    """EXECUTE refuses commands of transactions, and SELECT INTO; only with the latter does it give a hint."""
+    return error.diag.source_function == "exec_stmt_dynexecute" and error.diag.message_hint is None
 
 
 def _place(error: Any, sql: str) -> tuple[str, str]:

@@ -31,13 +31,14 @@ class Verdict:
     """What became of a relation, in sentences, and what is to be done.
 
     `relation`: what the lake table is for from here on, with what it keeps of dropped columns and leaves out
-    of added ones; None when the verdict is unsafe. `hint`: how to go on then.
+    of added ones; None when the verdict is unsafe. `remedy`: how to go on then; `hint`: the same in words.
     """
 
     kind: Kind
     changes: tuple[str, ...] = ()
     hint: str = ""
     relation: Relation | None = None
+    remedy: Remedy | None = None
 
     @property
     def reason(self) -> str:
@@ -105,7 +106,9 @@ def _judge_standing(recorded: Relation, standing: Standing) -> Verdict:
 def _unsafe(recorded: Relation, findings: Iterable[Finding], *, was_sent: bool) -> Verdict:
     findings = list(findings)
     changes = tuple(dict.fromkeys(finding.text for finding in findings))
-    return Verdict(Kind.UNSAFE, changes, _hardest(findings).hint(recorded.table, was_sent=was_sent))
+    hardest = _hardest(findings)
+    hint, remedy = hardest.hint(recorded.table, was_sent=was_sent), hardest.way_out(was_sent=was_sent)
+    return Verdict(Kind.UNSAFE, changes, hint, remedy=remedy)
 
 
 def _hardest(findings: list[Finding]) -> Finding:

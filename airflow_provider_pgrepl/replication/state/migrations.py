@@ -61,6 +61,15 @@ _VERSIONS: tuple[str, ...] = (
         ADD config text;
     ALTER TABLE _pgrepl.progress ADD idle_at timestamptz;
     """,
+    # Until now the hint alone said it; where it says more than these two, they lead to the same.
+    """
+    ALTER TABLE _pgrepl.tables ADD remedy text;
+    UPDATE _pgrepl.tables SET remedy = CASE
+        WHEN error = 'PrivilegeError' AND hint LIKE '%then retry the table%' THEN 'grant'
+        WHEN error = 'DriftError' AND hint LIKE '%then retry the table%' THEN 'undo'
+        WHEN error = 'DriftError' AND hint <> '' THEN 'anew' END
+    WHERE state = 'errored';
+    """,
 )
 
 _MIGRATIONS_TABLE = """

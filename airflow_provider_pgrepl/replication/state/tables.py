@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
-from airflow_provider_pgrepl.errors import PgReplError, StateError
+from airflow_provider_pgrepl.errors import PgReplError, Remedy, StateError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import rows
@@ -19,21 +19,21 @@ from airflow_provider_pgrepl.replication.state.table_state import (
 
 _SET_STATE = """
 UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    lsn = %(lsn)s::pg_lsn, since = CASE WHEN state = %(state)s THEN since ELSE now() END
+    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, since = CASE WHEN state = %(state)s THEN since ELSE now() END
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = ANY (%(before)s)
 RETURNING 1
 """
 
 _ADD_PENDING = """
-INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, lsn)
-VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(lsn)s::pg_lsn)
+INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn)
+VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s, %(lsn)s::pg_lsn)
 ON CONFLICT DO NOTHING RETURNING 1
 """
 
 _TABLES = """
 SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied, membership, config
+    snapshot_at, rows_copied, membership, config, remedy
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
 
@@ -51,14 +51,14 @@ WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(ta
 
 _MARK_ERRORED = """
 UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    lsn = %(lsn)s::pg_lsn, since = now()
+    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, since = now()
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
 """
 
 _MOVE = """
-UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', lsn = NULL, since = now(),
-    membership = coalesce(%(membership)s, membership), config = coalesce(%(config)s, config)
+UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL, lsn = NULL,
+    since = now(),    membership = coalesce(%(membership)s, membership), config = coalesce(%(config)s, config)
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = %(seen)s AND since = %(since)s AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
 RETURNING 1
@@ -77,9 +77,10 @@ Membership = Literal["configured", "added", "removed"]
 class TableRecord:
     """What is recorded of a table.
 
-    `error` is the class of the error, `lsn` where it happened. `position_lsn`, `snapshot_at` and
-    `rows_copied` are of the last snapshot, `config` is the pipeline file by which it was made; `relation` is
-    what the lake table was built for then, and has become since.
+    `error` is the class of the error, `lsn` where it happened; `remedy` what is to be done, where programs go
+    by it, and `hint` says it in words. `position_lsn`, `snapshot_at` and `rows_copied` are of the last
+    snapshot, `config` is the pipeline file by which it was made; `relation` is what the lake table was built
+    for then, and has become since.
     `membership`: whether the pipeline file alone says that the table is replicated, or an operator has added
     or removed it.
     """
@@ -97,6 +98,7 @@ class TableRecord:
     rows_copied: int | None
     membership: Membership = "configured"
     config: str | None = None
+    remedy: Remedy | None = None
     relation_text: str | None = field(default=None, repr=False, compare=False)
     """As it is recorded: an older version has written other JSON for the same relation."""
 
@@ -120,6 +122,7 @@ class TableRecords(StateConnection):
         reason: str = "",
         hint: str = "",
         lsn: LSN | None = None,
+        remedy: Remedy | None = None,
     ) -> None:
         """Put a table into a state. Raises StateError when it may not follow the present one."""
         fields = {
@@ -128,6 +131,7 @@ class TableRecords(StateConnection):
             "error": error,
             "reason": reason,
             "hint": hint,
+            "remedy": remedy,
             "lsn": text_of(lsn),
             "before": [before.value for before in states_before(state)],
         }
@@ -149,6 +153,7 @@ class TableRecords(StateConnection):
             "error": type(error).__name__,
             "reason": error.message,
             "hint": error.hint,
+            "remedy": error.remedy,
             "lsn": text_of(lsn),
             "state": seen.state.value,
             "relation": seen.relation_text,
@@ -232,7 +237,7 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
     schema, name, state, error, reason, hint, lsn, since, relation, position, *_ = fields
-    snapshot_at, copied, membership, config = fields[-4:]
+    snapshot_at, copied, membership, config, remedy = fields[-5:]
     return TableRecord(
         TableName(schema, name),
         TableState(state),
@@ -247,6 +252,7 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         copied,
         membership,
         config,
+        remedy and Remedy(remedy),
         relation,
     )
 
