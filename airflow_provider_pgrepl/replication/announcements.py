@@ -84,6 +84,8 @@ class Announcements:
 
     def look_at_ddl(self, message: LogicalMessage, commit_lsn: int, xid: int) -> Ddl | None:
         """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
+        if message.prefix == DDL_PREFIX and message.left_out:
+            return self._look_at_all(commit_lsn)
         sealed = read_sealed(message.content) if message.prefix == DDL_PREFIX else None
         if sealed is None or sealed.pipeline != self._pipeline:
             return None

@@ -79,6 +79,8 @@ class Pipeline:
     flush_bytes: int = 64 * MIB
     part_bytes: int = 32 * MIB
     receive_buffer_bytes: int = 64 * MIB
+    message_bytes: int = 4 * MIB
+    message_prefixes: tuple[str, ...] = ("*",)
     trigger_interval_s: float = 0.0
     batch_bytes: int = 256 * MIB
     slice_bytes: int = 128 * MIB

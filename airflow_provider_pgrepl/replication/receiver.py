@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.announcements import Announcements
 from airflow_provider_pgrepl.replication.changelog.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.message_rows import KeptMessages
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.resent import ResentCheck
 from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
@@ -116,7 +117,13 @@ class Receiver:
         connections.callback(self._catalog.close)
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
-            ReplicationStream(self._dsn, pipeline.slot, pipeline.publication)
+            ReplicationStream(
+                self._dsn,
+                pipeline.slot,
+                pipeline.publication,
+                messages=bool(pipeline.message_prefixes) or pipeline.event_trigger,
+                message_bytes=pipeline.message_bytes,
+            )
         )
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
         self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
@@ -143,7 +150,8 @@ class Receiver:
         self._splitter = Splitter()
         # Without the option nobody's messages say anything of tables.
         look_at_ddl = announcements.look_at_ddl if pipeline.event_trigger else None
-        self._stamper = Stamper(writer.epoch, announcements.announced, look_at_ddl)
+        kept = KeptMessages(frozenset(pipeline.message_prefixes))
+        self._stamper = Stamper(writer.epoch, announcements.announced, look_at_ddl, kept)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
@@ -204,6 +212,7 @@ class Receiver:
                 elif self._liveness.must_ask():
                     self.request_keepalive()
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
+                del chunk  # while the next one comes, it need not be there as well
                 self._send_status_if_due(asked=wants_reply)
         except UnsendableError as error:
             self._end_writing()
@@ -293,6 +302,8 @@ class Receiver:
     def _take(self, chunk: Chunk) -> None:
         if chunk.messages:
             split = self._splitter.split(chunk.messages)
+            # A row of hundreds of MB need not be there twice while it is written.
+            chunk.messages.clear()
             rows = self._resent.drop(self._stamper.stamp(split), split.ended)
             self._buffer.add(rows, split.ended, chunk.size)
             self.progress.changes += rows.num_rows

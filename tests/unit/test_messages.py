@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.wire.messages import (
     parse_message,
     parse_relation,
     parse_truncate,
+    without_content,
 )
 from tests.support import wire_bytes as wire
 
@@ -64,3 +65,25 @@ def test_a_message_is_prefix_and_bytes(transactional: bool) -> None:
 def test_broken_messages_are_refused(parse: object, data: bytes, says: str) -> None:
     with pytest.raises(WireError, match=says):
         parse(data)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"x" * 10])
+def test_a_content_is_left_out_beyond_a_size(content: bytes) -> None:
+    message = memoryview(wire.put_message(80, "ü p", content, transactional=False))
+    assert without_content(message, 25, len(content)) is message
+    if content:
+        short = bytes(without_content(message, 25, len(content) - 1))
+        found = parse_message(body(short))
+        assert found == LogicalMessage(False, 80, "ü p", b"", left_out=len(content))
+
+
+def test_what_is_no_message_stays_whole_whatever_its_size() -> None:
+    row = memoryview(wire.put_insert(1, ["x" * 100]))
+    assert without_content(row, 25, 1) is row
+
+
+@pytest.mark.parametrize("cut", range(25, 42))
+def test_a_message_that_ends_too_early_is_refused_or_left_to_who_parses_it(cut: int) -> None:
+    message = memoryview(wire.put_message(80, "prefix", b"content", transactional=True))[: cut + 1]
+    with pytest.raises(WireError):
+        parse_message(body(bytes(without_content(message, 25, 1))))

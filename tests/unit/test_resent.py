@@ -190,3 +190,28 @@ def test_what_retention_has_dropped_is_dropped_unseen_and_the_rest_is_compared()
         receiving().take(*transaction(101, RELATION, INSERT))
     with pytest.raises(RewoundError, match="no more"):
         receiving().take(*transaction(90, RELATION, INSERT), *transaction(200, INSERT))
+
+
+MESSAGE = wire.put_message(1, "p", b"x", transactional=True)
+
+
+def test_transactions_of_messages_alone_may_come_again_or_not() -> None:
+    """By which messages are wanted now, the server sends them or not, and they make rows or not."""
+    check = ResentCheck(
+        DURABLE, dict.fromkeys((100, 120, 150), (1, 5 + wire.PG_EPOCH_US)), optional=frozenset({100, 120})
+    )
+    receiving = Receiving(check)
+    rows = receiving.take(
+        *transaction(110, MESSAGE),
+        *transaction(120),
+        *transaction(150, RELATION, INSERT),
+        *transaction(170, MESSAGE),
+    )
+    assert rows.num_rows == 0
+    assert shown(receiving.take(*transaction(200, MESSAGE))) == [(200, -1, "R"), (200, 0, "M")]
+
+
+def test_one_of_messages_alone_that_is_another_now_shows_a_source_that_was_set_back() -> None:
+    check = ResentCheck(DURABLE, {100: (7, 5 + wire.PG_EPOCH_US)}, optional=frozenset({100}))
+    with pytest.raises(RewoundError, match="is not the one"):
+        Receiving(check).take(*transaction(100, MESSAGE))

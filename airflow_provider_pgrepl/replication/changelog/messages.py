@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.values.binary import Binary
 from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX
 
 MESSAGE_SCHEMA = pa.schema(
@@ -32,8 +33,12 @@ MESSAGE_SCHEMA = pa.schema(
         ("transactional", pa.bool_()),
         ("prefix", pa.string()),
         ("content", pa.binary()),
+        ("size", pa.int64()),
     ]
 )
+
+
+_CONTENT = Binary()
 
 
 class SkippedMessagesWarning(UserWarning):
@@ -86,8 +91,9 @@ def _before(gap: LSN, found: pa.Table, *, asked: bool) -> pa.Table:
 
 
 def _as_messages(rows: pa.Table) -> pa.Table:
-    texts = rows["new"].combine_chunks()
-    contents = [bytes.fromhex(text[2:]) for text in pc.list_element(texts, 1).to_pylist()]
+    contents = [_CONTENT.parse(pc.list_element(texts, 1)) for texts in rows["new"].chunks]
+    prefixes = [pc.list_element(texts, 0).cast(pa.string()) for texts in rows["new"].chunks]
+    sizes = [_sizes(*pair) for pair in zip(rows["new"].chunks, contents, strict=True)]
     columns = {
         "epoch": rows["epoch"],
         "lsn": rows["commit_lsn"],
@@ -96,7 +102,18 @@ def _as_messages(rows: pa.Table) -> pa.Table:
         "commit_ts": rows["commit_ts"],
         # A message outside of any transaction has no transaction's id.
         "transactional": pc.is_valid(rows["xid"]),
-        "prefix": pc.list_element(texts, 0).cast(pa.string()),
-        "content": pa.array(contents, pa.binary()),
+        "prefix": pa.chunked_array(prefixes, pa.string()),
+        "content": pa.chunked_array(contents, pa.binary()),
+        "size": pa.chunked_array(sizes, pa.int64()),
     }
     return pa.table(columns, MESSAGE_SCHEMA)
+
+
+def _sizes(texts: pa.LargeListArray, contents: pa.Array) -> pa.Array:
+    """Of each content: its own length, or what is recorded of one that was left out."""
+    sizes = pc.binary_length(contents).cast(pa.int64())
+    if not sizes.null_count:
+        return sizes
+    left_out = sizes.is_null()
+    recorded = pc.list_element(texts.filter(left_out), 2).cast(pa.string()).cast(pa.int64())
+    return pc.replace_with_mask(sizes, left_out, recorded)

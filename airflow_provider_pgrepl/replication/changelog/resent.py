@@ -24,12 +24,16 @@ from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.wire.columns import Ended
 
 _NOWHERE = LSN(0)
-_COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts"]
+_COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "op"]
+_ROWS = pa.array(["I", "U", "D", "T"])
 
 
 class ResentCheck:
     """Knows which transactions above the slot's confirmed LSN the changelog holds already, or has held: what
     retention has dropped, up to `floor_lsn`, is dropped unseen.
+
+    One of `optional` has messages only: whether it is sent again, and makes rows then, is a matter of which
+    messages are wanted now.
 
     The server announces a relation once a connection. Where that was in a transaction that is dropped, the
     announcement is kept and goes in front of the first new rows, which need it.
@@ -41,6 +45,7 @@ class ResentCheck:
         known: dict[int, tuple[int, int]],
         floor_lsn: LSN = _NOWHERE,
         *,
+        optional: frozenset[int] = frozenset(),
         is_passed: bool = False,
     ) -> None:
         self.is_passed = is_passed
@@ -49,6 +54,7 @@ class ResentCheck:
         self._durable_lsn = durable_lsn
         self._known = known
         self._floor_lsn = floor_lsn
+        self._optional = optional
         self._awaited = deque(sorted(known))
         self._last_lsn = 0
         self._last_dropped = 0
@@ -68,6 +74,7 @@ class ResentCheck:
             for file in live_files(changelog, writer.epoch, above)
         ]
         known: dict[int, tuple[int, int]] = {}
+        with_rows: set[int] = set()
         for piece in pieces:
             of_source = pc.greater(piece["ordinal"], STANDING_ORDINAL)
             is_above = pc.and_(pc.equal(piece["epoch"], writer.epoch), pc.greater(piece["commit_lsn"], above))
@@ -81,7 +88,9 @@ class ResentCheck:
                 wanted["commit_lsn"].to_pylist(), wanted["xid"].to_pylist(), times, strict=True
             ):
                 known[lsn] = (xid or 0, us or 0)
-        return cls(writer.durable_lsn, known, read_floor_lsn(changelog, writer.epoch))
+            with_rows |= set(_of_rows(piece).unique().to_pylist())
+        floor = read_floor_lsn(changelog, writer.epoch)
+        return cls(writer.durable_lsn, known, floor, optional=frozenset(known.keys() - with_rows))
 
     def drop(self, rows: pa.Table, ended: Sequence[Ended]) -> pa.Table:
         """The rows that are new. Raises RewoundError when what comes again is not what the changelog holds.
@@ -94,10 +103,12 @@ class ResentCheck:
             return rows
         lsns = rows["commit_lsn"].to_numpy()
         new_from = int(np.searchsorted(lsns, self._durable_lsn, side="left"))
-        self._check(ended, frozenset([*lsns[:new_from].tolist(), self._last_dropped]))
+        again = rows.slice(0, new_from)
+        own = _of_rows(again)
+        self._check(ended, frozenset([*own.to_pylist(), self._last_dropped]))
         if new_from:
-            self._last_dropped = int(lsns[new_from - 1])
-            self._remember_relations(rows.slice(0, new_from))
+            self._last_dropped = own[-1].as_py() if len(own) else self._last_dropped
+            self._remember_relations(again)
         if new_from == rows.num_rows:
             return rows.slice(new_from)
         self._over = True
@@ -105,6 +116,8 @@ class ResentCheck:
 
     def pass_idle(self, lsn: LSN) -> None:
         """Everything that committed before `lsn` has come. Raises RewoundError as `drop` does."""
+        while self._awaited and self._awaited[0] < lsn and self._awaited[0] in self._optional:
+            self._awaited.popleft()
         if self._awaited and self._awaited[0] < lsn:
             raise _rewound(self._awaited[0], "is in the changelog, but the source has it no more")
         self.is_passed = self.is_passed or lsn >= self._durable_lsn
@@ -136,6 +149,11 @@ class ResentCheck:
         announced = [{**row, **first, "ordinal": -1} for row in self._announced.values()]
         self._announced = {}
         return pa.concat_tables([pa.Table.from_pylist(announced, schema=ROW_SCHEMA), rows])
+
+
+def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
+    """The commit LSNs of changes of tables."""
+    return rows.filter(pc.is_in(rows["op"], _ROWS))["commit_lsn"]
 
 
 def _rewound(lsn: int, what: str) -> RewoundError:

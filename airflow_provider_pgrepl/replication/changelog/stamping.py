@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.message_rows import KeptMessages, message_rows
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.wire import messages
@@ -45,13 +46,21 @@ class _Events:
 
     records: dict[int, RelationRecord]
     in_force: list[tuple[int, RelationRecord]]
+    messages: dict[int, messages.LogicalMessage]
 
 
 class Stamper:
     """Turns splits into ROW_SCHEMA tables in stream order; remembers the version of each relation."""
 
-    def __init__(self, epoch: Epoch, look_up: LookUp, look_at_ddl: LookAtDdl | None = None) -> None:
+    def __init__(
+        self,
+        epoch: Epoch,
+        look_up: LookUp,
+        look_at_ddl: LookAtDdl | None = None,
+        kept: KeptMessages | None = None,
+    ) -> None:
         self._epoch = epoch
+        self._kept = kept or KeptMessages()
         self._look_up = look_up
         self._look_at_ddl = look_at_ddl or (lambda _message, _lsn, _xid: None)
         self._versions: dict[int, int] = {}
@@ -63,22 +72,32 @@ class Stamper:
         rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
         rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
         controls = [row for control in split.controls for row in self._control_rows(control, events)]
+        placed = [
+            (control, message)
+            for control in split.controls
+            if (message := self._message(control, events)) is not None
+        ]
         self._versions.update({record.message.oid: record.version for _, record in events.in_force})
-        if not controls:
+        if not controls and not placed:
             return rows
-        table = pa.concat_tables([rows, pa.Table.from_pylist(controls, schema=ROW_SCHEMA)])
+        pieces = [rows, pa.Table.from_pylist(controls, schema=ROW_SCHEMA)]
+        table = pa.concat_tables([*pieces, message_rows(self._epoch, placed)] if placed else pieces)
+        if table.num_rows == 1:
+            return table
         return table.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
     def _events(self, split: Split) -> _Events:
         """The chunk's Relation messages, looked up in the catalog, and what it says of DDL."""
-        events = _Events({}, [])
+        events = _Events({}, [], {})
         for control in split.controls:
             if control.tag == "R":
                 record = self._look_up(messages.parse_relation(control.data), control.commit_lsn)
                 events.records[control.index] = record
                 events.in_force.append((control.index, record))
-            elif control.tag == "M" and control.commit_us != NO_TIME:
-                message = messages.parse_message(control.data)
+            elif control.tag == "M":
+                message = events.messages[control.index] = messages.parse_message(control.data)
+                if control.commit_us == NO_TIME:
+                    continue
                 ddl = self._look_at_ddl(message, control.commit_lsn, control.xid)
                 if ddl is not None and ddl.record is not None:
                     events.records[control.index] = ddl.record
@@ -121,10 +140,16 @@ class Stamper:
                 self._row(control, "T", oid, self._version_at(oid, control.index, events), [text], offset)
                 for offset, oid in enumerate(truncate.oids)
             ]
-        message = messages.parse_message(control.data)
-        if message.prefix == messages.DDL_PREFIX and not message.content:
-            return []  # it only keeps the one before it in its place
-        return [self._row(control, "M", 0, 0, [message.prefix, "\\x" + message.content.hex()])]
+        return []
+
+    def _message(self, control: Control, events: _Events) -> messages.LogicalMessage | None:
+        """The logical message that is to become a row."""
+        message = events.messages.get(control.index)
+        if message is None or control.index in events.records:
+            return None
+        if message.prefix == messages.DDL_PREFIX and not message.content and not message.left_out:
+            return None  # it only keeps the one before it in its place
+        return message if self._kept.keeps(message, control.commit_lsn) else None
 
     def _row(
         self, control: Control, op: str, relation_id: int, version: int, new: list[str], offset: int = 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import select
 import struct
+import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -32,7 +32,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
     stream_conninfo,
 )
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
-from airflow_provider_pgrepl.replication.wire.columns import POSTGRES_EPOCH_US
+from airflow_provider_pgrepl.replication.wire.columns import HEADER, POSTGRES_EPOCH_US
+from airflow_provider_pgrepl.replication.wire.messages import without_content
 
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")
@@ -75,7 +76,7 @@ class Keepalive:
 class Chunk:
     """Data messages in the order received, then at most one keepalive that came after all of them."""
 
-    messages: Sequence[memoryview]
+    messages: list[memoryview]
     size: int
     keepalive: Keepalive | None = None
 
@@ -83,7 +84,16 @@ class Chunk:
 class ReplicationStream:
     """One `START_REPLICATION` of a slot, from where the slot stands. Not thread-safe: one thread owns it."""
 
-    def __init__(self, dsn: str, slot: str, publication: str, *, messages: bool = True) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        slot: str,
+        publication: str,
+        *,
+        messages: bool = True,
+        message_bytes: int | None = None,
+    ) -> None:
+        self._message_bytes = sys.maxsize if message_bytes is None else message_bytes
         self._connection = _connect(stream_conninfo(dsn, f"receive {slot}"))
         self._has_ended = False
         try:
@@ -116,8 +126,10 @@ class ReplicationStream:
             if length > 0:
                 kind = data[0]
                 if kind == _IS_DATA:
+                    if length > self._message_bytes:
+                        data = without_content(data, HEADER, self._message_bytes)
                     messages.append(data)
-                    size += length
+                    size += len(data)
                 elif kind == _IS_KEEPALIVE:
                     return Chunk(messages, size, _parse_keepalive(bytes(data)))
                 else:

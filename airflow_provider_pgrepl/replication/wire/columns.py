@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.wire import kernels
 
 Int64s = npt.NDArray[np.int64]
 
+HEADER = kernels.HEADER
 POSTGRES_EPOCH_US = 946_684_800_000_000
 """2000-01-01 in microseconds of Unix time: PostgreSQL's timestamps count from there."""
 NO_TIME = int(np.iinfo(np.int64).min)
@@ -105,7 +106,8 @@ class Splitter:
         count = len(messages)
         offsets = np.zeros(count + 1, np.int64)
         np.cumsum(np.fromiter(map(len, messages), np.int64, count), out=offsets[1:])
-        data = np.frombuffer(b"".join(messages), np.uint8)
+        # A row of hundreds of MB comes alone, and need not be there twice.
+        data = np.frombuffer(messages[0] if count == 1 else b"".join(messages), np.uint8)
         tags = np.zeros(count, np.uint8)
         relations, lsns, ordinals, xids, times = np.zeros((5, count), np.int64)
         commits = np.zeros((count, 3), np.int64)

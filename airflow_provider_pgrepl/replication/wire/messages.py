@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import WireError
@@ -14,6 +15,11 @@ _UINT64 = struct.Struct(">Q")
 
 DDL_PREFIX = "pgrepl.ddl"
 """Of the logical messages that are our event trigger's."""
+
+_LEFT_OUT = 0x80
+"""A flag of ours in a Message whose content we have taken out; PostgreSQL uses the lowest bit only."""
+_MESSAGE, _MESSAGE_HEAD = ord("M"), 10
+_LONGEST_PREFIX = 1_000
 
 TRUNCATE_CASCADE = 1
 TRUNCATE_RESTART_IDENTITY = 2
@@ -51,12 +57,16 @@ class TruncateMessage:
 
 @dataclass(frozen=True)
 class LogicalMessage:
-    """`M`: what pg_logical_emit_message wrote; `lsn` is the end of its record."""
+    """`M`: what pg_logical_emit_message wrote; `lsn` is the end of its record.
+
+    `left_out`: so many bytes of content were taken out on the way, and `content` is empty.
+    """
 
     transactional: bool
     lsn: int
     prefix: str
     content: bytes
+    left_out: int = 0
 
 
 class _Reader:
@@ -127,11 +137,44 @@ def parse_truncate(data: bytes) -> TruncateMessage:
 
 
 def parse_message(data: bytes) -> LogicalMessage:
-    """Read an `M` message. Raises WireError."""
+    """Read an `M` message, whole or `without_content`. Raises WireError."""
     reader = _Reader(data, "Message")
     flags = reader.take(1)[0]
     lsn = reader.number(_UINT64)
     prefix = reader.text()
-    content = reader.take(reader.number(_UINT32))
+    size = reader.number(_UINT32)
+    left_out = size if flags & _LEFT_OUT else 0
+    content = reader.take(size - left_out)
     reader.end()
-    return LogicalMessage(bool(flags & 1), lsn, prefix, content)
+    return LogicalMessage(bool(flags & 1), lsn, prefix, content, left_out)
+
+
+def without_content(message: memoryview, at: int, most: int) -> memoryview:
+    """A message, which begins `at` a place: an `M` with more than `most` bytes of content without that, but
+    with its size; any other as it is. A prefix that is longer than that itself, and long, is cut.
+
+    Raises WireError.
+    """
+    if len(message) <= at or message[at] != _MESSAGE:
+        return message
+    start = at + _MESSAGE_HEAD
+    end = next((found for found in _ends_of_text(message, start)), None)
+    if end is None or len(message) < end + 1 + _UINT32.size:
+        raise WireError("a Message message ends inside its prefix")
+    size = message[end + 1 : end + 1 + _UINT32.size]
+    if _UINT32.unpack(size)[0] <= most and end - start <= max(most, _LONGEST_PREFIX):
+        return message
+    flags = message[at + 1] | _LEFT_OUT
+    prefix = bytes(message[start : min(end, start + _LONGEST_PREFIX)])
+    if end > start + _LONGEST_PREFIX:
+        prefix = prefix.decode(errors="ignore").encode() + "…".encode()
+    head = (message[: at + 1], bytes([flags]), message[at + 2 : start], prefix, b"\0", size)
+    return memoryview(b"".join(head))
+
+
+def _ends_of_text(message: memoryview, start: int) -> Iterator[int]:
+    """Where a text that begins at a place ends."""
+    for piece in range(start, len(message), _LONGEST_PREFIX):
+        found = bytes(message[piece : piece + _LONGEST_PREFIX]).find(b"\0")
+        if found >= 0:
+            yield piece + found
