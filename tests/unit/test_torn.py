@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Poi
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 from tests.support.changelogs import Written, new_changelog
+from tests.unit.test_lake_table import Root
 
 
 def empty(file: Path) -> None:
@@ -237,3 +238,19 @@ def test_a_torn_point_goes(tmp_path: Path, tear: Tear) -> None:
     assert after.all() == (made[0],)
     after.append(made[1])
     assert json.loads(commit(f"{tmp_path}/_pgrepl/consistent_points", 2).read_text().splitlines()[-1])
+
+
+# Lake tables.
+
+
+@pytest.mark.parametrize("tear", TEARS)
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_snapshot_replaces_a_torn_table(tmp_path: Path, tear: Tear, version: int) -> None:
+    """Else what a table that stopped is told to do would end as the first time."""
+    root = Root(tmp_path / "t")
+    root.snapshot(10, 1)
+    root.snapshot(20, 2)
+    for torn in range(version, 2):
+        tear(commit(root.uri, torn))
+    root.snapshot(30, 3)
+    assert root.ids() == [3]

@@ -42,6 +42,7 @@ from airflow_provider_pgrepl.replication.storage import (
     refusal,
     storage_errors,
 )
+from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -292,6 +293,8 @@ def commit_snapshot(
     if exported_at is not None:
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
+    # One that a crash of the machine tore is replaced like any other.
+    find_torn(uri).set_aside()
     if not DeltaTable.is_deltatable(uri):
         return create_table(uri, schema, files, properties)
     table = open_table(uri)

@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
 from airflow_provider_pgrepl.replication.storage import delta_errors, durable, storage_errors
+from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 _KIND = "history"
 
@@ -90,6 +91,7 @@ def prepare_history(
     """
     uri = history_uri(pipeline.lake_root, relation.table)
     schema = history_schema(relation, pipeline)
+    find_torn(uri).set_aside()
     if DeltaTable.is_deltatable(uri):
         history = open_table(uri)
         if history.file_uris() or DeltaTable.is_deltatable(f"{pipeline.lake_root}/{relation.table.path}"):

@@ -1,0 +1,82 @@
+"""The apps set aside what a crash of the machine tore, before they read it, and only while nobody writes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app import replicate, snapshot
+from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.state.store import Store
+from tests.support.received import Received
+from tests.support.replicated import execute
+
+
+@pytest.fixture
+def torn(dsn, tmp_path, monkeypatch) -> Received:
+    """A pipeline whose last changelog commit and point are half there; the slot was told of neither."""
+    execute(dsn, "create table t (id int primary key)")
+    one = Received(dsn, tmp_path, ("public.t",))
+    one.begin()
+    points = Points(one.pipeline.lake_root)
+    for lsn in (1, 2):
+        points.append(ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": 0}))
+    execute(dsn, "insert into t values (1)")
+    told = one.slot().confirmed_flush_lsn
+    monkeypatch.setattr("airflow_provider_pgrepl.replication.receiver.Receiver._send_status", lambda *_: None)
+    one.receive()
+    monkeypatch.undo()
+    assert one.slot().confirmed_flush_lsn == told
+    half(newest(one.changelog))
+    half(newest(f"{one.pipeline.lake_root}/_pgrepl/consistent_points"))
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    return one
+
+
+def newest(uri: str) -> Path:
+    return max((Path(uri) / "_delta_log").glob("0*.json"))
+
+
+def half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:60])
+
+
+def is_torn(one: Received) -> bool:
+    return newest(one.changelog).stat().st_size == 60
+
+
+def test_what_was_torn_comes_again(torn: Received, caplog) -> None:
+    with Store(torn.dsn, "test") as store:
+        settle_idle_lake(store, torn.pipeline)
+    assert "Set aside: 1 commits" in caplog.text
+    assert [point.lsn for point in Points(torn.pipeline.lake_root).all()] == [1]
+    torn.receive()
+    assert [row["new"] for row in torn.changelog_rows("I")] == [["1"]]
+
+
+def test_nothing_is_touched_while_a_replication_runs(torn: Received) -> None:
+    with Store(torn.dsn, "other") as other, Store(torn.dsn, "test") as store:
+        other.lock(torn.pipeline.name, "replicate")
+        settle_idle_lake(store, torn.pipeline)
+        assert is_torn(torn)
+    with Store(torn.dsn, "test") as store:
+        settle_idle_lake(store, torn.pipeline)
+    assert not is_torn(torn)
+
+
+def test_the_replicate_app_does_it_before_it_reads(torn: Received, caplog) -> None:
+    torn.configure(slot="another")
+    assert replicate.main(["--pipeline", str(torn.file)]) == 78
+    assert "this lake was begun with" in caplog.text, "what comes next"
+    assert not is_torn(torn)
+    assert open_changelog(torn.changelog)
+
+
+def test_the_snapshot_app_does_it_before_it_reads(torn: Received) -> None:
+    torn.configure(name="another")
+    assert snapshot.main(["--pipeline", str(torn.file)]) == 78
+    assert not is_torn(torn)
