@@ -16,9 +16,10 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Place, 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.stamping import Ddl
 from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA, Relation
 from airflow_provider_pgrepl.replication.source.ddl_message import ANYTHING, DdlMessage, parse_ddl_message
 from airflow_provider_pgrepl.replication.source.ddl_seal import SealedMessage, read_sealed
+from airflow_provider_pgrepl.replication.state.hidden_columns import HiddenColumns
 from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX, LogicalMessage, RelationMessage
 
 log = logging.getLogger(__name__)
@@ -46,12 +47,14 @@ class Announcements:
         read_relation: ReadRelation,
         read_trigger: ReadTrigger,
         read_key: ReadKey = lambda: None,
+        hidden: HiddenColumns | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._publication = publication
         self._epoch = epoch
         self._index = index
-        self._read_relation = read_relation
+        self._read_from_catalog = read_relation
+        self._hidden = hidden
         self._read_trigger = read_trigger
         self._read_key = read_key
         self._key: bytes | None = None
@@ -59,13 +62,16 @@ class Announcements:
         self._messages: dict[int, RelationMessage] = {}
         self._known: dict[int, tuple[RelationRecord, str]] = {}
 
-    def announced(self, message: RelationMessage, commit_lsn: int) -> RelationRecord:
-        """The relation of a Relation message in the transaction at this commit LSN.
+    def announced(self, message: RelationMessage, commit_lsn: int) -> RelationRecord | None:
+        """The relation of a Relation message in the transaction at this commit LSN; None for one of our own
+        tables, whose changes would make changes of themselves.
 
         The catalog may be a later one already. What was known last still holds when no DDL can have passed
         unseen since: the trigger that told, or was there when the catalog was read, is the one that watches
         now.
         """
+        if self._is_ours(RelationRecord(message, None)):
+            return None
         self._messages[message.oid] = message
         # In this order: DDL between the two is still to come in the stream, if it is marked at all.
         trigger = self._read_trigger()
@@ -79,8 +85,7 @@ class Announcements:
                     record = _watched(record, earlier.catalog)
                 elif earlier.agrees:
                     record = earlier
-        self._remember(record, trigger, commit_lsn)
-        return record
+        return self._remember(record, trigger, commit_lsn)
 
     def look_at_ddl(self, message: LogicalMessage, commit_lsn: int, xid: int) -> Ddl | None:
         """What a logical message says of a table; None when it is none of this pipeline's event trigger."""
@@ -98,7 +103,7 @@ class Announcements:
         if not ddl.oid:
             return self._look_at_all(commit_lsn)
         record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
-        if record is None:
+        if record is None or self._is_ours(record):
             return None
         known = self._last_known(ddl.oid, commit_lsn)
         if ddl.relation is not None and known is not None and known[1] == trigger:
@@ -112,7 +117,7 @@ class Announcements:
             record = replace(record, message=announced)
         else:
             announced = None
-        self._remember(record, trigger or None, commit_lsn)
+        record = self._remember(record, trigger or None, commit_lsn)
         return Ddl(record, () if announced is None else (record,))
 
     def _is_genuine(self, message: SealedMessage, xid: int) -> bool | None:
@@ -137,10 +142,18 @@ class Announcements:
         """The message's relation as if the stream had announced it; None for a table that is not known."""
         if ddl.relation is not None:
             relation = self._with_had_rows(ddl.relation)
+            relation = relation if self._hidden is None else self._hidden.bare(relation) or relation
             return replace(RelationRecord.of_catalog(relation), using=ddl.using)
         known = self._last_known(ddl.oid, commit_lsn)
         last = self._messages.get(ddl.oid) or (known[0].message if known else None)
         return None if last is None else RelationRecord(last, None, ddl.using)
+
+    def _is_ours(self, record: RelationRecord) -> bool:
+        return record.message.schema == STATE_SCHEMA and self._was_always_ours(record.message.oid)
+
+    def _was_always_ours(self, oid: int) -> bool:
+        """A table of somebody's that was moved into our schema is told of like any that is moved."""
+        return all(name.schema == STATE_SCHEMA for name in self._index.names(oid))
 
     def _with_had_rows(self, relation: Relation) -> Relation:
         """No message says which partitions had rows before. Of one that is gone by now, or was attached once
@@ -162,9 +175,7 @@ class Announcements:
         records = tuple(
             RelationRecord(message, self._read_relation(oid)) for oid, message in self._messages.items()
         )
-        for record in records:
-            self._remember(record, trigger, commit_lsn)
-        return Ddl(in_force=records)
+        return Ddl(in_force=tuple(self._remember(record, trigger, commit_lsn) for record in records))
 
     def _last_known(self, oid: int, commit_lsn: int) -> tuple[RelationRecord, str] | None:
         known = self._known.get(oid)
@@ -173,13 +184,21 @@ class Announcements:
         found = self._index.in_force(self._epoch, oid, commit_lsn)
         return None if found is None else (found[0], found[1].trigger)
 
-    def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> None:
+    def _read_relation(self, oid: int) -> Relation | None:
+        found = self._read_from_catalog(oid)
+        return found if self._hidden is None else self._hidden.bare(found)
+
+    def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:
+        """The record as it is kept."""
+        if self._hidden is not None:
+            record = self._hidden.mark(record)
         place = None if trigger is None else Place(commit_lsn, trigger)
         self._index.add(self._epoch, record, place)
         if trigger is None:
             self._known.pop(record.message.oid, None)
         else:
             self._known[record.message.oid] = record, trigger
+        return record
 
 
 def _watched(record: RelationRecord, known: Relation | None) -> RelationRecord:

@@ -34,6 +34,7 @@ from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.source_watch import SourceWatch
 from airflow_provider_pgrepl.replication.standings import Standings
+from airflow_provider_pgrepl.replication.state.hidden_columns import HiddenColumns
 from airflow_provider_pgrepl.replication.wire.columns import Begun, Splitter
 
 log = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ class Receiver:
             read_relation=self._watch.read_relation,
             read_trigger=self._read_trigger,
             read_key=partial(event_trigger.read_key, self._catalog, pipeline.name),
+            hidden=HiddenColumns(pipeline, index.catalogs),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
             log.warning("the event trigger is not there, or does not fire: run the snapshot app")

@@ -10,6 +10,9 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
+STATE_SCHEMA = "_pgrepl"
+"""The pipelines' own tables are in it; none of them is replicated."""
+
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
 _PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
 

@@ -145,6 +145,17 @@ def test_a_table_whose_publication_was_altered_stops(
     assert (other.error is not None) == (move == BOTH)
 
 
+def test_a_partition_that_was_no_partition_for_a_while_stops(source: str, tmp_path: Path) -> None:
+    """It is published through the table that it is a part of, and was not when it was detached."""
+    attach = "alter table s.root attach partition s.t for values from (0) to (1000)"
+    execute(source, "create table s.root(id int primary key, v text) partition by range (id)", attach)
+    watched = Watched(source, tmp_path, "table s.root, s.u").start()
+    watched.execute("alter table s.root detach partition s.t", "delete from s.t", attach)
+    watched.receive()
+    assert watched.result("t").error is not None
+    assert watched.result("u").error is None
+
+
 def test_a_table_that_is_taken_out_while_others_are_written_stops_with_the_first_change_after(
     source: str, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import find_relation
 from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
-from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.replication.state.hidden_columns import without_excluded_defaults
+from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from tests.conftest import closing_connection
 from tests.support.received import Received
 
@@ -34,9 +35,10 @@ class Handed(Received):
             snapshot = cursor.fetchone()[0]
             relation = find_relation(keeper, TableName.parse(table), self.pipeline.publication)
             assert relation is not None
+            relation = without_excluded_defaults(relation, self.pipeline)
             files = [
                 file
-                for part in plan_ranges(keeper, relation, 1 << 40)
+                for part in plan_ranges(keeper, copied_part(relation, self.pipeline), 1 << 40)
                 for file in write_range(
                     self.dsn, snapshot, part, relation, self.pipeline, position, datetime.now(UTC)
                 )

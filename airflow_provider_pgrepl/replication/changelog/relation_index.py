@@ -7,6 +7,7 @@ One entry too many does no harm.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.storage import durable, make_folder, refusal
 
 SCHEMA = pa.schema(
@@ -128,11 +129,20 @@ class RelationIndex:
             self._reload()
         return sorted({relation_id for relation_id, _ in self._entries()})
 
+    def catalogs(self, relation_id: int) -> list[Relation]:
+        """What the catalog said of a relation, whenever it was announced or copied; in no order."""
+        return [record.catalog for record in self._records(relation_id) if record.catalog is not None]
+
     def names(self, relation_id: int) -> set[TableName]:
-        """What a relation was called, whenever it was announced or copied."""
+        """What a relation was called."""
+        sent = {
+            TableName(record.message.schema, record.message.name) for record in self._records(relation_id)
+        }
+        return sent | {catalog.table for catalog in self.catalogs(relation_id)}
+
+    def _records(self, relation_id: int) -> Iterator[RelationRecord]:
         texts = (text for (known, _), text in self._entries().items() if known == relation_id)
-        catalogs = (RelationRecord.from_json(text).catalog for text in texts)
-        return {catalog.table for catalog in catalogs if catalog is not None}
+        return map(RelationRecord.from_json, texts)
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """The relation as announced under this version; None when it never was."""

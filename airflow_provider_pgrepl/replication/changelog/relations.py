@@ -18,6 +18,7 @@ class RelationRecord:
     `using`: it came with an ALTER TABLE that had, or may have had, a USING clause, which gives a column whose
     type was changed values of any kind. Only an event trigger tells. `watched`: it told of all DDL since the
     relation that was announced before, so that DDL explains no other file than one that came with a message.
+    `hidden`: columns, by their places in the message, whose values the changelog does not keep.
     `standing`: nothing was announced; the receiver says how the table was published when it looked.
     """
 
@@ -26,11 +27,14 @@ class RelationRecord:
     using: bool = False
     watched: bool = False
     standing: Standing | None = None
+    hidden: tuple[int, ...] = ()
 
     def to_json(self) -> str:
         catalog = json.loads(self.catalog.to_json()) if self.catalog else None
         fields = {"message": asdict(self.message), "catalog": catalog}
         fields |= {name: True for name in ("using", "watched") if getattr(self, name)}
+        if self.hidden:
+            fields["hidden"] = self.hidden
         if self.standing is not None:
             fields["standing"] = asdict(self.standing)
         return json.dumps(fields, sort_keys=True, separators=(",", ":"))
@@ -65,6 +69,7 @@ class RelationRecord:
             fields.get("using", False),
             fields.get("watched", False),
             Standing.from_dict(standing) if standing else None,
+            tuple(fields.get("hidden", ())),
         )
 
     @property
@@ -93,6 +98,7 @@ class RelationRecord:
     @cached_property
     def version(self) -> int:
         """63-bit hash: the catalog relation's own when both agree, so that it equals a snapshot's."""
-        if self.catalog is not None and self.agrees and not (self.using or self.watched):
+        is_plain = not (self.using or self.watched or self.hidden)
+        if self.catalog is not None and self.agrees and is_plain:
             return self.catalog.version
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest()) >> 1

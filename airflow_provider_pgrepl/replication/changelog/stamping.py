@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import WireError
+from airflow_provider_pgrepl.replication.changelog.hiding import without_hidden
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.message_rows import KeptMessages, message_rows
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
@@ -16,8 +17,8 @@ from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.wire import messages
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Control, Int64s, Split
 
-LookUp = Callable[[messages.RelationMessage, int], RelationRecord]
-"""What a relation is that was announced in the transaction at a commit LSN."""
+LookUp = Callable[[messages.RelationMessage, int], RelationRecord | None]
+"""What a relation is that was announced in the transaction at a commit LSN; None: it is none of ours."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,18 @@ class Stamper:
         self._look_up = look_up
         self._look_at_ddl = look_at_ddl or (lambda _message, _lsn, _xid: None)
         self._versions: dict[int, int] = {}
+        self._hidden: dict[int, tuple[int, ...]] = {}
+        self._strangers: set[int] = set()
 
     def stamp(self, split: Split) -> pa.Table:
         """Rows of the chunk by (commit_lsn, ordinal). Raises WireError for a row of an unknown relation."""
         events = self._events(split)
+        split = self._without_strangers(split)
         versions = self._stamp_versions(split, events)
         rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
         rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
+        self._hidden.update({record.version: record.hidden for _, record in events.in_force if record.hidden})
+        rows = without_hidden(rows, self._hidden)
         controls = [row for control in split.controls for row in self._control_rows(control, events)]
         placed = [
             (control, message)
@@ -91,7 +97,11 @@ class Stamper:
         events = _Events({}, [], {})
         for control in split.controls:
             if control.tag == "R":
-                record = self._look_up(messages.parse_relation(control.data), control.commit_lsn)
+                announced = messages.parse_relation(control.data)
+                record = self._look_up(announced, control.commit_lsn)
+                if record is None:
+                    self._strangers.add(announced.oid)
+                    continue
                 events.records[control.index] = record
                 events.in_force.append((control.index, record))
             elif control.tag == "M":
@@ -103,6 +113,13 @@ class Stamper:
                     events.records[control.index] = ddl.record
                 events.in_force.extend((control.index, record) for record in (ddl.in_force if ddl else ()))
         return events
+
+    def _without_strangers(self, split: Split) -> Split:
+        """Without rows of relations that are not to be in the changelog."""
+        if not self._strangers:
+            return split
+        ours = ~np.isin(split.rows["relation_id"].to_numpy(), list(self._strangers))
+        return replace(split, rows=split.rows.filter(pa.array(ours)), row_index=split.row_index[ours])
 
     def _stamp_versions(self, split: Split, events: _Events) -> Int64s:
         """Each row's relation version: the one that came into force last before it."""
@@ -132,6 +149,8 @@ class Stamper:
         record = events.records.get(control.index)
         if record is not None:
             return [self._row(control, "R", record.message.oid, record.version, [record.to_json()])]
+        if control.tag == "R":
+            return []
         if control.tag == "T":
             truncate = messages.parse_truncate(control.data)
             option = {(1, 1): "cascade restart identity", (1, 0): "cascade", (0, 1): "restart identity"}
@@ -139,6 +158,7 @@ class Stamper:
             return [
                 self._row(control, "T", oid, self._version_at(oid, control.index, events), [text], offset)
                 for offset, oid in enumerate(truncate.oids)
+                if oid not in self._strangers
             ]
         return []
 
@@ -149,6 +169,9 @@ class Stamper:
             return None
         if message.prefix == messages.DDL_PREFIX and not message.content and not message.left_out:
             return None  # it only keeps the one before it in its place
+        if message.prefix == messages.DDL_PREFIX:
+            # What it carries of the catalog may be a default of a column that is not to be kept.
+            message = replace(message, content=b"")
         return message if self._kept.keeps(message, control.commit_lsn) else None
 
     def _row(

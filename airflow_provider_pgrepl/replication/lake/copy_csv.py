@@ -34,7 +34,8 @@ def read_csv(
     block_bytes: int = BLOCK_BYTES,
     as_text: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of `COPY … TO STDOUT (FORMAT csv)` over the relation's columns, in its order, as lake types.
+    """The rows of `COPY … TO STDOUT (FORMAT csv)` over `values.copied_part`'s columns, in its order, as lake
+    types.
 
     Fast when pyarrow's CSV reader can type the values itself; with `as_text` all go through `values.parse`.
     Raises OddValueError (never with `as_text`), ValueRangeError naming the column, or SnapshotError when the
@@ -46,6 +47,7 @@ def read_csv(
         for column in typed
         if column.index is not None
     }
+    relation = values.copied_part(relation, pipeline)
     names = [column.name for column in relation.columns]
     finding: Exception | None = None
     for rows in whole_rows(stream, block_bytes):

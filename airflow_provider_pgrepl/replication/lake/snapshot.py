@@ -25,9 +25,10 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
+from airflow_provider_pgrepl.replication.state.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
-from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +70,8 @@ class SnapshotCopy:
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
         when all that were under way have been recorded."""
-        relations = {relation.table: relation for relation in self._keeper.relations}
+        found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
+        relations = {relation.table: relation for relation in found}
         plans = {table: self._plan(relation) for table, relation in relations.items()}
         return copy_tables(
             list(relations),
@@ -102,7 +104,9 @@ class SnapshotCopy:
     def _plan(self, relation: Relation) -> list[CopyRange] | errors.TableError:
         """The table's ranges, or what keeps it, and no other, from being copied."""
         try:
-            return self._keeper.plan(relation, self._pipeline.snapshot_range_bytes)
+            return self._keeper.plan(
+                copied_part(relation, self._pipeline), self._pipeline.snapshot_range_bytes
+            )
         except errors.TableError as error:
             return error
 

@@ -13,7 +13,7 @@ FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
 """
 
 # A partition is also published through the tables that it is a part of, then without their column lists.
-_ABOVE = """
+ABOVE = """
 WITH RECURSIVE above (oid, published, depth, links) AS (
     SELECT c.oid, c.oid, 0, '{}'::bigint[] FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
     UNION ALL
@@ -32,7 +32,7 @@ WHERE m.prpubid = %(publication_oid)s ORDER BY above.depth DESC
 
 # A table that left its schema and came back has another dependency on it; nothing else makes that anew.
 SCHEMA_MEMBERS = (
-    _ABOVE
+    ABOVE
     + """
 SELECT above.oid::bigint, m.oid::bigint, coalesce(d.xmin, m.xmin)::text::bigint, above.links
 FROM above JOIN pg_catalog.pg_class c ON c.oid = above.published
@@ -76,7 +76,7 @@ class Membership:
 def members_query(server_version: int) -> str:
     """Which of a publication's members publish some tables, and by which column lists."""
     lists = "m.prattrs::int2[]" if server_version >= COLUMN_LISTS_SINCE else "NULL::int2[]"
-    return _ABOVE + _MEMBERS.replace("{columns}", lists)
+    return ABOVE + _MEMBERS.replace("{columns}", lists)
 
 
 def memberships(

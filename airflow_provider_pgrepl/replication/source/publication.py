@@ -37,7 +37,7 @@ member (oid) AS (
     SELECT c.oid FROM publication p, pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
         ON n.oid = c.relnamespace
     WHERE p.puballtables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
-        AND n.nspname <> 'information_schema'
+        AND n.nspname NOT IN ('information_schema', '_pgrepl')
     UNION
     SELECT m.prrelid FROM publication p JOIN pg_catalog.pg_publication_rel m ON m.prpubid = p.oid
     {schemas}

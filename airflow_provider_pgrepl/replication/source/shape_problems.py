@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import (
+    STATE_SCHEMA,
     Relation,
     TableName,
     quote_identifier,
@@ -14,8 +15,6 @@ from airflow_provider_pgrepl.replication.relation import (
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.relations import read_leaves, read_relations
-
-STATE_SCHEMA = "_pgrepl"
 
 _KINDS = {
     "v": "a view",

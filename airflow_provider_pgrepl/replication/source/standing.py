@@ -8,18 +8,21 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.replication.relation import Standing, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
-from airflow_provider_pgrepl.replication.source.membership import COLUMN_LISTS_SINCE, memberships
+from airflow_provider_pgrepl.replication.source.membership import ABOVE, COLUMN_LISTS_SINCE, memberships
 from airflow_provider_pgrepl.replication.source.relations import find_relation
 
 # Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
-_PUBLISHED = """
+_PUBLISHED = """{above}
 SELECT p.oid::bigint, p.xmin::text,
     (SELECT pg_catalog.string_agg(m.oid::text || ' ' || m.xmin::text, ',' ORDER BY m.oid)
      FROM pg_catalog.pg_publication_rel m WHERE m.prpubid = p.oid),
     {schemas},
     (SELECT pg_catalog.string_agg(known.oid::text, ',' ORDER BY known.oid)
      FROM pg_catalog.unnest(%(oids)s::bigint[]) AS known (oid)
-     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = known.oid))
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = known.oid)),
+    (SELECT pg_catalog.string_agg(i.inhrelid::text || ' ' || i.xmin::text, ','
+                                  ORDER BY i.inhrelid, i.inhparent)
+     FROM pg_catalog.pg_inherits i WHERE i.inhrelid IN (SELECT above.published FROM above))
 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
 """
 
@@ -27,7 +30,8 @@ _BY_SCHEMA = """
     (SELECT pg_catalog.string_agg(m.oid::text || ' ' || d.objid::text || ' ' || d.xmin::text, ','
                                   ORDER BY m.oid, d.objid)
      FROM pg_catalog.pg_publication_namespace m LEFT JOIN pg_catalog.pg_depend d
-         ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = ANY (%(oids)s::oid[])
+         ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+         AND d.objid IN (SELECT above.published FROM above)
          AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
      WHERE m.pnpubid = p.oid)"""
 
@@ -50,7 +54,8 @@ class Publishing:
         by_schema = _BY_SCHEMA if connection.server_version >= COLUMN_LISTS_SINCE else "NULL"
         wanted = {"publication": self.publication, "oids": list(self.oids)}
         with source_errors(f"looking at publication {self.publication}"):
-            found = rows(connection, _PUBLISHED.replace("{schemas}", by_schema), wanted)
+            query = _PUBLISHED.replace("{above}", ABOVE).replace("{schemas}", by_schema)
+            found = rows(connection, query, wanted)
         # Never 0, which says that nobody has looked.
         return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
 

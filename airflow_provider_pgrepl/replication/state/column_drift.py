@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,12 @@ class ColumnJudge:
                 if place.now is not None:
                     yield from self._retyped(place.before, place.now)
         yield from self._unpublished_findings()
+
+    def hidden_findings(self, places: list[Place], hidden: Collection[int]) -> Iterator[Finding]:
+        """Columns of the lake table whose values the changelog does not hold."""
+        for number in hidden:
+            if self.in_lake(places[number].column):
+                yield Finding(f"column {places[number].shown} is not kept in the changelog (exclude_columns)")
 
     def _unpublished_findings(self) -> Iterator[Finding]:
         """Of these the lake has nothing but nulls: what counts is which they are, and their types."""

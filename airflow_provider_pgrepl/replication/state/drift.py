@@ -79,6 +79,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
     rewritten = _is_rewritten(recorded, current)
     findings = [
         *columns.findings(places),
+        *columns.hidden_findings(places, announced.hidden),
         *key_findings(recorded, announced, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
         *file_findings(recorded, current, was_watched=announced.watched),

@@ -84,6 +84,7 @@ class Following:
         ignored = {attnum for attnum in recorded.ignored if attnum in live}
         if self._leaves_out:
             ignored |= {column.attnum for column in self._added()}
+        ignored |= set(self._renamed_and_left_out())
         return replace(
             current,
             table=recorded.table,
@@ -93,6 +94,13 @@ class Following:
             dropped=tuple(sorted((*recorded.dropped, *dropped), key=lambda column: column.attnum)),
             ignored=tuple(sorted(ignored)),
         )
+
+    def _renamed_and_left_out(self) -> Iterator[int]:
+        """Columns that the lake leaves out by the names that they had: from here on by their attnums."""
+        for place in self.places:
+            before = place.before
+            if before is not None and place.sent.name != before.name and not self.judge.in_lake(before):
+                yield before.attnum
 
     def _natts(self, announced: RelationRecord, columns: tuple[Column, ...]) -> int:
         """The highest attnum up to which no column can have come that is not known.

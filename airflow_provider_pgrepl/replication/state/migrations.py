@@ -6,9 +6,10 @@ import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PrivilegeError, StateError
+from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
-SCHEMA = "_pgrepl"
+SCHEMA = STATE_SCHEMA
 
 _VERSIONS: tuple[str, ...] = (
     """

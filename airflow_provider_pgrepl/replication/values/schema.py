@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -34,6 +35,12 @@ def typed_columns(relation: Relation, pipeline: Pipeline) -> tuple[TypedColumn, 
         and not pipeline.choice(ColumnName(relation.table, column.name)).excluded
     )
     return tuple(sorted(typed, key=lambda typed: typed.column.attnum))
+
+
+def copied_part(relation: Relation, pipeline: Pipeline) -> Relation:
+    """The relation with those columns that a copy reads: values of excluded ones do not leave the source."""
+    kept = (c for c in relation.columns if not pipeline.choice(ColumnName(relation.table, c.name)).excluded)
+    return replace(relation, columns=tuple(kept))
 
 
 def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
