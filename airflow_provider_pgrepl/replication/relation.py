@@ -99,15 +99,24 @@ def _path_segment(name: str) -> str:
     return f"~{ord(text[0]):02X}{text[1:]}" if text[0] in "._" else text
 
 
+TOO_LARGE = "x"
+"""Kind of a type that is made of more than is looked at."""
+
+MOST_LEVELS = 32
+MOST_PARTS = 20_000
+"""Of all columns of a table together, with enum labels. Few types can be made of very many."""
+
+
 @dataclass(frozen=True)
 class PgType:
     """A type, and what it is made of.
 
     `kind`: pg_type.typtype (`b` base, `e` enum, `d` domain, `c` composite, `r` range, `m` multirange), or `a`
-    for an array. `parts`, named: `element` of an array, `base` of a domain, `subtype` of a range, `range` of
-    a multirange, the fields of a composite in order. `delimiter` stands between an array's elements when this
-    type is the element. `extension`: the name of the extension that owns it, empty for none. `labels` of an
-    enum: pg_enum's oid and label of each, in order; a label that was renamed keeps its oid.
+    for an array, or TOO_LARGE. `parts`, named: `element` of an array, `base` of a domain, `subtype` of a
+    range, `range` of a multirange, the fields of a composite in order. `delimiter` stands between an array's
+    elements when this type is the element. `extension`: the name of the extension that owns it, empty for
+    none. `labels` of an enum: pg_enum's oid and label of each, in order; a label that was renamed keeps its
+    oid.
     """
 
     oid: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.partitions import Leaf
 
@@ -35,14 +35,12 @@ class Missing:
 Found = Mapping[tuple[int, str], Missing]
 
 
-def read_missing(connection: Connection, oids: Iterable[int], types: Iterable[PgType]) -> Found:
+def read_missing(connection: Connection, oids: Iterable[int], row_types: Iterable[int]) -> Found:
     """The missing values of these tables, by table and column. Raises psycopg2's errors.
 
-    `types`: those of the columns. A value of a row type, or of one made of such, is not told: to write it out
-    the server would wait for whoever alters that type.
+    A value of one of `row_types` is not told: to write it out the server would wait for whoever alters it.
     """
-    row_types = sorted({pg_type.oid for pg_type in types if _has_row(pg_type)})
-    wanted = {"oids": sorted(set(oids)), "row_types": row_types}
+    wanted = {"oids": sorted(set(oids)), "row_types": sorted(row_types)}
     return {(oid, name): Missing(xmin, text) for oid, name, xmin, text in rows(connection, MISSING, wanted)}
 
 
@@ -90,7 +88,3 @@ def _agreed(column: Column, leaves: Sequence[Leaf], found: Found) -> tuple[str |
     if len(texts) <= 1 and None not in texts:
         return next(iter(texts), None), set()
     return None, set(together)
-
-
-def _has_row(pg_type: PgType) -> bool:
-    return pg_type.kind == "c" or any(_has_row(part) for _, part in pg_type.parts)

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.membership import (
 )
 from airflow_provider_pgrepl.replication.source.missing import read_missing, with_missing
 from airflow_provider_pgrepl.replication.source.partitions import Leaf, leaves_of, read_leaves
-from airflow_provider_pgrepl.replication.source.types import Types
+from airflow_provider_pgrepl.replication.source.types import Room, Types
 
 __all__ = [
     "COLUMN_LISTS_SINCE",
@@ -121,7 +121,7 @@ def read_relations(
         leaves = leaves_of(connection, partitioned) if partitioned else {}
         holders = {leaf.oid for found in leaves.values() for leaf in found}
         holders |= {oid for oid, found in columns.items() if any(column[-2] for column in found)}
-        missing = read_missing(connection, holders, types.all()) if holders else {}
+        missing = read_missing(connection, holders, types.with_rows()) if holders else {}
     relations = {
         oid: _Shape(columns[oid], keys.get(oid, frozenset()), members[oid], types).relation(oid, *fields)
         for oid, fields in tables.items()
@@ -174,10 +174,11 @@ class _Shape:
         if not key <= {column[0] for column in published}:
             key = frozenset()  # half a key would match too many rows
         unpublished = [column for column in self.columns if _is_left_out(column, self.member)]
+        room = Room()
         return Relation(
             oid=oid,
             table=TableName(schema, name),
-            columns=tuple(self._column(column, key) for column in published),
+            columns=tuple(self._column(column, key, room) for column in published),
             replica_identity=identity,
             relkind=relkind,
             relfilenode=filenode,
@@ -189,10 +190,10 @@ class _Shape:
             links=self.member.links,
             persistence=persistence,
             xmin=xmin if relkind == "r" and self.member.oid and not self.member.by_name else 0,
-            unpublished=tuple(self._column(column, self.key) for column in unpublished),
+            unpublished=tuple(self._column(column, self.key, room) for column in unpublished),
         )
 
-    def _column(self, column: tuple[Any, ...], key: frozenset[int]) -> Column:
+    def _column(self, column: tuple[Any, ...], key: frozenset[int], room: Room) -> Column:
         attnum, name, type_oid, typmod, type_name, type_kind, not_null, xmin, default_oid, *_ = column
         return Column(
             name=name,
@@ -204,7 +205,7 @@ class _Shape:
             is_key=attnum in key,
             not_null=not_null,
             xmin=xmin,
-            type=self.types.find(type_oid, typmod),
+            type=self.types.find(type_oid, typmod, room),
             default_oid=default_oid,
         )
 

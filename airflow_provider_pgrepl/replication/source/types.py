@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 
 # Plain reads, like those of relations: they obey the transaction's snapshot.
@@ -54,6 +54,27 @@ FROM pg_catalog.pg_enum e WHERE e.enumtypid = ANY (%(enums)s::oid[]) ORDER BY e.
 _FIRST_OWN_OID = 16384
 """Below it are the types that every database has."""
 
+_ENDLESS = MOST_PARTS + 1
+
+
+@dataclass
+class Room:
+    """How many parts the types of a table's columns may still have."""
+
+    left: int = MOST_PARTS
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How large a type becomes when it is taken apart; numbers beyond the limits are not told apart."""
+
+    levels: int
+    parts: int
+    has_row: bool
+
+
+_NO_END = _Size(_ENDLESS, _ENDLESS, True)
+
 
 @dataclass
 class Types:
@@ -62,6 +83,7 @@ class Types:
     _types: dict[int, tuple[Any, ...]] = field(default_factory=dict)
     _fields: dict[int, list[tuple[str, int, int]]] = field(default_factory=lambda: defaultdict(list))
     _labels: dict[int, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))
+    _sizes: dict[int, _Size] = field(default_factory=dict)
 
     @classmethod
     def read(cls, connection: Connection, oids: Iterable[int]) -> Types:
@@ -73,17 +95,58 @@ class Types:
         enums = [oid for oid, (_, kind, *_) in types._types.items() if kind == "e"]
         for oid, *label in rows(connection, LABELS, {"enums": enums}) if enums else ():
             types._labels[oid].append(tuple(label))
+        for oid in types._types:
+            types._measure(oid)
         return types
 
-    def all(self) -> Iterator[PgType]:
-        """Every type that was read."""
-        return (self._build(oid, -1) for oid in self._types)
+    def with_rows(self) -> list[int]:
+        """The types that are row types, or are made of such."""
+        return sorted(oid for oid, size in self._sizes.items() if size.has_row)
 
-    def find(self, oid: int, typmod: int) -> PgType | None:
-        """The type; None for a built-in scalar, of which oid and typmod say everything."""
+    def find(self, oid: int, typmod: int, room: Room) -> PgType | None:
+        """The type, of kind TOO_LARGE and without parts where there is no room for it; None for a built-in
+        scalar, of which oid and typmod say everything."""
+        size = self._sizes[oid]
+        if size.levels > MOST_LEVELS or size.parts > room.left:
+            name, *_ = self._types[oid]
+            return PgType(oid, typmod, name, TOO_LARGE)
+        room.left -= size.parts
         found = self._build(oid, typmod)
         is_plain = found.kind == "b" and not found.extension and oid < _FIRST_OWN_OID
         return None if is_plain else found
+
+    def _measure(self, oid: int) -> None:
+        """Without recursion, and each type once: some are nested deeper than Python's stack, some in each
+        other many times over, and a message may hold one that is its own part."""
+        path, on_path = [oid], {oid}
+        while path:
+            top = path[-1]
+            parts = self._parts(top)
+            unknown = next((part for part in parts if part not in self._sizes), None)
+            if unknown is not None and unknown not in on_path:
+                path.append(unknown)
+                on_path.add(unknown)
+                continue
+            self._sizes[top] = _NO_END if unknown is not None else self._size(top, parts)
+            on_path.discard(path.pop())
+
+    def _size(self, oid: int, parts: list[int]) -> _Size:
+        sizes = [self._sizes[part] for part in parts]
+        kind, labels = self._types[oid][1], len(self._labels.get(oid, ()))
+        return _Size(
+            min(_ENDLESS, 1 + max((size.levels for size in sizes), default=0)),
+            min(_ENDLESS, 1 + labels + sum(size.parts for size in sizes)),
+            kind == "c" or any(size.has_row for size in sizes),
+        )
+
+    def _parts(self, oid: int) -> list[int]:
+        """What a type is made of, field by field."""
+        _, kind, _, element, is_array, base, _, subtype, _ = self._types[oid]
+        if is_array:
+            return [element]
+        if kind == "c":
+            return [part for _, part, _ in self._fields[oid]]
+        return {"d": [base], "r": [subtype], "m": [subtype]}.get(kind, [])
 
     def _build(self, oid: int, typmod: int) -> PgType:
         name, kind, delimiter, element, is_array, base, base_typmod, subtype, extension = self._types[oid]

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import ColumnChoice
-from airflow_provider_pgrepl.replication.relation import PgType
+from airflow_provider_pgrepl.replication.relation import MOST_LEVELS, MOST_PARTS, TOO_LARGE, PgType
 from airflow_provider_pgrepl.replication.values.array import array
 from airflow_provider_pgrepl.replication.values.binary import binary
 from airflow_provider_pgrepl.replication.values.boolean import boolean
@@ -81,6 +81,11 @@ def parser_of(pg_type: PgType, choice: ColumnChoice) -> Parser:
         raise ConfigError(
             f"cannot be {chosen}, only arrays can",
             "leave the column out of types",
+        )
+    if pg_type.kind == TOO_LARGE:
+        raise ConfigError(
+            f"is made of more than {MOST_LEVELS} levels or, with those of other columns, {MOST_PARTS} parts",
+            "keep its values as texts (text_columns), or leave the column out (exclude_columns)",
         )
     parser = _parser_of(pg_type, choice)
     if (
