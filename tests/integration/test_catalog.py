@@ -1,3 +1,5 @@
+import threading
+
 import psycopg2
 import pytest
 
@@ -328,6 +330,56 @@ def test_a_wal_position_is_reached_although_an_open_transaction_keeps_its_record
             assert LSN.parse(cursor.fetchone()[0]) >= position
     finally:
         other.close()
+
+
+@pytest.mark.parametrize("function", ["pg_logical_emit_message", "pg_current_xact_id"])
+def test_a_wal_position_is_reached_by_a_role_that_may_not_call_what_makes_it_so(pg, dsn, run, function):
+    """As a site's own hardening may have it. Without the second the server flushes in its own time, here at
+    a checkpoint."""
+    run("create role plain login", "create table big(v text)")
+    signatures = run(f"select oid::regprocedure::text from pg_proc where proname = '{function}'")
+    run(*(f"revoke execute on function {signature} from public" for (signature,) in signatures))
+    other = psycopg2.connect(dsn)
+    reader = psycopg2.connect(dsn, user="plain")
+    reader.autocommit = True
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(wal_lsn(reader)))
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("insert into big select repeat('x', 100) from generate_series(1, 20)")
+            waiting.start()
+            if function == "pg_current_xact_id":
+                waiting.join(3)
+                run("checkpoint")
+            waiting.join(30)
+        assert found
+        assert LSN.parse(run("select pg_current_wal_flush_lsn()::text")[0][0]) >= found[0]
+    finally:
+        other.close()
+        waiting.join(30)
+        reader.close()
+        run("drop role plain")
+
+
+def test_waiting_for_a_wal_position_leaves_no_message_in_the_stream(pg, dsn, run):
+    run(
+        "create table big(v text)",
+        "select pg_create_logical_replication_slot('s', 'pgoutput')",
+        "create publication p",
+    )
+    other = psycopg2.connect(dsn)
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("insert into big select repeat('x', 100) from generate_series(1, 20)")
+            wal_lsn(pg)
+    finally:
+        other.close()
+    options = "'proto_version', '1', 'publication_names', 'p', 'messages', 'true'"
+    (count,) = run(
+        f"select count(*) from pg_logical_slot_peek_binary_changes('s', null, null, {options})"
+        " where get_byte(data, 0) = ascii('M')"
+    )[0]
+    assert count == 0
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, source_errors
 from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation, read_relations
@@ -35,7 +39,7 @@ SELECT pg_catalog.current_setting('server_version_num')::int,
     pg_catalog.pg_is_in_recovery()
 """
 
-_FLUSH_WAIT_S = 1.0
+_FLUSH_WAIT_S, _FLUSH_LIMIT_S = 1.0, 120.0
 _WAL_PAGE, _PAGE_HEADER, _FIRST_PAGE_HEADER = 8192, 24, 40
 _SEGMENT_SIZE = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_segment_size'"
 
@@ -75,15 +79,26 @@ def wal_lsn(connection: Connection) -> LSN:
     with source_errors("asking for the WAL position"):
         if row(connection, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
             return written
-        deadline = time.monotonic() + _FLUSH_WAIT_S
-        while LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")[0]) < written:
-            if time.monotonic() >= deadline:
-                # An open transaction's records wait for somebody to commit. This commits, and so flushes.
-                row(connection, "SELECT pg_catalog.pg_logical_emit_message(true, 'pgrepl', '')::text")
-                break
-            time.sleep(0.02)
+        _wait_until_flushed(connection, written)
         segment = int(row(connection, _SEGMENT_SIZE)[0])
     return LSN(end_of_last_record(written, segment))
+
+
+def _wait_until_flushed(connection: Connection, lsn: LSN) -> None:
+    """Raises SourceConnectionError when the server does not get there."""
+    began = time.monotonic()
+    next_commit = began + _FLUSH_WAIT_S
+    while LSN.parse(row(connection, "SELECT pg_catalog.pg_current_wal_flush_lsn()::text")[0]) < lsn:
+        now = time.monotonic()
+        if now - began > _FLUSH_LIMIT_S:
+            raise SourceConnectionError(f"the source has not flushed its WAL up to {lsn} in time")
+        if now >= next_commit:
+            # An open transaction's records wait for somebody to commit. This commits a transaction with a
+            # number, which the WAL writer flushes. Where it is not allowed, the server sees to it later.
+            with suppress(psycopg2.errors.InsufficientPrivilege):
+                row(connection, "SELECT pg_catalog.pg_current_xact_id()::text")
+            next_commit = now + _FLUSH_WAIT_S
+        time.sleep(0.02)
 
 
 def end_of_last_record(insert_lsn: int, segment: int) -> int:
