@@ -12,16 +12,23 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect, source_errors
+from airflow_provider_pgrepl.replication.state.ownership import check_ownership
 
 
 class StateConnection:
     """What each part of the store works with.
 
-    Raises SourceConnectionError when the database cannot be reached.
+    Raises SourceConnectionError when the database cannot be reached, StateError when the schema in it is
+    somebody else's.
     """
 
     def __init__(self, dsn: str, role: str) -> None:
         self._connection = connect(dsn, role)
+        try:
+            check_ownership(self._connection)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def close(self) -> None:
         """Close the connection, and so release the locks. May be called again."""

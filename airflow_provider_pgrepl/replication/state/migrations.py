@@ -8,6 +8,7 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import PrivilegeError, StateError
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.state.ownership import check_ownership
 
 SCHEMA = STATE_SCHEMA
 
@@ -156,6 +157,7 @@ def _apply(connection: Connection) -> None:
     with connection.cursor() as cursor:
         if not _exists(connection):
             cursor.execute("CREATE SCHEMA _pgrepl")
+        check_ownership(connection)  # it may have come since the connection was opened
         if version == 0:
             cursor.execute(
                 "CREATE TABLE IF NOT EXISTS _pgrepl.migrations"
