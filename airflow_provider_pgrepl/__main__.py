@@ -1,4 +1,6 @@
-"""`python -m airflow_provider_pgrepl COMMAND FILE.json …`: a pipeline looked at and mended, without Airflow.
+"""`pgrepl COMMAND FILE.json …`: a pipeline run, looked at and mended, without Airflow.
+
+The same as `python -m airflow_provider_pgrepl`.
 
 The DSN of the source is taken from PGREPL_DSN, that of the state from PGREPL_STATE_DSN (else the source).
 Exit codes: 0 done, 75 trying again may help, 78 it will not (or `--yes` is missing).
@@ -37,6 +39,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.text_file import read_text
+from airflow_provider_pgrepl.shipped import add_commands
 
 Arguments = argparse.Namespace
 Work = Callable[[Pipeline, Arguments], int]
@@ -54,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     try:
         if arguments.pipeline is None:
-            return _warm_up()
+            return int(arguments.work(arguments))
         work: Work = arguments.work
         return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return process.exit_code(error)
 
 
-def _warm_up() -> int:
+def _warm_up(_: Arguments) -> int:
     logging.getLogger(compiled.__name__).setLevel(logging.INFO)
     compiled.ensure_compiled()
     return _say(f"all loops are compiled, in {compiled_folder.folder()}")
@@ -212,14 +215,14 @@ _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
 
 _EPILOG = (
     "The connection string of the source is taken from PGREPL_DSN, that of the state from PGREPL_STATE_DSN,"
-    " else the source. Tables are copied by spark_apps/snapshot.py, and kept current by"
-    " spark_apps/replicate.py."
+    " else the source. What follows `--` is for spark-submit: pgrepl snapshot FILE.json -- --master spark://…"
 )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m airflow_provider_pgrepl", epilog=_EPILOG)
+    parser = _Parser(prog="pgrepl", epilog=_EPILOG)
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    add_commands(commands)
     for name, purpose, work, options in _COMMANDS:
         command = commands.add_parser(name, help=purpose, description=purpose)
         command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
@@ -227,7 +230,8 @@ def _parser() -> argparse.ArgumentParser:
             option.add_to(command)
         command.set_defaults(work=work)
     warm_up = "compile what this host will run, before the first start waits for it"
-    commands.add_parser("warm-up", help=warm_up, description=warm_up).set_defaults(pipeline=None)
+    command = commands.add_parser("warm-up", help=warm_up, description=warm_up)
+    command.set_defaults(pipeline=None, work=_warm_up)
     return parser
 
 

@@ -32,11 +32,17 @@ def quiet_logging() -> dict[str, str]:
     return {"LOG4J_CONFIGURATION_FILE": found} if found else {}
 
 
-def _beside_the_applications(name: str) -> str | None:
-    for folder in (_PACKAGE / "spark_apps", _PACKAGE.parent / "spark_apps"):
-        if (folder / name).is_file():
-            return str(folder / name)
+def shipped_folder(name: str, holding: str, in_checkout: str = ".") -> Path | None:
+    """A folder that the wheel carries inside the package, or else its place in a source checkout."""
+    for folder in (_PACKAGE / name, _PACKAGE.parent / in_checkout):
+        if (folder / holding).is_file():
+            return folder
     return None
+
+
+def _beside_the_applications(name: str) -> str | None:
+    folder = shipped_folder("spark_apps", name, "spark_apps")
+    return str(folder / name) if folder else None
 
 
 def spark_submit(binary: str = "spark-submit") -> str:

@@ -73,6 +73,11 @@ PROVIDER_INFO: dict[str, object] = {
             "python-modules": ["airflow_provider_pgrepl.triggers.drift"],
         }
     ],
+    "extra-links": [
+        "airflow_provider_pgrepl.links.task.StatusLink",
+        "airflow_provider_pgrepl.links.task.LakeLink",
+        "airflow_provider_pgrepl.links.task.DocumentationLink",
+    ],
     "config": {
         "pgrepl": {
             "description": "PostgreSQL replication",

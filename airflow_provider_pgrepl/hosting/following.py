@@ -39,7 +39,8 @@ class End:
 class Following:
     """One try's dealings with the application of its pipeline on this host.
 
-    `after_end`: called once it has ended, before its folder is deleted.
+    `after_end`: called once it has ended, before its folder is deleted. `on_result`: called with what it
+    leaves for a reader, while it runs and at its end.
     """
 
     def __init__(
@@ -48,11 +49,14 @@ class Following:
         poll_interval_s: float,
         hand_over_after_s: float | None = None,
         after_end: Callable[[], None] = lambda: None,
+        on_result: Callable[[dict[str, Any]], None] = lambda _: None,
     ) -> None:
         self._adoption = adoption
         self._poll_interval_s = poll_interval_s
         self._hand_over_after_s = hand_over_after_s
         self._after_end = after_end
+        self._on_result = on_result
+        self._result: dict[str, Any] | None = None
         self._parent = os.getppid()
         self._found: InCharge | None = None
         self.was_asked_to_stop = False
@@ -117,20 +121,27 @@ class Following:
             status = app.status()  # before the log, so that its last lines are not missed
             for line in log.new_lines(ended=status is not Status.RUNNING):
                 self._adoption.say(line.level, _shown(line))
+            self._look_at_result(app)
             if status is not Status.RUNNING:
                 return self._concluded(app, status, log)
             if self._is_forsaken:
                 raise ForsakenError
             if time.monotonic() >= hand_over_at and not app.is_stopping:
                 app.hand_over()
-                return End(status, None, "", None, handed_over=True)
+                return End(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
 
     def _concluded(self, app: LocalApp, status: Status, log: LogTail) -> End:
-        end = End(status, app.exit_code(), log.why(), _result(app))
+        end = End(status, app.exit_code(), log.why(), self._result)
         self._after_end()
         app.remove()
         return end
+
+    def _look_at_result(self, app: LocalApp) -> None:
+        found = _result(app)
+        if found is not None and found != self._result:
+            self._result = found
+            self._on_result(found)
 
     @property
     def _is_forsaken(self) -> bool:

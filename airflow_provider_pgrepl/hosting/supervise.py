@@ -28,7 +28,7 @@ PID, EXIT_CODE, STOPPING, HANDED_OVER = "pid", "exit_code", "stopping", "handed_
 LOG_PATTERN = "log-{:08d}"
 SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
-HANDED_OVER_S = 300.0
+HANDED_OVER_S = 900.0
 """How long an application that was handed over goes on when nobody takes it."""
 
 _POLL_S = 0.2

@@ -21,7 +21,7 @@ class PgReplicationOperator(SparkAppOperator):
     :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that was
         committed when it started is in the lake (templated)
     :param hand_over_after_s: succeed after so many seconds of `continuous`, and leave the application to the
-        next run, which adopts it. It stops by itself when none has come within five minutes
+        next run, which adopts it. It stops by itself when none has come within fifteen minutes
 
     The rest as in SparkAppOperator. Give it retries without end: what no retry can mend fails at once.
     """

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenEr
 from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place
+from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, StatusLink
 from airflow_provider_pgrepl.operators.driver_settings import (
     connection_strings,
     driver_environment,
@@ -36,12 +37,12 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
     check_at_parse_time,
     read_pipeline,
 )
-from airflow_provider_pgrepl.operators.run_folder import run_folder, task_of
 from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
 from airflow_provider_pgrepl.operators.submit_parameters import (
     refuse_connection_id,
     refuse_of_no_use_on_worker,
 )
+from airflow_provider_pgrepl.operators.worker import STATUS, push, run_folder, show_links, task_of
 from airflow_provider_pgrepl.replication.app.access import Access
 
 _PIPELINE_FILE = "pipeline.json"
@@ -73,6 +74,7 @@ class SparkAppOperator(SparkSubmitOperator):
     _spark_binary: str | None
     template_fields: Sequence[str] = (*SparkSubmitOperator.template_fields, "pipeline")
     template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
+    operator_extra_links = (StatusLink(), LakeLink(), DocumentationLink())
     ui_color = "#d9e8f5"
 
     def __init__(
@@ -114,6 +116,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def execute(self, context: Any) -> Any:
         with translated():
             self._resolved = read_pipeline(self.pipeline)
+            show_links(context, self, self.operator_extra_links)
             self._own_args = self.app_arguments()
             self._given_args = [str(argument) for argument in self.application_args or []]
             self.application = self.application or applications.application(self.app)
@@ -170,8 +173,13 @@ class SparkAppOperator(SparkSubmitOperator):
             launch=lambda claim: self._launch(claim, secrets, context),
             say=self._say,
         )
-        after_end = self._get_hook()._run_post_submit_commands
-        self._following = Following(adoption, self.poll_interval_s, self.hand_over_after_s, after_end)
+        self._following = Following(
+            adoption,
+            self.poll_interval_s,
+            self.hand_over_after_s,
+            after_end=self._get_hook()._run_post_submit_commands,
+            on_result=lambda found: push(context, STATUS, found),
+        )
         try:
             return self.execute_resumable(context)
         except BaseException:

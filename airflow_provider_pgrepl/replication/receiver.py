@@ -238,7 +238,7 @@ class Receiver:
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
             way_out = (
-                f"python -m airflow_provider_pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} says what it"
+                f"pgrepl skip FILE.json --lsn {LSN(begun.commit_lsn)} says what it"
                 " costs to go on without this transaction, and with --yes does so"
             )
         return UnsendableError(

@@ -44,6 +44,10 @@ print(f"pipeline {pipeline['name']}, DSN of {len(os.environ['PGREPL_DSN'])} char
 journal("started")
 if options.lines is not None:
     sys.stderr.write(options.lines.read_text(encoding="utf-8"))
+if "PGREPL_RESULT_FILE" in os.environ:
+    unfinished = Path(os.environ["PGREPL_RESULT_FILE"] + ".part")
+    unfinished.write_text(json.dumps({"tables": 3, "rows": 7, "lsn": "0/A"}), encoding="utf-8")
+    unfinished.replace(os.environ["PGREPL_RESULT_FILE"])
 if options.exit is not None:
     sys.stderr.write("the last words\n")
     sys.exit(options.exit)

@@ -45,6 +45,11 @@ def test_airflow_modules_bring_nothing_heavy_into_the_process(kind: str) -> None
     assert brought_by(*modules(kind)) == []
 
 
+def test_links_and_plugins_bring_nothing_heavy_either() -> None:
+    modules = ("airflow_provider_pgrepl.links.task", "airflow_provider_pgrepl.plugins.documents")
+    assert brought_by(*modules, heavy=(*HEAVY, "markdown_it")) == []
+
+
 def test_the_example_dags_bring_nothing_heavy_into_the_process() -> None:
     assert brought_by(*map(str, sorted((ROOT / "dags").glob("*.py")))) == []
 

@@ -123,6 +123,21 @@ def test_the_task_log_keeps_levels_and_one_time_and_the_failure_says_the_last_er
     assert "Executor.scala" not in said
 
 
+@pytest.mark.parametrize(
+    ("dag_id", "task_id"), [("stand_in", "replicate"), ("stand_in_snapshot", "snapshot")]
+)
+def test_what_an_application_leaves_is_in_xcom_and_its_links_are_beside_the_task(
+    behave: Any, journal: Journal, dag_id: str, task_id: str
+) -> None:
+    behave("--exit", "0")
+    task = task_of(run_dag(dag_id))
+    for key in ("return_value", "status"):
+        assert task.xcom_pull(task_ids=task_id, key=key) == {"tables": 3, "rows": 7, "lsn": "0/A"}
+    lake = task.xcom_pull(task_ids=task_id, key="_link_LakeLink")
+    assert lake == "file:///tmp/pgrepl-no-lake"
+    assert task.xcom_pull(task_ids=task_id, key="_link_StatusLink").endswith(f"/tasks/{task_id}/xcom")
+
+
 def test_a_continuous_replication_that_ended_by_itself_is_started_again(
     behave: Any, journal: Journal
 ) -> None:

@@ -83,6 +83,25 @@ def test_each_table_is_judged_and_nothing_is_left_behind(copy, left_alone, sql, 
 
 
 @pytest.mark.parametrize(
+    ("sql", "hint"),
+    [
+        (
+            "alter table a alter x type text",
+            "anew: PgResnapshotOperator, or pgrepl snapshot FILE.json --tables",
+        ),
+        ("drop table a", "out of the pipeline: PgRemoveTablesOperator, or pgrepl remove FILE.json"),
+        ("alter table a rename to z", "pgrepl snapshot FILE.json --add 'public.z'"),
+    ],
+)
+def test_the_hint_is_for_a_migration_that_nobody_has_run_yet(copy, sql, hint):
+    [table] = check(copy, sql).tables
+    assert table.hint.startswith("change the migration into one that the lake follows, or run it and then")
+    assert hint in table.hint
+    assert "set it back" not in table.hint
+    assert "retry" not in table.hint
+
+
+@pytest.mark.parametrize(
     "sql",
     [
         "drop table b; commit; drop table a",

@@ -1,4 +1,4 @@
-"""`python -m airflow_provider_pgrepl`: what each command says and with which code it ends."""
+"""`pgrepl`: what each command says and with which code it ends."""
 
 from __future__ import annotations
 

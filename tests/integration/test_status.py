@@ -1,4 +1,4 @@
-"""`python -m airflow_provider_pgrepl status` against a real server and a real lake, without any app."""
+"""`pgrepl status` against a real server and a real lake, without any app."""
 
 from __future__ import annotations
 
@@ -293,4 +293,4 @@ def test_what_trying_again_will_not_mend_ends_with_78(
 def test_a_wrong_command_ends_with_78_and_the_usage(shop: Shop) -> None:
     found = shop.status("--nonsense")
     assert found.returncode == 78
-    assert "usage: python -m airflow_provider_pgrepl" in found.stderr
+    assert "usage: pgrepl" in found.stderr

@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+
 # Spark calls these: its streaming source, and the applications that it runs.
 CALLED_BY_SPARK = (
     "lake.work",
@@ -54,9 +56,9 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     # A copy, because others may be writing in the checkout.
     source = folder / "source"
     source.mkdir()
-    for name in ("airflow_provider_pgrepl", "spark_apps"):
+    for name in ("airflow_provider_pgrepl", "spark_apps", "dags", "docs"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "LICENSE", *DOCUMENTS):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     result = subprocess.run(command, cwd=source, capture_output=True, text=True)
@@ -80,8 +82,17 @@ def test_the_wheel_contains_every_module_of_the_package_and_nothing_else(wheel):
     package = ROOT / "airflow_provider_pgrepl"
     modules = {path.relative_to(ROOT).as_posix() for path in package.rglob("*.py")}
     apps = {f"airflow_provider_pgrepl/spark_apps/{path.name}" for path in (ROOT / "spark_apps").glob("*.py")}
+    dags = {f"airflow_provider_pgrepl/example_dags/{path.name}" for path in (ROOT / "dags").glob("*.py")}
     inside = {name for name in wheel.namelist() if name.endswith(".py")}
-    assert inside == modules | apps
+    assert inside == modules | apps | dags
+    assert "airflow_provider_pgrepl/example_dags/pipeline.json" in wheel.namelist()
+
+
+def test_the_wheel_contains_the_documents(wheel):
+    pages = {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")}
+    prefix = "airflow_provider_pgrepl/documents/"
+    inside = {name.removeprefix(prefix) for name in wheel.namelist() if name.startswith(prefix)}
+    assert {*pages, *DOCUMENTS} == {name for name in inside if name.endswith(".md")}
 
 
 def test_airflow_finds_the_provider_by_its_entry_point(wheel):
@@ -90,6 +101,11 @@ def test_airflow_finds_the_provider_by_its_entry_point(wheel):
     assert dict(entry_points["apache_airflow_provider"]) == {
         "provider_info": "airflow_provider_pgrepl:get_provider_info"
     }
+    assert dict(entry_points["console_scripts"]) == {"pgrepl": "airflow_provider_pgrepl.__main__:main"}
+    assert dict(entry_points["airflow.plugins"]) == {
+        "pgrepl": "airflow_provider_pgrepl.plugins.documents:PgReplPlugin"
+    }
+    assert "Project-URL: Documentation, https://" in read(wheel, "METADATA")
 
 
 def test_the_base_install_brings_neither_airflow_nor_spark(wheel):

@@ -51,14 +51,28 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
         findings = find_drift(pipeline, before, attached, {})
         new = _new_tables(connection, pipeline, before)
         problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
-    tables = tuple(_drift(table, finding) for table, finding in findings.items())
+    tables = tuple(_drift(table, finding, attached.get(table)) for table, finding in findings.items())
     return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
 
 
-def _drift(table: TableName, finding: Finding) -> TableDrift:
+def _drift(table: TableName, finding: Finding, became: Relation | None) -> TableDrift:
     if finding.error is None:
         return TableDrift(str(table), Kind.SAFE.value, finding.reason)
-    return TableDrift(str(table), Kind.UNSAFE.value, finding.reason, finding.error.hint)
+    return TableDrift(str(table), Kind.UNSAFE.value, finding.reason, _hint(table, became))
+
+
+def _hint(table: TableName, became: Relation | None) -> str:
+    """What to do about a migration that nobody has run yet: at the source there is nothing to set back."""
+    change = "change the migration into one that the lake follows, or run it and then take the table"
+    if became is None:
+        return f"{change} out of the pipeline: PgRemoveTablesOperator, or pgrepl remove FILE.json '{table}'"
+    if became.table != table:
+        return (
+            f"{change} out of the pipeline, and in again under its new name: PgRemoveTablesOperator and"
+            f" PgAddTablesOperator, or pgrepl remove FILE.json '{table}' and pgrepl snapshot FILE.json --add"
+            f" '{became.table}'"
+        )
+    return f"{change} anew: PgResnapshotOperator, or pgrepl snapshot FILE.json --tables '{table}'"
 
 
 def _tables_with_rows(connection: Connection) -> frozenset[int]:

@@ -137,7 +137,11 @@ class Replication:
             try:
                 self._progress.start()
                 summary.start()
-                return self._run_forever() if target is None else self._run_until(target)
+                if target is None:
+                    return self._run_forever()
+                code = self._run_until(target)
+                summary.leave()
+                return code
             finally:
                 summary.stop()
                 self._progress.stop()

@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app import process
@@ -40,7 +40,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.preflight import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.selection import (
@@ -94,6 +96,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         outcome = begin_anew(access)
     else:
         outcome = take_tables(access)
+    leave_result(_result(access, outcome))
     if not outcome.failed:
         return process.DONE
     log.error(
@@ -103,6 +106,21 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         ", ".join(map(str, sorted(outcome.failed))),
     )
     return process.WILL_NOT_HELP
+
+
+def _result(access: Access, outcome: Outcome) -> dict[str, Any]:
+    """What was copied, for who reads it as data: tables, rows, and the consistent point of the copies."""
+    with access.store("snapshot") as store:
+        records = store.read_tables(access.pipeline.name)
+    copied = [records[table] for table in sorted(outcome.copied) if table in records]
+    positions = [record.position_lsn for record in copied if record.position_lsn is not None]
+    return {
+        "tables": [str(record.table) for record in copied],
+        "rows": sum(record.rows_copied or 0 for record in copied),
+        # A copy at a consistent point has the position before it.
+        "lsn": str(LSN(max(positions) + 1)) if positions else None,
+        "failed": [str(table) for table in sorted(outcome.failed)],
+    }
 
 
 def _parse_tables(option: str, text: str) -> list[TableName]:

@@ -80,7 +80,7 @@ def _not_set_up(status: Status) -> list[str]:
     slot = f", though there is a slot {status.slot.name}" if status.slot else ""
     return textwrap.wrap(
         f"Pipeline {status.pipeline} has not been set up yet{slot}: run the snapshot app first"
-        " (spark_apps/snapshot.py --pipeline FILE.json).",
+        " (pgrepl snapshot FILE.json).",
         _WIDTH,
     )
 

@@ -1,4 +1,4 @@
-"""SummaryLog: a line a minute that says how a replication stands, for who reads its log."""
+"""SummaryLog: once a minute how a replication stands, for who reads its log, and as data."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app.status_text import show_bytes, show_duration
@@ -17,6 +18,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import ApplierProgress
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot import read_slot
@@ -40,12 +42,27 @@ class Summary:
     changes: int
     seconds: float
     applied: int
+    applied_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
     lag_s: float | None = None
     lag_bytes: int | None = None
     held_bytes: int | None = None
 
     def to_text(self) -> str:
         return "; ".join([self._tables(), self._changes(), self._lag()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same of JSON's types, small enough for XCom."""
+        return {
+            "tables": sum(self.states.values()),
+            "rows": self.applied,
+            "lsn": str(self.applied_lsn),
+            "states": {state.value: count for state, count in self.states.items() if count},
+            "errored": list(self.errored[:_NAMED]),
+            "changes_per_s": round(self.changes / max(self.seconds, 0.001), 1),
+            "lag_s": None if self.lag_s is None else round(self.lag_s, 1),
+            "lag_bytes": self.lag_bytes,
+            "wal_held_bytes": self.held_bytes,
+        }
 
     def _tables(self) -> str:
         states = ", ".join(f"{count} {state.value}" for state, count in self.states.items() if count)
@@ -106,10 +123,17 @@ class SummaryLog:
         """No more lines; one that waits for an answer is not waited for."""
         self._stopping.set()
 
+    def leave(self) -> None:
+        """Leave how it stands at the end as the run's result, unless it cannot be read just now."""
+        with suppress(PgReplError):
+            leave_result(self.read().to_dict())
+
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
             try:
-                text = self.read().to_text()
+                summary = self.read()
+                text = summary.to_text()
+                leave_result(summary.to_dict())
             except Exception as error:
                 text = f"no summary: {error if isinstance(error, PgReplError) else type(error).__name__}"
             if not self._stopping.is_set():
@@ -131,6 +155,7 @@ class SummaryLog:
             changes=changes - self._changes,
             seconds=now - self._at,
             applied=self._applied().changes,
+            applied_lsn=self._applied().applied_lsn,
             lag_s=lag_s,
             lag_bytes=lag_bytes,
             held_bytes=held,

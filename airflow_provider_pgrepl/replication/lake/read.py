@@ -112,7 +112,7 @@ class _View:
         if version is None:
             raise LakeError(
                 f"the consistent point at {LSN(self.point.lsn)} does not hold {name}",
-                "it is being copied, in error, or not replicated; `python -m airflow_provider_pgrepl status`"
+                "it is being copied, in error, or not replicated; `pgrepl status`"
                 f" says which. The point holds: {', '.join(self.tables)}",
             )
         return TableVersion(name, f"{self.lake_root}/{name.path}", version)

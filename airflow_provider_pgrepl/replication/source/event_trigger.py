@@ -74,7 +74,7 @@ def install(connection: Connection, pipeline: Pipeline) -> None:
             raise PrivilegeError(
                 f"role {role} may not create the event trigger of pipeline {pipeline.name}:"
                 f" {error.diag.message_primary}",
-                "let a superuser run, once, the SQL that `python -m airflow_provider_pgrepl event-trigger-sql"
+                "let a superuser run, once, the SQL that `pgrepl event-trigger-sql"
                 " FILE.json` prints, or set event_trigger: false (DDL is then noticed early)",
             ) from None
         except _MADE_BY_ANOTHER:
@@ -123,8 +123,7 @@ def uninstall(connection: Connection, pipeline: str) -> None:
         except psycopg2.errors.InsufficientPrivilege as error:
             raise PrivilegeError(
                 f"the event trigger of pipeline {pipeline} cannot be removed: {error.diag.message_primary}",
-                "let a superuser run the SQL that `python -m airflow_provider_pgrepl"
-                " event-trigger-sql FILE.json --remove` prints",
+                "let a superuser run the SQL that `pgrepl event-trigger-sql FILE.json --remove` prints",
             ) from None
         if rows(connection, _EMPTY_SCHEMA, (SCHEMA,)):
             cursor.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}")

@@ -219,5 +219,5 @@ class Planner:
         return LakeError(
             f"the lake does not hold {name} as of {self._moment.lsn}",
             "it is paused, in error, or no longer replicated, and whether all of its changes were received is"
-            " not known; `python -m airflow_provider_pgrepl status` says which",
+            " not known; `pgrepl status` says which",
         )

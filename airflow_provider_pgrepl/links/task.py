@@ -1,0 +1,53 @@
+"""Links beside a task that runs an application: its status, its lake, and these documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from airflow.sdk import BaseOperatorLink, conf
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.operators.pipeline_argument import read_pipeline
+
+DOCUMENTS_PREFIX = "/pgrepl"
+_PAGE = "docs/reference/operators.md"
+
+
+class StatusLink(BaseOperatorLink):
+    """The task's XComs: `status`, renewed every minute, and what it returned."""
+
+    name = "Status"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 - Airflow's signature
+        mapped = "" if (ti_key.map_index or -1) < 0 else f"/mapped/{ti_key.map_index}"
+        task = f"/dags/{ti_key.dag_id}/runs/{quote(ti_key.run_id)}/tasks/{ti_key.task_id}{mapped}"
+        return _own(f"{task}/xcom")
+
+
+class LakeLink(BaseOperatorLink):
+    """The folder of the lake, as the worker sees it."""
+
+    name = "Lake"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 - Airflow's signature
+        try:
+            return Path(read_pipeline(operator.pipeline).lake_root).as_uri()
+        except ConfigError:
+            return ""
+
+
+class DocumentationLink(BaseOperatorLink):
+    """The page on the operators, of the version that is installed."""
+
+    name = "Documentation"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 - Airflow's signature
+        return _own(f"{DOCUMENTS_PREFIX}/{_PAGE}")
+
+
+def _own(path: str) -> str:
+    """An address of this Airflow."""
+    base = str(conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    return f"{base}{path}"

@@ -1,0 +1,101 @@
+"""The documents of the installed version, served by Airflow: they need no network, and fit what runs."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from airflow.plugins_manager import AirflowPlugin
+
+from airflow_provider_pgrepl.applications import shipped_folder
+from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX
+
+_FIRST = "docs/README.md"
+_STYLE = (
+    ":root{color-scheme:light dark}body{max-width:62rem;margin:2rem auto;padding:0 1rem;"
+    "font:16px/1.5 system-ui,sans-serif}table{border-collapse:collapse}td,th{border:1px solid #8886;"
+    "padding:.3rem .6rem;vertical-align:top}code{font-size:.9em}pre{overflow:auto;padding:.7rem;"
+    "background:#8882}"
+)
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class DocumentPages:
+    """An ASGI application that shows Markdown files of one folder, and nothing else.
+
+    Not FastAPI's, which every component of Airflow would have to import with the plugin. The documents are
+    those that anybody may read who installs the package, so that no login is asked for.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None]) -> None:
+        self._folder = folder
+
+    async def __call__(self, scope: MutableMapping[str, Any], _: object, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
+        status, headers, body = self.answer(path.strip("/"))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def answer(self, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Status, headers and body for a page by its path in the folder."""
+        kind = [(b"content-type", b"text/html; charset=utf-8")]
+        if path == "":
+            return 307, [(b"location", f"{DOCUMENTS_PREFIX}/{_FIRST}".encode())], b""
+        page = self.pages().get(path)
+        if page is None:
+            return 404, kind, b"There is no such page."
+        return 200, kind, render(page.read_text(encoding="utf-8")).encode()
+
+    def pages(self) -> dict[str, Path]:
+        """All that is shown, by path."""
+        folder = self._folder()
+        if folder is None:
+            return {}
+        found = [*folder.glob("*.md"), *(folder / "docs").rglob("*.md")]
+        return {page.relative_to(folder).as_posix(): page for page in found}
+
+
+@lru_cache(maxsize=64)
+def render(text: str) -> str:
+    """A whole page of HTML; headings get the anchors that links between the documents name."""
+    from markdown_it import MarkdownIt
+
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    tokens = markdown.parse(text)
+    title = ""
+    for opening, inline in pairwise(tokens):
+        if opening.type == "heading_open":
+            title = title or inline.content
+            opening.attrSet("id", re.sub(r"[^\w\- ]", "", inline.content.lower()).replace(" ", "-"))
+    body = markdown.renderer.render(tokens, markdown.options, {})
+    head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
+    return f"<!doctype html><html><head>{head}</head><body>{body}</body></html>"
+
+
+class PgReplPlugin(AirflowPlugin):
+    """Serves the documents, and puts them into Airflow's menu of documents."""
+
+    name = "pgrepl"
+    fastapi_apps = [  # noqa: RUF012 - Airflow's own form
+        {
+            "app": DocumentPages(lambda: shipped_folder("documents", "docs/README.md")),
+            "url_prefix": DOCUMENTS_PREFIX,
+            "name": "PostgreSQL replication: documents",
+        }
+    ]
+    external_views = [  # noqa: RUF012 - Airflow's own form
+        {
+            "name": "PostgreSQL replication",
+            "href": f"{DOCUMENTS_PREFIX}/{_FIRST}",
+            "destination": "nav",
+            "category": "docs",
+        }
+    ]

@@ -1,0 +1,89 @@
+"""What the package brings along for who has no checkout: applications to run, example DAGs to copy."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from airflow_provider_pgrepl import applications
+from airflow_provider_pgrepl.errors import ConfigError, ToolError
+
+_APPLICATIONS = (
+    ("snapshot", "copy tables into the lake: those that are not there, or with --tables, --add, --new-epoch"),
+    ("replicate", "keep the lake current, until stopped or with --until caught-up"),
+)
+
+
+def add_commands(commands: Any) -> None:
+    """The commands `snapshot`, `replicate` and `dags`, each with its `work`."""
+    for name, purpose in _APPLICATIONS:
+        command = commands.add_parser(name, help=purpose, description=purpose)
+        command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
+        command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="of the application")
+        command.set_defaults(work=_run, application=name)
+    purpose = "copy the example DAGs of this version to where Airflow finds them"
+    command = commands.add_parser("dags", help=purpose, description=purpose)
+    command.add_argument("--copy-to", type=Path, required=True, metavar="DIR", help="a folder of DAGs")
+    command.set_defaults(pipeline=None, work=_copy)
+
+
+def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
+    run_application(arguments.application, arguments.pipeline, arguments.arguments)
+
+
+def _copy(arguments: argparse.Namespace) -> int:
+    copied = copy_dags(arguments.copy_to)
+    sys.stdout.write("".join(f"{file}\n" for file in copied))
+    sys.stdout.write(
+        "their pipeline is in pipeline.json there, or in the file that PGREPL_PIPELINE_FILE names\n"
+    )
+    return 0
+
+
+def run_application(name: str, pipeline_file: str, arguments: Sequence[str]) -> NoReturn:
+    """Become spark-submit with the application `snapshot` or `replicate`; what follows `--` is for Spark.
+
+    Raises ToolError when Spark or Java is missing.
+    """
+    own, spark = split(arguments)
+    applications.java()
+    submit = applications.spark_submit()
+    command = [submit, *spark, applications.application(name), "--pipeline", pipeline_file, *own]
+    python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    sys.stdout.flush()
+    os.execve(submit, command, {**python, **applications.quiet_logging(), **os.environ})
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The application's arguments, and those of spark-submit, which follow `--`."""
+    given = list(arguments)
+    if "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
+def copy_dags(folder: Path) -> list[Path]:
+    """Copy the example DAGs and their pipeline file; what is there is never overwritten.
+
+    Raises ConfigError, with nothing copied, when a file of that name is there; ToolError without examples.
+    """
+    examples = applications.shipped_folder("example_dags", "pipeline.json", "dags")
+    if examples is None:
+        raise ToolError("the example DAGs are missing", "install the wheel of airflow-provider-pgrepl anew")
+    sources = [*sorted(examples.glob("*.py")), examples / "pipeline.json"]
+    targets = [folder / source.name for source in sources]
+    if taken := [str(target) for target in targets if target.exists()]:
+        raise ConfigError(
+            f"already there: {', '.join(taken)}",
+            "name a folder of their own, as dags/pgrepl, or move these away",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for source, target in zip(sources, targets, strict=True):
+        shutil.copyfile(source, target)
+    return targets

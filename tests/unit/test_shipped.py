@@ -1,0 +1,87 @@
+"""What the package brings along: applications that a command runs, DAGs that a command copies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.shipped import split
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def pipeline_file(tmp_path: Path) -> Path:
+    file = tmp_path / "shop.json"
+    file.write_text(json.dumps({"name": "shop", "lake": "/lake", "tables": ["public.*"]}), encoding="utf-8")
+    return file
+
+
+def run(folder: Path, *arguments: str, exit_code: int = 0) -> tuple[int, list[str], list[str]]:
+    """Run `pgrepl` with a spark-submit that writes down what it gets: exit code, arguments, variables."""
+    submit = folder / "spark-submit"
+    submit.write_text(
+        f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/argv"\nenv >"{folder}/env"\nexit {exit_code}\n', "utf-8"
+    )
+    submit.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    command = [sys.executable, "-m", "airflow_provider_pgrepl", *arguments]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    read = [(folder / name).read_text("utf-8").splitlines() for name in ("argv", "env")]
+    return ended.returncode, read[0], read[1]
+
+
+@pytest.mark.parametrize("app", ["snapshot", "replicate"])
+def test_an_application_is_run_by_spark_submit_with_its_options_and_those_of_spark(
+    tmp_path: Path, pipeline_file: Path, app: str
+) -> None:
+    options = ("--until", "caught-up", "--", "--master", "local[2]")
+    code, argv, env = run(tmp_path, app, str(pipeline_file), *options, exit_code=75)
+    assert code == 75
+    assert argv[:2] == ["--master", "local[2]"]
+    assert Path(argv[2]).name == f"{app}.py"
+    assert argv[3:] == ["--pipeline", str(pipeline_file), "--until", "caught-up"]
+    assert f"PYSPARK_PYTHON={sys.executable}" in env
+
+
+def test_a_wrong_pipeline_file_is_said_before_spark_is_started(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["snapshot", str(tmp_path / "nowhere.json")]) == 78
+    assert "nowhere.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "spark"),
+    [
+        ([], [], []),
+        (["--tables", "a.b"], ["--tables", "a.b"], []),
+        (["--", "--conf", "x=y"], [], ["--conf", "x=y"]),
+        (["--add=", "--", "--name", "--"], ["--add="], ["--name", "--"]),
+    ],
+)
+def test_what_follows_two_dashes_is_for_spark(given: list[str], own: list[str], spark: list[str]) -> None:
+    assert split(given) == (own, spark)
+
+
+def test_the_example_dags_are_copied_and_nothing_is_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "dags" / "pgrepl"
+    assert main(["dags", "--copy-to", str(folder)]) == 0
+    copied = {path.name: path.read_text("utf-8") for path in folder.iterdir()}
+    assert copied == {
+        path.name: path.read_text("utf-8") for path in (ROOT / "dags").iterdir() if path.is_file()
+    }
+    (folder / "tables.py").write_text("mine", "utf-8")
+    (folder / "drift.py").unlink()
+    assert main(["dags", "--copy-to", str(folder)]) == 78
+    assert "tables.py" in capsys.readouterr().err
+    assert (folder / "tables.py").read_text("utf-8") == "mine"
+    assert not (folder / "drift.py").exists()
