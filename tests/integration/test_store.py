@@ -1,3 +1,5 @@
+import contextlib
+import hashlib
 import json
 import threading
 from datetime import UTC, datetime
@@ -256,7 +258,7 @@ def test_a_pipeline_does_not_move_by_itself(store, changed, system_identifier, w
 def test_a_lock_is_held_by_one_and_names_the_holder(dsn, store):
     store.lock("shop", "replicate")
     with Store(dsn, "test") as second:
-        holder = r"pgrepl replicate shop .+:\d+ \(database pid \d+, from 127"
+        holder = r"pgrepl replicate shop .+:\d+ \(database pid \d+, role postgres, from 127"
         with pytest.raises(SlotBusyError, match=holder) as caught:
             second.lock("shop", "replicate")
         assert caught.value.retry is Retry.TIMED
@@ -278,6 +280,85 @@ def test_a_lock_goes_with_its_connection(dsn, store):
             break
         except SlotBusyError:
             continue
+
+
+def stranger(dsn, pg):
+    """A connection of a role that may do nothing but connect."""
+    with pg.cursor() as cursor:
+        cursor.execute("drop role if exists stranger; create role stranger login")
+    connection = psycopg2.connect(dsn.replace("user=postgres", "user=stranger"))
+    connection.autocommit = True
+    return connection
+
+
+def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, store):
+    """By advisory locks of whatever number, which anybody may take."""
+    other = stranger(dsn, pg)
+    digest = hashlib.blake2b(b"pgrepl replicate shop", digest_size=8).digest()
+    with other.cursor() as cursor:
+        for key in (int.from_bytes(digest) >> 1, 0x7067726570, 0x706772657071):
+            cursor.execute("select pg_advisory_lock(%s)", (key,))
+    store.lock("shop", "replicate")
+    with pg.cursor() as cursor:
+        cursor.execute("drop schema _pgrepl cascade")
+    with Store(dsn, "test") as fresh:
+        fresh.migrate()
+    other.close()
+    with pg.cursor() as cursor:
+        cursor.execute("drop role stranger")
+
+
+def test_a_lock_of_a_session_that_is_gone_holds_nobody(pg, dsn, store):
+    """Also when another session has its process number now, or the row was written elsewhere."""
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "insert into _pgrepl.locks"
+            " values ('shop', 'replicate', pg_backend_pid(), now() - interval '1 day', 'x')"
+        )
+    store.lock("shop", "replicate")
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and pid <> pg_backend_pid() and (backend_xid is not null or backend_xmin is not null)"
+        )
+        assert cursor.fetchone() == (0,), "no transaction stays open for it"
+
+
+def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
+    taken, barrier = [], threading.Barrier(8)
+
+    def take():
+        with Store(dsn, "test") as mine:
+            barrier.wait()
+            with contextlib.suppress(SlotBusyError):
+                mine.lock("shop", "replicate")
+                taken.append(mine)
+            barrier.wait()
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(taken) == 1
+
+
+def test_who_keeps_a_migration_waiting_is_named(pg, dsn, monkeypatch):
+    monkeypatch.setattr(migrations, "LOCK_WAIT_MS", 300)
+    with monkeypatch.context() as patched, Store(dsn, "test") as older:
+        patched.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:-1])
+        older.migrate()
+    holder = psycopg2.connect(dsn + " application_name=backup")
+    holder.cursor().execute("lock table _pgrepl.migrations in exclusive mode")
+    with (
+        Store(dsn, "test") as waiting,
+        pytest.raises(SourceConnectionError, match=r"role postgres from 127\.0\.0\.1 .*backup") as caught,
+    ):
+        waiting.migrate()
+    assert caught.value.retry is Retry.TIMED
+    holder.close()
+    with Store(dsn, "test") as again:
+        again.migrate()
 
 
 def test_a_table_goes_its_way(store):

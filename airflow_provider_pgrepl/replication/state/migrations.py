@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PrivilegeError, StateError
+from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership
@@ -72,6 +72,16 @@ _VERSIONS: tuple[str, ...] = (
         WHEN error = 'DriftError' AND hint <> '' THEN 'anew' END
     WHERE state = 'errored';
     """,
+    """
+    CREATE TABLE _pgrepl.locks (
+        pipeline text NOT NULL,
+        purpose text NOT NULL,
+        pid int NOT NULL,
+        started timestamptz NOT NULL,
+        holder text NOT NULL,
+        PRIMARY KEY (pipeline, purpose)
+    );
+    """,
 )
 
 _MIGRATIONS_TABLE = """
@@ -79,24 +89,58 @@ SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.
 WHERE n.nspname = %s AND c.relname = 'migrations'
 """
 
-_LOCK_KEY = 0x7067726570  # "pgrep"
+LOCK_WAIT_MS = 10_000
+_ATTEMPTS = 3
+_MADE_BY_ANOTHER = (
+    psycopg2.errors.UniqueViolation,
+    psycopg2.errors.DuplicateSchema,
+    psycopg2.errors.DuplicateTable,
+)
+
+# A lock on one of the tables takes a right on it, which an advisory lock does not.
+_IN_THE_WAY = """
+SELECT DISTINCT pg_catalog.format('role %s from %s (database pid %s, %s)', coalesce(a.usename, 'unknown'),
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.pid,
+    coalesce(nullif(a.application_name, ''), a.backend_type))
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+    LEFT JOIN pg_catalog.pg_class c ON c.oid = l.relation
+WHERE l.pid <> pg_catalog.pg_backend_pid() AND l.granted AND l.locktype = 'relation'
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND (c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')
+        OR (c.relname = 'pg_namespace' AND l.mode = 'RowExclusiveLock'))
+ORDER BY 1
+"""
 
 
 def migrate(connection: Connection) -> None:
     """Bring the schema to this program's version; nothing is written when it is there already.
 
-    Several may do so at once. Raises PrivilegeError naming the right that is missing, StateError when the
-    schema is of a newer program, or the database is read-only.
+    Several may do so at once, and wait for each other. Raises PrivilegeError naming the right that is
+    missing, StateError when the schema is of a newer program, or the database is read-only, and
+    SourceConnectionError, which names who is in the way, when a lock was not had in time.
     """
-    if _version(connection) == len(_VERSIONS):
-        return
-    with source_errors("setting up schema _pgrepl"):
+    for _ in range(_ATTEMPTS):
+        if _version(connection) == len(_VERSIONS) or _has_migrated(connection):
+            return
+    raise SourceConnectionError("schema _pgrepl is being set up by others", "try again when they are done")
+
+
+def _has_migrated(connection: Connection) -> bool:
+    """False when others have made meanwhile what was to be made."""
+    doing = "setting up schema _pgrepl"
+    with source_errors(doing):
         try:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN")
-                cursor.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
                 _apply(connection)
                 cursor.execute("COMMIT")
+        except _MADE_BY_ANOTHER:
+            _roll_back(connection)
+            return False
+        except psycopg2.errors.LockNotAvailable:
+            _roll_back(connection)
+            raise _in_the_way(connection, doing) from None
         except psycopg2.errors.InsufficientPrivilege:
             _roll_back(connection)
             raise _missing_right(connection) from None
@@ -109,6 +153,16 @@ def migrate(connection: Connection) -> None:
         except BaseException:
             _roll_back(connection)
             raise
+    return True
+
+
+def _in_the_way(connection: Connection, doing: str) -> SourceConnectionError:
+    who = "; ".join(text for (text,) in rows(connection, _IN_THE_WAY))
+    return SourceConnectionError(
+        f"{doing}: a lock was not had within {LOCK_WAIT_MS // 1000} s, because of"
+        f" {who or 'somebody who has just let go of it'}",
+        "try again when that is done",
+    )
 
 
 def is_set_up(connection: Connection) -> bool:
@@ -127,9 +181,12 @@ def remove_schema(connection: Connection) -> bool:
         try:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN")
-                cursor.execute("SELECT pg_catalog.pg_advisory_xact_lock(%s)", (_LOCK_KEY,))
+                cursor.execute(f"SET LOCAL lock_timeout = {LOCK_WAIT_MS}")
                 is_empty = _drop_tables(connection)
                 cursor.execute("COMMIT")
+        except psycopg2.errors.LockNotAvailable:
+            _roll_back(connection)
+            raise _in_the_way(connection, "removing schema _pgrepl") from None
         except (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.DependentObjectsStillExist):
             _roll_back(connection)
             return False
@@ -148,16 +205,20 @@ def _drop_tables(connection: Connection) -> bool:
             cursor.execute(
                 "DROP TABLE _pgrepl.progress, _pgrepl.tables, _pgrepl.pipelines, _pgrepl.migrations"
             )
+            cursor.execute("DROP TABLE IF EXISTS _pgrepl.locks")
         cursor.execute("DROP SCHEMA _pgrepl RESTRICT")
     return True
 
 
 def _apply(connection: Connection) -> None:
-    version = _version(connection)
+    """Others who do the same wait, for the schema, for this table, or for a lock on it."""
     with connection.cursor() as cursor:
         if not _exists(connection):
             cursor.execute("CREATE SCHEMA _pgrepl")
         check_ownership(connection)  # it may have come since the connection was opened
+        if rows(connection, _MIGRATIONS_TABLE, (SCHEMA,)):
+            cursor.execute("LOCK TABLE _pgrepl.migrations IN SHARE ROW EXCLUSIVE MODE")
+        version = _version(connection)
         if version == 0:
             cursor.execute(
                 "CREATE TABLE IF NOT EXISTS _pgrepl.migrations"

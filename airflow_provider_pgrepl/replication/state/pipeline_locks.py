@@ -1,0 +1,133 @@
+"""Locks on pipelines: rows that name the session which holds them, and hold as long as that session lasts.
+
+No advisory locks: those anybody who is connected can take, and keep a pipeline from ever starting. Nor a row
+locked in a transaction that stays open: that would hold back the source's vacuum. Only where nothing is set
+up, and nothing may be made, an advisory lock has to do: nobody gets far there but to find that out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError
+from airflow_provider_pgrepl.replication.source.connection import row, rows
+from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
+
+Purpose = Literal["replicate", "snapshot"]
+
+_MAX_NAME = 63
+
+# A process number comes again, with another start. Of another role's session the start may be hidden: such a
+# one counts as the holder.
+_TAKE = """
+INSERT INTO _pgrepl.locks AS held (pipeline, purpose, pid, started, holder)
+SELECT %(pipeline)s, %(purpose)s, a.pid, a.backend_start, %(holder)s
+FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
+ON CONFLICT (pipeline, purpose) DO UPDATE
+    SET pid = excluded.pid, started = excluded.started, holder = excluded.holder
+WHERE (held.pid, held.started) = (excluded.pid, excluded.started) OR NOT EXISTS (
+    SELECT FROM pg_catalog.pg_stat_activity a
+    WHERE a.pid = held.pid AND coalesce(a.backend_start = held.started, true))
+RETURNING 1
+"""
+
+_HOLDER = """
+SELECT held.holder, held.pid, coalesce(a.usename, 'unknown'),
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), held.started::timestamptz(0)::text
+FROM _pgrepl.locks held LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
+WHERE held.pipeline = %(pipeline)s AND held.purpose = %(purpose)s
+"""
+
+_RELEASE = """
+DELETE FROM _pgrepl.locks WHERE (pipeline, purpose) = (%(pipeline)s, %(purpose)s)
+    AND pid = pg_catalog.pg_backend_pid()
+RETURNING 1
+"""
+
+_TAKE_KEY = "SELECT 1 WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
+_RELEASE_KEY = "SELECT pg_catalog.pg_advisory_unlock(%(key)s)"
+_KEY_HOLDER = """
+SELECT a.application_name, a.pid, coalesce(a.usename, 'unknown'),
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.backend_start::timestamptz(0)::text
+FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND (l.classid::bigint << 32 | l.objid::bigint) = %(key)s
+"""
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """One lock: what names it in statements, and whether a row decides."""
+
+    pipeline: str
+    purpose: Purpose
+    by_row: bool
+
+    @property
+    def values(self) -> dict[str, object]:
+        name = f"pgrepl {self.purpose} {self.pipeline}"
+        digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+        holder = f"{name} {socket.gethostname()}:{os.getpid()}"
+        key = int.from_bytes(digest) >> 1
+        return {"pipeline": self.pipeline, "purpose": self.purpose, "holder": holder, "key": key}
+
+
+class PipelineLocks(StateConnection):
+    """The locks that this connection holds. They go with it, however it ends."""
+
+    def __init__(self, dsn: str, role: str) -> None:
+        super().__init__(dsn, role)
+        self._locks: set[_Lock] = set()
+
+    def lock(self, pipeline: str, purpose: Purpose) -> None:
+        """Take the pipeline's lock for this purpose until `unlock` or `close`. A schema that is there is
+        brought to this version first.
+
+        Raises SlotBusyError naming the holder. Polite only: what stops a second writer is in the lake.
+        """
+        is_set_up = migrations.is_set_up(self._connection)
+        if is_set_up:
+            migrations.migrate(self._connection)
+        wanted = _Lock(pipeline, purpose, by_row=is_set_up)
+        take, holder = (_TAKE, _HOLDER) if is_set_up else (_TAKE_KEY, _KEY_HOLDER)
+        name = str(wanted.values["holder"])[:_MAX_NAME]
+        with state_errors("taking the pipeline's lock"):
+            row(self._connection, "SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
+            taken = rows(self._connection, take, wanted.values)
+            holders = [] if taken else rows(self._connection, holder, wanted.values)
+        if not taken:
+            raise _busy(pipeline, purpose, holders)
+        self._locks.add(wanted)
+
+    def unlock(self, pipeline: str, purpose: Purpose) -> None:
+        """Release a lock that `lock` took."""
+        for held in [one for one in self._locks if (one.pipeline, one.purpose) == (pipeline, purpose)]:
+            self._locks.discard(held)
+            with state_errors("releasing the pipeline's lock"):
+                rows(self._connection, _RELEASE if held.by_row else _RELEASE_KEY, held.values)
+
+    def close(self) -> None:
+        """Release the locks and close the connection. May be called again."""
+        # The next process may follow right behind, before the server has noticed that this one is gone.
+        with suppress(PgReplError):
+            for held in list(self._locks):
+                self.unlock(held.pipeline, held.purpose)
+        super().close()
+
+
+def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> SlotBusyError:
+    who = "; ".join(
+        f"{holder} (database pid {pid}, role {role}, from {address}, since {since})"
+        for holder, pid, role, address, since in holders
+    )
+    return SlotBusyError(
+        f"pipeline {pipeline}: another process does {purpose} already: {who or 'it has just ended'}",
+        "stop it first, or wait until it has ended",
+    )
