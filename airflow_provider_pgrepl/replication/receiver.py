@@ -158,7 +158,7 @@ class Receiver:
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
         self._last_flush = self._last_record = self._last_move = time.monotonic()
-        self._standings = Standings(self._catalog, writer, index)
+        self._standings = Standings(self._catalog, writer, index, trusts_owners=pipeline.trust_table_owners)
         self._look()
         progress = self.progress
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn

@@ -216,10 +216,13 @@ class Standing:
     membership_oid: int = 0
     membership_xmin: int = 0
     links: tuple[int, ...] = ()
+    persistence: str = ""
+    partitions: tuple[Partition, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Standing:
-        return cls(**{**fields, "links": tuple(fields.get("links", ()))})
+        partitions = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))
+        return cls(**{**fields, "links": tuple(fields.get("links", ())), "partitions": partitions})
 
 
 @dataclass(frozen=True)
@@ -282,6 +285,8 @@ class Relation:
             self.membership_oid,
             self.membership_xmin,
             self.links,
+            self.persistence,
+            self.partitions,
         )
 
     def to_json(self) -> str:

@@ -10,7 +10,8 @@ it with what the table was copied under, and stops the tables that may lack chan
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Standing
+from airflow_provider_pgrepl.replication.source.attached import say_had_rows
 from airflow_provider_pgrepl.replication.source.catalog import written_lsn
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.standing import Publishing
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Said:
-    """A digest of which rows have spoken once. `read_lsn`: the source was there when it was read.
+    """A digest of which rows of some tables have spoken once. `read_lsn`: the source was there when read.
 
     A table that was copied before that, but stands further on than what is durable, does not see those rows.
     It sees what is said again when all up to `read_lsn` is durable; only then this is over.
@@ -37,16 +39,26 @@ class _Said:
 
     digest: int
     read_lsn: LSN
+    relation_ids: frozenset[int]
 
 
 class Standings:
     """Uses a connection, of whose thread it is."""
 
-    def __init__(self, connection: Connection, writer: ChangelogWriter, index: RelationIndex) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        writer: ChangelogWriter,
+        index: RelationIndex,
+        *,
+        trusts_owners: bool = False,
+    ) -> None:
         self._connection = connection
         self._writer = writer
         self._index = index
+        self._trusts_owners = trusts_owners
         self._said: _Said | None = None
+        self._known: dict[int, Standing] = {}
 
     def look(self) -> None:
         """To be called before what was received becomes durable. Raises SourceConnectionError, FencedError,
@@ -58,7 +70,8 @@ class Standings:
             self._say_first()
         elif self._writer.durable_lsn >= self._said.read_lsn:
             self._writer.published = digest
-            self._say(self._publishing())
+            self._say(self._standings(self._publishing(), self._said.relation_ids))
+            self._said = None
 
     def _publishing(self, *, anew: bool = False) -> Publishing:
         return Publishing(self._writer.epoch_record.publication, self._index.relation_ids(anew=anew))
@@ -70,19 +83,30 @@ class Standings:
         if not publishing.oids:
             self._writer.published = digest
         elif digest != self._writer.published:
-            self._say(publishing)
-            self._said = _Said(digest, written_lsn(self._connection))
+            standings = self._standings(publishing, publishing.oids)
+            moved = {oid: found for oid, found in standings.items() if found != self._known.get(oid)}
+            self._say(moved)
+            self._known = standings
+            unsaid = frozenset() if self._said is None else self._said.relation_ids
+            self._said = _Said(digest, written_lsn(self._connection), unsaid | moved.keys())
 
-    def _say(self, publishing: Publishing) -> None:
-        standings = publishing.standings(self._connection, self._index.names)
+    def _standings(self, publishing: Publishing, oids: Collection[int]) -> dict[int, Standing]:
+        some = Publishing(publishing.publication, sorted(oids))
+        return some.standings(self._connection, self._index.names)
+
+    def _say(self, standings: dict[int, Standing]) -> None:
         log.info("saying of %d tables how they are published: it may have been altered", len(standings))
-        self._writer.append_between(self._rows(standings))
+        if standings:
+            self._writer.append_between(self._rows(standings))
 
     def _rows(self, standings: dict[int, Standing]) -> pa.Table:
         return pa.Table.from_pylist([self._row(*item) for item in sorted(standings.items())], ROW_SCHEMA)
 
     def _row(self, relation_id: int, standing: Standing) -> dict[str, object]:
-        record = RelationRecord.of_standing(relation_id, standing)
+        partitions = say_had_rows(
+            self._connection, relation_id, standing.partitions, trusts_owners=self._trusts_owners
+        )
+        record = RelationRecord.of_standing(relation_id, replace(standing, partitions=partitions))
         return {
             "epoch": self._writer.epoch,
             "commit_lsn": self._writer.durable_lsn,

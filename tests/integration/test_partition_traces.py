@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.lake.table_work import TableResult
 from airflow_provider_pgrepl.replication.source.catalog import read_relation
 from airflow_provider_pgrepl.replication.state.drift import judge_catalog
 from tests.support.altered import Altered, done
+from tests.support.received import wait_until_seen
 from tests.support.replicated import execute
 
 TABLE = (
@@ -141,6 +142,29 @@ def test_an_unlogged_partition_stops_the_table(taken, dsn, statements):
     found = end(taken, dsn, [])
     assert "is unlogged: its changes are not in the stream" in found.error
     assert found.hint.startswith("make it an ordinary, logged table, then take it anew")
+
+
+@pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
+@pytest.mark.parametrize("statements", [*ATTACHED_AGAIN.values(), *UNSENT.values()])
+def test_no_row_is_needed_to_notice_it(taken, dsn, statements, running):
+    if running:
+        with taken.receiving() as receiver:
+            wait_until_seen(receiver, taken.source_lsn())
+            execute(dsn, *statements)
+            wait_until_seen(receiver, taken.source_lsn())
+    else:
+        execute(dsn, *statements)
+        taken.receive()
+    assert taken.bring().error is not None
+
+
+def test_a_partition_that_had_rows_when_it_was_attached_is_noticed_without_another(taken, dsn):
+    execute(dsn, f"create table p partition of t {LATER}", "create table q (like t)")
+    done(taken.follow())
+    execute(dsn, "alter table q add primary key (id)", "insert into q values (41, 41)")
+    done(taken.follow())
+    execute(dsn, "alter table t attach partition q for values from (40) to (50)")
+    assert "partition public.q was attached and may have held rows" in taken.follow().error
 
 
 @pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN)

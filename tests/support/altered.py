@@ -36,6 +36,11 @@ class Altered(Handed):
         assert self.relation is not None
         return self.stream(self.relation)
 
+    def bring(self) -> TableResult:
+        """What was received, and no more."""
+        assert self.relation is not None
+        return self.hand(self.relation)
+
     def rows(self, uri: str | None = None, version: int | None = None) -> pa.Table:
         table = DeltaTable(uri or self.lake_path(T), version=version)
         return pa.table(QueryBuilder().register("t", table).execute("select * from t").read_all())

@@ -65,5 +65,8 @@ class Handed(Received):
 
     def stream(self, relation: Relation) -> TableResult:
         self.receive()
+        return self.hand(relation)
+
+    def hand(self, relation: Relation) -> TableResult:
         work = TableWork(relation, self.pipeline, app_id(self.pipeline.name, Epoch(1)), self.changelog)
         return bring_forward(work, [file.path for file in self.changelog_files()], LSN(2**62))

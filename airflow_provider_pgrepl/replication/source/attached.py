@@ -6,7 +6,7 @@ was, is looked into if it is small: a row that was there before counts. All that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg2
@@ -86,26 +86,32 @@ class _Node:
 
 
 def with_had_rows(connection: Connection, relation: Relation, *, trusts_owners: bool = False) -> Relation:
-    """The relation with `had_rows` of its partitions. Waits for no lock that the application holds.
+    """The relation with `had_rows` of its partitions: see `say_had_rows`."""
+    said = say_had_rows(connection, relation.oid, relation.partitions, trusts_owners=trusts_owners)
+    return replace(relation, partitions=said)
+
+
+def say_had_rows(
+    connection: Connection, oid: int, found: Sequence[Partition], *, trusts_owners: bool = False
+) -> tuple[Partition, ...]:
+    """A table's partitions with `had_rows`. Waits for no lock that the application holds.
 
     Looking into one takes a SELECT: where its owner could have code run by that, and is not trusted, it
     counts as filled. The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
     """
-    if not relation.partitions:
-        return relation
-    nodes = {
-        node.oid: node for node in (_Node(*row) for row in rows(connection, _NODES, {"oid": relation.oid}))
-    }
+    if not found:
+        return ()
+    nodes = {node.oid: node for node in (_Node(*row) for row in rows(connection, _NODES, {"oid": oid}))}
     doubtful = {
         part.oid: links
-        for part in relation.partitions
+        for part in found
         if (links := list(_doubtful_links(nodes, part.oid))) or part.oid not in nodes
     }
     # Those linked last come first: of older ones the lake table has known for long.
     looked_into = sorted(
         (oid for oid, links in doubtful.items() if links), key=lambda oid: doubtful[oid][0].linked_age
     )[:_MOST_TABLES]
-    partitions = {part.oid: part for part in relation.partitions}
+    partitions = {part.oid: part for part in found}
     had_rows = set(doubtful) - {
         oid
         for oid in looked_into
@@ -113,10 +119,7 @@ def with_had_rows(connection: Connection, relation: Relation, *, trusts_owners: 
             connection, partitions[oid], nodes[oid], doubtful[oid], trusts_owners=trusts_owners
         )
     }
-    return replace(
-        relation,
-        partitions=tuple(replace(part, had_rows=part.oid in had_rows) for part in relation.partitions),
-    )
+    return tuple(replace(part, had_rows=part.oid in had_rows) for part in found)
 
 
 def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.relation import Partition, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 
 # Plain reads, like those of relations: they obey the transaction's snapshot. A table's row of pg_attribute
@@ -46,6 +46,19 @@ class Leaf:
     xmin: int = 0
     made: int = 0
     links: tuple[int, ...] = ()
+
+    @property
+    def partition(self) -> Partition:
+        """What a relation says of it."""
+        return Partition(
+            self.oid,
+            self.table,
+            self.relfilenode,
+            xmin=self.xmin,
+            links=self.links,
+            relkind=self.relkind,
+            persistence=self.persistence,
+        )
 
     def brought(self, column_xmin: int) -> bool:
         """Whether it had a column, last altered then, before it became a partition."""

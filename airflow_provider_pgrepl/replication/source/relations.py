@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 from airflow_provider_pgrepl.replication.source.attached import with_had_rows
 from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows, source_errors
 from airflow_provider_pgrepl.replication.source.membership import (
@@ -133,19 +133,7 @@ def read_relations(
 
 
 def _with_partitions(relation: Relation, leaves: Iterable[Leaf]) -> Relation:
-    return replace(relation, partitions=tuple(_partition(leaf) for leaf in leaves))
-
-
-def _partition(leaf: Leaf) -> Partition:
-    return Partition(
-        leaf.oid,
-        leaf.table,
-        leaf.relfilenode,
-        xmin=leaf.xmin,
-        links=leaf.links,
-        relkind=leaf.relkind,
-        persistence=leaf.persistence,
-    )
+    return replace(relation, partitions=tuple(leaf.partition for leaf in leaves))
 
 
 @dataclass(frozen=True)

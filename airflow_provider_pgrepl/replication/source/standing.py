@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import Standing, TableName
+from airflow_provider_pgrepl.replication.relation import Partition, Standing, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.membership import ABOVE, COLUMN_LISTS_SINCE, memberships
+from airflow_provider_pgrepl.replication.source.partitions import Leaf, leaves_of
 from airflow_provider_pgrepl.replication.source.relations import find_relation
 
 # Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
@@ -35,7 +36,25 @@ _BY_SCHEMA = """
          AND d.objsubid = 0 AND d.refclassid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
      WHERE m.pnpubid = p.oid)"""
 
-_PRESENT = "SELECT c.oid::bigint FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])"
+# Where rows are: links from a table to its partitions, and whether what is there is logged. What is unlogged
+# sends nothing, and only what is listed cannot become so.
+_PLACES = """
+WITH RECURSIVE below (oid, relkind, relpersistence, parent, link) AS (
+    SELECT c.oid, c.relkind, c.relpersistence, '0'::oid, '0'::xid
+    FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+    UNION ALL
+    SELECT c.oid, c.relkind, c.relpersistence, i.inhparent, i.xmin
+    FROM below JOIN pg_catalog.pg_inherits i ON below.relkind = 'p' AND i.inhparent = below.oid
+        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+)
+SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', oid, parent, link, relkind, relpersistence), ','
+                             ORDER BY oid, parent) FROM below
+"""
+
+_PRESENT = """
+SELECT c.oid::bigint, c.relkind::text, c.relpersistence::text
+FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+"""
 
 Names = Callable[[int], Collection[TableName]]
 """What a relation was called."""
@@ -56,23 +75,32 @@ class Publishing:
         with source_errors(f"looking at publication {self.publication}"):
             query = _PUBLISHED.replace("{above}", ABOVE).replace("{schemas}", by_schema)
             found = rows(connection, query, wanted)
+            found += rows(connection, _PLACES, wanted)
         # Never 0, which says that nobody has looked.
         return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
 
     def standings(self, connection: Connection, names: Names) -> dict[int, Standing]:
-        """How each table is published now; where one is gone, who has its name."""
+        """How each is published now; where one is gone, who has its name. It is silent of `had_rows`."""
         oids = list(self.oids)
         with source_errors(f"looking at publication {self.publication}"):
             members = memberships(connection, oids, self.publication, planned=False)
-            present = {oid for (oid,) in rows(connection, _PRESENT, {"oids": oids})}
+            present = {oid: more for oid, *more in rows(connection, _PRESENT, {"oids": oids})}
+            partitioned = [oid for oid, (relkind, _) in present.items() if relkind == "p"]
+            leaves = leaves_of(connection, partitioned) if partitioned else {}
         found = {}
         for oid, member in members.items():
-            place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin, member.links)
             if oid in present:
-                found[oid] = Standing(oid, *place)
+                partitions = tuple(_without_file(leaf) for leaf in leaves.get(oid, ()))
+                place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin)
+                found[oid] = Standing(oid, *place, member.links, present[oid][1], partitions)
             else:
                 found[oid] = Standing(_successor(connection, names(oid)))
         return found
+
+
+def _without_file(leaf: Leaf) -> Partition:
+    """A file moves with a TRUNCATE that the stream has yet to tell of."""
+    return replace(leaf.partition, relfilenode=0, xmin=0)
 
 
 def _successor(connection: Connection, names: Collection[TableName]) -> int:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation, Standing
 from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.state.file_drift import file_findings
+from airflow_provider_pgrepl.replication.state.file_drift import file_findings, place_findings
 from airflow_provider_pgrepl.replication.state.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.state.layout import UnclearLayoutError, place_columns
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
@@ -82,6 +82,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
         *columns.hidden_findings(places, announced.hidden),
         *key_findings(recorded, announced, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
+        *place_findings(recorded, current.standing),
         *file_findings(recorded, current, was_watched=announced.watched),
     ]
     if findings:
@@ -99,6 +100,8 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
 
 def _judge_standing(recorded: Relation, standing: Standing) -> Verdict:
     findings = list(standing_findings(recorded, standing))
+    if standing.oid == recorded.oid and standing.persistence:
+        findings += place_findings(recorded, standing)
     if findings:
         return _unsafe(recorded, findings, was_sent=True)
     return Verdict(Kind.UNCHANGED, relation=recorded)

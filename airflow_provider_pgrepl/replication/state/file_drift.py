@@ -8,25 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from airflow_provider_pgrepl.replication.relation import Partition, Relation, show_identifier
+from airflow_provider_pgrepl.replication.relation import Partition, Relation, Standing, show_identifier
 from airflow_provider_pgrepl.replication.state.column_drift import is_rewritten_for
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
 
 
-def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -> Iterator[Finding]:
-    """Rows that came or went, or will, unseen.
-
-    `was_watched`: an event trigger has told of all DDL since the relation was recorded.
-    """
-    if current.relkind == "p":
+def place_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
+    """Rows that came or went, or will, with the places where they are."""
+    if recorded.relkind == "p":
         yield from _partition_findings(recorded, current)
     elif current.persistence == "u":
         yield Finding("the table is unlogged: its changes are not in the stream", Remedy.LOGGED)
-    elif recorded.xmin and not was_watched and _has_other_file(recorded, current, recorded.truncated_by):
+
+
+def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -> Iterator[Finding]:
+    """Rows that may have come or gone with the files of places that are the same.
+
+    `was_watched`: an event trigger has told of all DDL since the relation was recorded.
+    """
+    if recorded.relkind == "p":
+        now = {part.oid: part for part in current.partitions}
+        for part in recorded.partitions:
+            if part.oid in now and _has_other_file(part, now[part.oid], recorded.truncated_by):
+                yield _rewritten(recorded, current, now[part.oid])
+    elif was_watched or not recorded.xmin or current.persistence == "u":
+        return
+    elif _has_other_file(recorded, current, recorded.truncated_by):
         yield Finding("the table was rewritten, and may have been unlogged meanwhile: changes may be missing")
 
 
-def _partition_findings(recorded: Relation, current: Relation) -> Iterator[Finding]:
+def _partition_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
     if not (recorded.natts or recorded.partitions):
         return
     before = {part.oid: part for part in recorded.partitions}
@@ -36,8 +47,6 @@ def _partition_findings(recorded: Relation, current: Relation) -> Iterator[Findi
             yield Finding(f"partition {part.table} was detached or dropped")
         elif part.links and part.links != now[oid].links:
             yield _attached_again(now[oid])
-        elif _has_other_file(part, now[oid], recorded.truncated_by):
-            yield _rewritten(recorded, current, now[oid])
     for oid, part in now.items():
         if oid not in before and part.had_rows:
             yield Finding(f"partition {part.table} was attached and may have held rows")
