@@ -102,6 +102,45 @@ def test_a_checkpoint_that_is_lost_or_old_does_no_harm(in_small_steps, dsn, tmp_
     assert all(row["t"] <= row["u"] + 1 for row in replicated.at_every_point(sql, *BOTH))
 
 
+def ahead(checkpoint: Path) -> None:
+    """The batch that was begun last goes far beyond the changelog, and did not end."""
+    newest = max(map(int, (path.name for path in (checkpoint / "offsets").glob("[0-9]*"))))
+    offsets = checkpoint / "offsets" / str(newest)
+    head = offsets.read_text().splitlines()[:2]
+    offsets.write_text("\n".join([*head, '{"version": 1000000}']))
+    for file in (*checkpoint.glob(f"*/.{newest}.crc"), checkpoint / "commits" / str(newest)):
+        file.unlink()
+
+
+def emptied(checkpoint: Path) -> None:
+    for file in checkpoint.rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+
+
+def of_another_query(checkpoint: Path) -> None:
+    (checkpoint / "metadata").write_text('{"id":"00000000-0000-0000-0000-000000000000"}')
+    for file in checkpoint.glob("offsets/[0-9]*"):
+        file.write_text('v1\n{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}\n{"other": 1}\n{"two": 2}')
+    for file in checkpoint.rglob(".*.crc"):
+        file.unlink()
+
+
+def a_file(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint)
+    checkpoint.write_bytes(b"not a folder")
+
+
+def test_a_checkpoint_that_does_not_fit_does_no_harm(replicated, dsn):
+    replicated.catch_up()
+    checkpoint = Path(system_folder(replicated.pipeline.lake_root)) / "checkpoint"
+    for number, damage in enumerate((ahead, emptied, of_another_query, a_file)):
+        damage(checkpoint)
+        execute(dsn, f"insert into t values ({100 + number}, 'a')", "delete from u where id = 1")
+        replicated.catch_up()
+        replicated.assert_equal(*ALL)
+
+
 @pytest.mark.parametrize(
     ("ddl", "reason"),
     [

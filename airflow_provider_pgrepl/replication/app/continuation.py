@@ -6,17 +6,22 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import ChangelogError, DriftError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.app.chosen_tables import raise_all
 from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_floor_lsn
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    open_changelog,
+    read_durable_lsn,
+    read_floor_lsn,
+)
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.lake.copied_choices import pipeline_of
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.standing import read_standing
+from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
@@ -81,18 +86,15 @@ class Continuation:
         if record.relation is None or record.position_lsn is None:
             raise LakeTableError(f"{record.table}: was never copied as a whole", anew)
         table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
-        own = read_position(table, app_id(self.pipeline.name, self.epoch.epoch))
-        if own is None:
-            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", anew)
         point = self._points.last_of(record.table, self.epoch.epoch)
-        # Nothing of it was changed between its own position and a point that names it.
-        position = max(own, LSN(point.lsn) if point else LSN(0))
-        if position < self.floor:
-            raise ChangelogError(
-                f"{record.table}: is at {position}, but the changelog holds changes above {self.floor} only",
-                anew,
-            )
-        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, position)
+        app = app_id(self.pipeline.name, self.epoch.epoch)
+        standing = read_standing(table, app, str(record.table), point)
+        if standing is None:
+            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", anew)
+        problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
+        if problem is not None:
+            raise type(problem)(f"{record.table}: {problem.message}", anew)
+        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
         announced = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
         return announced.catalog if announced and announced.catalog else record.relation
 

@@ -13,8 +13,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.table import app_id, open_table, read_position
-from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.lake.standing import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import address, connect
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
@@ -188,23 +189,22 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
     except LakeError as error:
         problems = (*problems, error.message)
     if point is not None:
-        point = replace(point, lsn=LSN(point.lsn)) if point.epoch == epoch.epoch else None
+        positions: dict[str, int] = {key: LSN(position) for key, position in point.positions.items()}
+        shown = replace(point, lsn=LSN(point.lsn), positions=positions)
+        point = shown if point.epoch == epoch.epoch else None
     return _Lake(epoch, read_durable_lsn(changelog), point, problems)
 
 
 def _table(pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN) -> TableStatus:
-    position = _position(pipeline, record, lake.epoch.epoch if lake.epoch else None)
-    reached = position
-    if position is not None and lake.point and str(record.table) in lake.point.tables:
-        # Nothing of it was changed between its position and the point.
-        reached = max(position, LSN(lake.point.lsn))
+    standing = _standing(pipeline, record, lake)
+    whole = None if standing is None else standing.whole
     in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
     return TableStatus(
         table=str(record.table),
         state=record.state,
         since=record.since,
-        position_lsn=position,
-        lag_bytes=_lag(reached, end) if in_lake else None,
+        position_lsn=None if standing is None else standing.own,
+        lag_bytes=_lag(whole, end) if in_lake else None,
         rows_copied=record.rows_copied,
         error=record.error,
         reason=record.reason,
@@ -213,12 +213,14 @@ def _table(pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN) -> Ta
     )
 
 
-def _position(pipeline: Pipeline, record: TableRecord, epoch: Epoch | None) -> LSN | None:
-    if epoch is None:
+def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> Standing | None:
+    if lake.epoch is None:
         return None
+    key, point = str(record.table), lake.point
     try:
         table = open_table(f"{pipeline.lake_root}/{record.table.path}")
-        return read_position(table, app_id(pipeline.name, epoch))
+        named = point if point and key in point.tables else None
+        return read_standing(table, app_id(pipeline.name, lake.epoch.epoch), key, named)
     except PgReplError:
         return None
 

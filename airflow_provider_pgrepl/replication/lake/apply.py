@@ -18,9 +18,11 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog import reader, writer
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri, system_folder
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.checkpoint import checkpoint_uri, drop_checkpoint
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
+from airflow_provider_pgrepl.replication.lake.levels import Level, Levels
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.recorded_tables import RecordedTables
 from airflow_provider_pgrepl.replication.lake.shares import (
@@ -31,8 +33,8 @@ from airflow_provider_pgrepl.replication.lake.shares import (
     warm_up,
 )
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, open_table, read_position
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork
+from airflow_provider_pgrepl.replication.lake.standing import Standing
+from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, stamp_at
 from airflow_provider_pgrepl.replication.lake.work import FORMAT, ChangelogSource
 from airflow_provider_pgrepl.replication.lake.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOOK_INTERVAL_S = 30.0
+"""How often tables without changes are looked at: whether they still are as they were left."""
 _ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
 
 
@@ -66,18 +70,6 @@ class ApplierProgress:
     idle_at: datetime | None = None
 
 
-@dataclass(frozen=True)
-class _Level:
-    """What is known of a table: taken at which snapshot, level with which changelog version, at which own
-    version and position, and its history, if it keeps one, at which version."""
-
-    snapshot: LSN
-    through: int
-    version: int
-    position: int
-    history_version: int | None
-
-
 class Applier:
     """Runs the streaming query. `error` holds what ended it, when something did."""
 
@@ -89,9 +81,10 @@ class Applier:
         self._uri = changelog_uri(pipeline.lake_root)
         self._points = Points(pipeline.lake_root)
         self._tables = RecordedTables(pipeline, record, self._points)
-        self._levels: dict[int, _Level] = {}
+        self._levels = Levels()
         # Files that hold no change of a table do not move its position: they must not be taken for ever.
-        self._looked_through: dict[int, LSN] = {}
+        # What was looked through is kept with the position above which it was.
+        self._looked_through: dict[int, tuple[LSN, LSN]] = {}
         self._stopping = False
         self._is_warm = False
         self.batch_lock = threading.Lock()
@@ -108,6 +101,7 @@ class Applier:
     def _start(self, *, available_now: bool) -> StreamingQuery:
         tasks = max(1, self._spark.sparkContext.defaultParallelism)
         if not self._is_warm:
+            drop_checkpoint(self._pipeline.lake_root)
             warm_up(self._spark, tasks)
             self._is_warm = True
         frame = (
@@ -117,24 +111,29 @@ class Applier:
             .option("tasks", str(tasks))
             .load()
         )
-        checkpoint = f"{system_folder(self._pipeline.lake_root)}/checkpoint"
+        checkpoint = checkpoint_uri(self._pipeline.lake_root)
         stream = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._on_batch)
         if available_now:
             return stream.trigger(availableNow=True).start()
         return stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds").start()
 
     def needed_above(self) -> LSN | None:
-        """The lowest position above which a table has a right to changes; None while one is copied."""
-        levels, version, applied = self._levels, self.progress.version, self.progress.applied_lsn
+        """The lowest position above which a table has a right to changes; None while one is copied.
+
+        0 when the position of one cannot be read: it may need all there is.
+        """
+        level, applied = self._levels.at(self.progress.version), self.progress.applied_lsn
         needed = []
         for record in self._store.read_tables(self._pipeline.name).values():
             if record.state is TableState.SNAPSHOTTING:
                 return None
             if record.relation is None or record.state not in (*_ACTIVE, TableState.PAUSED):
                 continue
-            level = levels.get(record.relation.oid)
-            is_level = level is not None and level.through == version
-            needed.append(applied if is_level else self._position_of(record))
+            if record.relation.oid in level:
+                needed.append(applied)
+            else:
+                standing = self._tables.standing(record)
+                needed.append(LSN(0) if standing is None else standing.whole)
         return min(needed, default=None)
 
     def stop(self, query: StreamingQuery) -> None:
@@ -159,17 +158,16 @@ class Applier:
         started = time.monotonic()
         self.progress.idle_at = self._store.now()
         records = self._active_records()
-        works = {oid: self._work_of(record) for oid, record in records.items()}
-        levels = {oid: level.through for oid, level in self._levels.items()}
-        mark, results = self._run_items(frame, works, levels)
+        mark, results = self._run_items(frame, records)
         mark = self._settle_mark(mark)
         if mark.epoch < self._record.epoch:
             # Left over from before this epoch, whose snapshot holds it.
             self.progress.version, self.progress.batches = mark.to_version, self.progress.batches + 1
             return
         self._take(results, records, mark)
-        behind = self._find_behind(records, mark)
-        level = self._catch_up(behind, records, works, mark) if behind else True
+        self._look(records, results)
+        behind = self._levels.move(records, mark.from_version, mark.to_version)
+        level = self._catch_up(behind, records, mark) if behind else True
         self._write_point(records, mark)
         self._report(mark, results, started)
         self.progress.level = level
@@ -184,32 +182,40 @@ class Applier:
             for record in tables
             if record.state in _ACTIVE and record.relation is not None
         }
-        self._levels = {
-            oid: level
-            for oid, level in self._levels.items()
-            if oid in active
-            # One that was stopped and let go on between two batches has to be looked at again.
-            and active[oid].state is TableState.STREAMING
-            and level.snapshot == _snapshot_of(active[oid])
-        }
+        # One that was stopped and let go on between two batches has to be looked at again.
+        streaming = {oid: r for oid, r in active.items() if r.state is TableState.STREAMING}
+        self._levels.forget_others({oid: _snapshot_of(record) for oid, record in streaming.items()})
         return active
 
-    def _work_of(self, record: TableRecord) -> TableWork:
-        assert record.relation is not None
-        level = self._levels.get(record.relation.oid)
-        return self._tables.work(record, None if level is None else level.version)
-
     def _run_items(
-        self, frame: DataFrame, works: dict[int, TableWork], levels: dict[int, int]
+        self, frame: DataFrame, records: dict[int, TableRecord]
     ) -> tuple[WorkItem, list[TableResult]]:
-        """One Spark task per share of items; those of tables not level with the stream come back undone."""
+        """One Spark task per share of items; those of tables not level with the stream are left undone."""
+        works = {
+            oid: self._tables.work(records[oid], level.position, level.version)
+            for oid, level in self._levels.items()
+        }
+        levels = {oid: level.through for oid, level in self._levels.items()}
         rows = frame.mapInArrow(apply_items(works, levels), RESULT).collect()
         return read_results(row.result for row in rows)
+
+    def _look(self, records: dict[int, TableRecord], results: list[TableResult]) -> None:
+        """Whether tables that nobody had to open are as they were left."""
+        touched = {result.relation_id for result in results}
+
+        def stamp(oid: int, level: Level) -> str:
+            return stamp_at(self._tables.work(records[oid]), level.version, level.history_version)
+
+        for oid in self._levels.look(records.keys() - touched, stamp, LOOK_INTERVAL_S):
+            log.warning("table %s is not as it was left: it is looked at anew", records[oid].table)
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
         """Check the epoch; ask the changelog itself where the batch's commits do not say."""
         if self.progress.batches == 0 or not mark.epoch:
-            table = DeltaTable(self._uri, version=mark.to_version)
+            table = reader.open_changelog(self._uri)
+            mark = replace(mark, to_version=min(mark.to_version, int(table.version())))
+            if mark.to_version < table.version():
+                table = DeltaTable(self._uri, version=mark.to_version)
             epoch = reader.read_epoch_number(table)
             mark = replace(mark, epoch=epoch, durable_lsn=reader.read_durable_lsn(table))
         if mark.epoch > self._record.epoch:
@@ -223,13 +229,17 @@ class Applier:
             record = records[result.relation_id]
             if result.relation is not None:
                 self._record_relation(record, Relation.from_json(result.relation))
-            if result.error is None:
-                self._levels[result.relation_id] = _Level(
+            if result.has_gone_back:
+                log.warning("table %s has gone back to %s", record.table, LSN(result.position))
+                self._levels.pop(result.relation_id, None)
+            elif result.error is None:
+                self._levels[result.relation_id] = Level(
                     _snapshot_of(record),
                     mark.to_version,
                     result.version,
                     result.position,
                     result.history_version,
+                    result.stamp,
                 )
                 self.progress.changes += result.changes
             else:
@@ -261,47 +271,25 @@ class Applier:
         if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)
 
-    def _position_of(self, record: TableRecord) -> LSN:
-        """Up to where the lake table is whole: its own position, or a later point that names it."""
-        work = self._work_of(record)
-        try:
-            found = read_position(open_table(work.uri), work.app) or LSN(0)
-        except errors.PgReplError:
-            # Whoever works on the table meets the same, and reports it as the table's own error.
-            found = LSN(0)
-        point = self._points.last_of(record.table, self._record.epoch)
-        return max(found, _snapshot_of(record), LSN(point.lsn) if point else LSN(0))
-
-    def _find_behind(self, records: dict[int, TableRecord], mark: WorkItem) -> list[int]:
-        """Tables not level with the batch's end. One that was level and had no work is level again."""
-        behind = []
-        for oid in records:
-            level = self._levels.get(oid)
-            if level is not None and level.through == mark.from_version:
-                self._levels[oid] = replace(level, through=mark.to_version)
-            elif level is None or level.through != mark.to_version:
-                behind.append(oid)
-        return behind
-
-    def _catch_up(
-        self, behind: list[int], records: dict[int, TableRecord], works: dict[int, TableWork], mark: WorkItem
-    ) -> bool:
+    def _catch_up(self, behind: list[int], records: dict[int, TableRecord], mark: WorkItem) -> bool:
         """Bring tables forward from the live files, a batch of bytes each; whether all are level now."""
         changelog, upto = reader.open_changelog(self._uri), LSN(mark.durable_lsn)
         floor = reader.read_floor_lsn(changelog, self._record.epoch)
-        positions = {oid: self._position_of(records[oid]) for oid in behind}
-        results = [_too_old(oid, above, floor) for oid, above in positions.items() if above < floor]
-        needed = {
-            oid: max(above, self._looked_through.get(oid, LSN(0)))
-            for oid, above in positions.items()
-            if above >= floor
-        }
+        kept = floor, reader.read_durable_lsn(changelog)
+        standings = {oid: self._tables.standing(records[oid]) for oid in behind}
+        results = [
+            TableResult.of_error(oid, problem)
+            for oid, standing in standings.items()
+            if standing and (problem := standing.problem(_snapshot_of(records[oid]), *kept))
+        ]
+        refused = {result.relation_id for result in results}
+        needed = {oid: self._needed(oid, standings[oid]) for oid in behind if oid not in refused}
         # Listed once: it costs the more the longer changes are kept, whatever the table.
         lowest = min(needed.values(), default=LSN(0))
         files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
         jobs = [
             CatchUp.plan(
-                works[oid],
+                self._work(records[oid], standings[oid]),
                 [file for file in files if file.max_lsn > above],
                 upto,
                 self._pipeline.batch_bytes,
@@ -313,14 +301,26 @@ class Applier:
         self._take(results, records, mark)
         unfinished = {job.work.relation.oid: job.reach_lsn for job in jobs if not job.is_last}
         for oid, reach in unfinished.items():
-            if self._levels.pop(oid, None) is not None:
-                self._looked_through[oid] = reach
+            if (level := self._levels.pop(oid, None)) is not None:
+                self._looked_through[oid] = LSN(level.position), reach
         for oid in set(behind) & set(self._levels):
             if records[oid].state is TableState.CATCHING_UP and self._store.move(
                 self._pipeline.name, records[oid], TableState.STREAMING
             ):
                 log.info("table %s is level with the stream", records[oid].table)
-        return not unfinished
+        return not unfinished and all(oid in self._levels for oid in needed if oid in records)
+
+    def _needed(self, oid: int, standing: Standing | None) -> LSN:
+        """Above which LSN the table needs what the changelog holds."""
+        if standing is None:
+            return LSN(0)
+        then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
+        return max(standing.whole, reach) if then <= standing.own else standing.whole
+
+    def _work(self, record: TableRecord, standing: Standing | None) -> TableWork:
+        if standing is None:
+            return self._tables.work(record)
+        return self._tables.work(record, standing.own, standing.known)
 
     def _write_point(self, records: dict[int, TableRecord], mark: WorkItem) -> None:
         """When all streaming tables are level: a point names those whose snapshot is not later than it."""
@@ -349,7 +349,8 @@ class Applier:
         commit_ts = self.progress.commit_ts
         if commit_ts is None and latest is not None and latest.epoch == self._record.epoch:
             commit_ts = latest.commit_ts
-        point = ConsistentPoint(self._record.epoch, lsn, commit_ts, tables)
+        positions = {str(table): level.position for table, level in named.items()}
+        point = ConsistentPoint(self._record.epoch, lsn, commit_ts, tables, positions)
         self._points.append(point)
         self.progress.applied_lsn = lsn
 
@@ -364,15 +365,6 @@ class Applier:
 
 def _snapshot_of(record: TableRecord) -> LSN:
     return record.position_lsn or LSN(0)
-
-
-def _too_old(relation_id: int, position: LSN, floor: LSN) -> TableResult:
-    return TableResult(
-        relation_id,
-        error_kind="ChangelogError",
-        error=f"the table is at {position}, but the changelog holds changes above {floor} only",
-        hint=RESNAPSHOT_HINT,
-    )
 
 
 class _StoppedError(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeChangedError
-from airflow_provider_pgrepl.replication.lake.table import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.lake.commit_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 

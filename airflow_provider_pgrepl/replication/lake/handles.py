@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
-from airflow_provider_pgrepl.replication.lake.table import open_table
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.commit_files import check_files, settle_log, stamp_of
+from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, open_table
 
-_handles: dict[str, tuple[DeltaTable, tuple[int | None, int | None]]] = {}
-"""With what tells each apart from a later one in its place."""
+_handles: dict[str, tuple[DeltaTable, str]] = {}
+"""With the stamp of the commit at which this process left each."""
 
 
 def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
-    """The table's newest version, and the one at which this process left it; None when it had not opened it.
+    """The table's newest version, and the one at which this process left it; None when it had not opened it,
+    or it is not the same table any more: made anew, put back, or without its newest commits.
 
-    One that was moved away, and made again, is not taken for the same. Raises LakeTableError.
+    Raises LakeTableError.
     """
-    beginning = _beginning(uri)
-    table, began = _handles.get(uri, (None, None))
-    if table is None or began != beginning:
-        table = open_table(uri)
-        _handles[uri] = table, beginning
-        return table, None
-    left = int(table.version())
-    table.update_incremental()
-    return table, left
+    table, stamp = _handles.get(uri, (None, ""))
+    if table is not None and stamp and stamp == stamp_of(uri, int(table.version())):
+        left = int(table.version())
+        _refresh(table)
+        # What others have committed since may have been emptied before it was read.
+        if all(stamp_of(uri, version) for version in range(left + 1, int(table.version()) + 1)):
+            return table, left
+    settle_log(uri, RESNAPSHOT_HINT)
+    table = open_table(uri)
+    check_files(table, RESNAPSHOT_HINT)
+    leave(table, uri)
+    return table, None
+
+
+def leave(table: DeltaTable, uri: str) -> str:
+    """Remember the table for the next work, as it is now; the stamp of its newest commit."""
+    stamp = stamp_of(uri, int(table.version()))
+    _handles[uri] = table, stamp
+    return stamp
 
 
 def forget(uri: str) -> None:
@@ -32,8 +45,9 @@ def forget(uri: str) -> None:
     _handles.pop(uri, None)
 
 
-def _beginning(uri: str) -> tuple[int | None, int | None]:
-    """When the table's first commit was written, and its size; Nones once upkeep has taken it away."""
-    filesystem, root = open_storage(uri)
-    first = filesystem.get_file_info(f"{root}/_delta_log/{0:020}.json")
-    return first.mtime_ns, first.size
+def _refresh(table: DeltaTable) -> None:
+    try:
+        table.update_incremental()
+    except (DeltaError, OSError) as error:
+        name = type(error).__name__
+        raise LakeTableError(f"cannot open the lake table at {table.table_uri}: {name}") from error

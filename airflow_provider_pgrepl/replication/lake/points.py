@@ -6,72 +6,38 @@ takes all tables at the versions of one point never sees half of a source transa
 
 from __future__ import annotations
 
-import json
 import threading
-import time
-import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError
+from airflow_provider_pgrepl.replication.lake.history.place import history_key
+from airflow_provider_pgrepl.replication.lake.point_files import (
+    SCHEMA,
+    ConsistentPoint,
+    create,
+    read_points,
+    upgrade,
+    write_points,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.storage import (
-    durable,
-    make_folder,
-    open_storage,
-    refusal,
-    storage_errors,
-    torn,
-)
+from airflow_provider_pgrepl.replication.storage import durable, refusal, torn
+
+__all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
 
 POINTS_APP = "pgrepl-points"
 """Delta app id of whoever writes points; its version counts commits."""
 
-SCHEMA = pa.schema(
-    [
-        ("epoch", pa.int64()),
-        ("lsn", pa.int64()),
-        ("commit_ts", pa.timestamp("us", "UTC")),
-        ("tables", pa.map_(pa.string(), pa.int64())),
-    ]
-)
-_TABLE_PROPERTIES = {
-    "delta.checkpointInterval": "100",
-    "delta.enableExpiredLogCleanup": "false",
-    # The only one with bounds: readers take any other for one that never matches.
-    "delta.dataSkippingStatsColumns": "epoch",
-}
 # An append costs the more the more files are live: 4 ms at a few, 30 ms at 1,500.
 _MANY_FILES = 64
-_THIN_ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class ConsistentPoint:
-    """All that was committed at or before `lsn` of `epoch` is in each of `tables`, at the given version.
-
-    The keys are `str(TableName)`; `commit_ts` is the source's time of the last commit, or of the snapshot's
-    export when there was none since.
-    """
-
-    epoch: int
-    lsn: int
-    commit_ts: datetime | None
-    tables: dict[str, int]
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.epoch, self.lsn
+_REWRITE_ATTEMPTS = 3
 
 
 def find_torn_points(lake_root: str) -> torn.Torn:
@@ -85,7 +51,7 @@ def find_torn_points(lake_root: str) -> torn.Torn:
 def _is_whole(actions: torn.Actions) -> bool:
     """Of a commit of points the app id is written last."""
     kinds = {kind for action in actions for kind in action}
-    return "txn" in kinds if "add" in kinds else "metaData" in kinds
+    return bool(kinds & {"txn", "metaData"})
 
 
 def points_uri(lake_root: str) -> str:
@@ -174,17 +140,38 @@ class Points:
 
         Raises LakeError; FencedError when it met other commits again and again.
         """
+        return self._rewrite(lambda points: list(_thinned(points, now, keep_all_h, thin_min, keep_h)))
+
+    def disown(self, table: TableName, epoch: int, position: int, version: int) -> None:
+        """Have no point name a table, or its history, at a moment when it was beyond a position, or, where
+        the point does not say, beyond a version: it has gone back to these. One commit, or none.
+
+        Raises what `thin` does.
+        """
+        key, both = str(table), {str(table), history_key(table)}
+
+        def without(point: ConsistentPoint) -> ConsistentPoint:
+            seen = point.positions.get(key)
+            is_there = point.tables.get(key, -1) <= version if seen is None else seen <= position
+            if point.epoch != epoch or is_there:
+                return point
+            return replace(point, tables=_less(point.tables, both), positions=_less(point.positions, both))
+
+        self._rewrite(lambda points: [point for point in map(without, points) if point.tables])
+
+    def _rewrite(self, change: Callable[[list[ConsistentPoint]], list[ConsistentPoint]]) -> int:
+        """Put what a function makes of the points in their place; how many there are less."""
         with self._lock:
-            for attempt in range(_THIN_ATTEMPTS):
+            for attempt in range(_REWRITE_ATTEMPTS):
                 points = self._loaded()
-                kept = list(_thinned(points, now, keep_all_h, thin_min, keep_h))
-                if len(kept) == len(points):
+                kept = change(points)
+                if kept == points:
                     break
                 try:
                     self._write(kept, "overwrite")
                 except FencedError:
                     self._forget()
-                    if attempt == _THIN_ATTEMPTS - 1:
+                    if attempt == _REWRITE_ATTEMPTS - 1:
                         raise
                     continue
                 self._points = kept
@@ -205,17 +192,18 @@ class Points:
     def _loaded(self) -> list[ConsistentPoint]:
         with self._lock:
             if self._points is None:
-                self._table, self._points = _read(self._uri)
+                self._table, self._points = read_points(self._uri)
                 self._file_count = self._table.get_add_actions().num_rows if self._table else 0
             return self._points
 
     def _write(self, points: Sequence[ConsistentPoint], mode: str) -> None:
         try:
-            table = self._table = self._table or _create(self._uri)
+            table = self._table = self._table or create(self._uri)
             before = table.version()
+            upgrade(table)
             sequence = (table.transaction_version(POINTS_APP) or 0) + 1
             table.create_write_transaction(
-                [_write_file(self._uri, points)],
+                [write_points(self._uri, points)] if points else [],
                 mode=mode,
                 schema=table.schema(),
                 commit_properties=CommitProperties(app_transactions=[Transaction(POINTS_APP, sequence)]),
@@ -252,46 +240,8 @@ def _thinned(
     return (points[index] for index in sorted(keep))
 
 
-def _create(uri: str) -> DeltaTable:
-    make_folder(uri)
-    table = DeltaTable.create(uri, schema=Schema.from_arrow(SCHEMA), configuration=_TABLE_PROPERTIES)
-    durable.flush_commits(uri, -1, 0)
-    return table
-
-
-def _read(uri: str) -> tuple[DeltaTable | None, list[ConsistentPoint]]:
-    try:
-        table = DeltaTable(uri)
-    except TableNotFoundError:
-        return None, []
-    except (DeltaError, OSError) as error:
-        raise LakeError(f"the consistent points cannot be read: {type(error).__name__}") from error
-    added = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending")])
-    filesystem, root = open_storage(uri)
-    points: list[ConsistentPoint] = []
-    with storage_errors(uri):
-        for path in added["path"].to_pylist():
-            rows = pq.read_table(f"{root}/{path}", filesystem=filesystem, partitioning=None).to_pylist()
-            points.extend(ConsistentPoint(**{**row, "tables": dict(row["tables"])}) for row in rows)
-    # A stable sort: of two at one LSN the later written stays the later.
-    return table, sorted(points, key=lambda point: point.order)
-
-
-def _write_file(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
-    rows = [{**vars(point), "tables": list(point.tables.items())} for point in points]
-    filesystem, root = open_storage(uri)
-    name = f"part-{uuid.uuid4()}.parquet"
-    with storage_errors(uri):
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), f"{root}/{name}", filesystem=filesystem)
-        size = filesystem.get_file_info(f"{root}/{name}").size
-    first, last = points[0], points[-1]
-    stats = {
-        "numRecords": len(points),
-        "minValues": {"epoch": first.epoch},
-        "maxValues": {"epoch": last.epoch},
-        "nullCount": {"epoch": 0, "lsn": 0},
-    }
-    return AddAction(name, size, {}, int(time.time() * 1000), True, json.dumps(stats))
+def _less(by_table: dict[str, int], keys: Collection[str]) -> dict[str, int]:
+    return {key: value for key, value in by_table.items() if key not in keys}
 
 
 def _fenced() -> FencedError:

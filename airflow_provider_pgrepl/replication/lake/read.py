@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeError
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -33,6 +35,7 @@ from airflow_provider_pgrepl.replication.lake.reading.table_version import Table
 from airflow_provider_pgrepl.replication.lake.reading.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.reading.views import create_views
 from airflow_provider_pgrepl.replication.lake.session import check_delta
+from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 
@@ -115,7 +118,9 @@ class _View:
                 "it is being copied, in error, or not replicated; `pgrepl status`"
                 f" says which. The point holds: {', '.join(self.tables)}",
             )
-        return TableVersion(name, f"{self.lake_root}/{name.path}", version)
+        seen = self.point.positions.get(str(name))
+        app = None if seen is None else _app(self.lake_root, self.point.epoch)
+        return TableVersion(name, f"{self.lake_root}/{name.path}", version, app, seen)
 
 
 @dataclass(frozen=True)
@@ -175,6 +180,14 @@ class ArrowView(_View):
             f"the query at the consistent point {LSN(self.point.lsn)} failed: {failed}",
             f"tables are written in double quotes; the point holds: {', '.join(self.tables)}",
         )
+
+
+def _app(lake_root: str, epoch: int) -> str | None:
+    """The app id under which tables say their position; None when the lake does not tell whose it is."""
+    try:
+        return app_id(read_epoch(changelog_uri(lake_root)).pipeline, Epoch(epoch))
+    except ChangelogError:
+        return None
 
 
 def _point(lake_root: str, lsn: int | str | None, epoch: int | None) -> ConsistentPoint:

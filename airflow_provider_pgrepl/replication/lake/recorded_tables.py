@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 
+from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copied_choices import changed_choices, pipeline_of
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.table import app_id
+from airflow_provider_pgrepl.replication.lake.standing import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.table_work import TableWork
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.state.store import TableRecord
@@ -23,27 +25,45 @@ class RecordedTables:
         self._pipeline = pipeline
         self._record = record
         self._points = points
+        self._app = app_id(pipeline.name, record.epoch)
         self._copied: dict[TableName, tuple[str | None, Pipeline]] = {}
 
-    def work(self, record: TableRecord, version: int | None = None) -> TableWork:
-        """The work of a table that has been copied; `version`: one that is known to be ours.
-
-        Without it that of the latest consistent point, if it names the table. Raises ConfigError, LakeError.
-        """
+    def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableWork:
+        """The work of a table that has been copied; `position`: what it is known to have reached; `version`:
+        one that is known to be ours. Raises ConfigError, LakeError."""
         assert record.relation is not None
         return TableWork(
             record.relation,
             self._choices(record),
-            app_id(self._pipeline.name, self._record.epoch),
+            self._app,
             changelog_uri(self._pipeline.lake_root),
-            self._named(record.table) if version is None else version,
+            version,
+            position,
         )
 
-    def _named(self, table: TableName) -> int | None:
-        point = self._points.latest()
-        if point is None or point.epoch != self._record.epoch:
+    def standing(self, record: TableRecord) -> Standing | None:
+        """Up to where a table is whole; None when it cannot be read: whoever works on it meets the same, and
+        reports it as the table's own error. Where it has gone back, points do not name it any more.
+
+        Raises LakeError.
+        """
+        try:
+            table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
+            point = self._points.last_of(record.table, self._record.epoch)
+            standing = read_standing(table, self._app, str(record.table), point)
+        except LakeTableError:
             return None
-        return point.tables.get(str(table))
+        if standing is not None and standing.seen is not None:
+            self._disown(record.table, standing)
+        return standing
+
+    def _disown(self, table: TableName, standing: Standing) -> None:
+        log.warning(
+            "table %s has gone back: its lake table is at %s, version %d, and a consistent point saw it at"
+            " %s; was its folder put back, or did it lose commits? It is brought forward from the changelog",
+            *(table, standing.own, standing.version, standing.seen),
+        )
+        self._points.disown(table, self._record.epoch, standing.own, standing.version)
 
     def _choices(self, record: TableRecord) -> Pipeline:
         config, pipeline = self._copied.get(record.table, (None, None))

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history.place import history_key
+from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -93,7 +93,8 @@ class SnapshotCopy:
         """
         if self._versions:
             position, epoch, exported_at = self._moment
-            point = ConsistentPoint(epoch, position, exported_at, self._versions)
+            positions = {key: int(position) for key in self._versions if not is_history(key)}
+            point = ConsistentPoint(epoch, position, exported_at, self._versions, positions)
             Points(self._pipeline.lake_root).append(point)
 
     @property

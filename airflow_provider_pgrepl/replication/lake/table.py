@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.errors import (
     LakeUnavailableError,
     PgReplError,
 )
+from airflow_provider_pgrepl.replication.lake.commit_files import COMMIT_METADATA, settle_log
 from airflow_provider_pgrepl.replication.lake.declared_bounds import (
     columns_found_bounded,
     declaration,
@@ -42,7 +43,6 @@ from airflow_provider_pgrepl.replication.storage import (
     refusal,
     storage_errors,
 )
-from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -61,8 +61,6 @@ what the transaction changed before its DDL is still of the older relation.
 EXPORTED_APP = "pgrepl-exported-us"
 """Delta app id whose version is when the copied snapshot was exported: microseconds since 1970."""
 
-COMMIT_METADATA = "pgrepl"
-"""Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
 
 RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
 
@@ -294,7 +292,7 @@ def commit_snapshot(
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     # One that a crash of the machine tore is replaced like any other.
-    find_torn(uri).set_aside()
+    settle_log(uri, RESNAPSHOT_HINT)
     if not DeltaTable.is_deltatable(uri):
         return create_table(uri, schema, files, properties)
     table = open_table(uri)

@@ -15,9 +15,11 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.announced import Announced
+from airflow_provider_pgrepl.replication.lake.commit_files import stamp_of
 from airflow_provider_pgrepl.replication.lake.evolving_table import EvolvingTable
 from airflow_provider_pgrepl.replication.lake.foreign_writes import check_writers
-from airflow_provider_pgrepl.replication.lake.handles import forget, open_newest
+from airflow_provider_pgrepl.replication.lake.handles import forget, leave, open_newest
+from airflow_provider_pgrepl.replication.lake.history.apply import check_history
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
 from airflow_provider_pgrepl.replication.lake.relations_in_force import read_relations, walk_relations
@@ -34,6 +36,7 @@ class TableWork:
 
     `relation`: as recorded; the lake table itself says better. `pipeline`: with the choices by which the
     table was copied. `version`: a version of the lake table that is known to be ours; None when none is.
+    `position`: what the table is known to have reached: the files hold all of its changes above that.
     """
 
     relation: Relation
@@ -41,6 +44,7 @@ class TableWork:
     app: str
     changelog: str
     version: int | None = None
+    position: int = 0
 
     @property
     def uri(self) -> str:
@@ -69,7 +73,8 @@ class TableResult:
     """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
 
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
-    for now, None when that is what was recorded.
+    for now, None when that is what was recorded. `stamp`: of the commits at which it was left.
+    `has_gone_back`: it lacks what it was known to have; nothing was done.
     """
 
     relation_id: int
@@ -84,6 +89,19 @@ class TableResult:
     history_version: int | None = None
     relation: str | None = None
     remedy: Remedy | None = None
+    stamp: str = ""
+    has_gone_back: bool = False
+
+    @classmethod
+    def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
+        """Of a table that cannot be worked on, which is its own trouble."""
+        return cls(
+            relation_id,
+            error=error.message,
+            hint=error.hint,
+            error_kind=type(error).__name__,
+            remedy=error.remedy,
+        )
 
     def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
         """The same, for a table that stops before the transaction at an LSN."""
@@ -112,14 +130,8 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
         return _apply(work, list(paths), upto_lsn)
     except PgReplError as error:
         work.close()
-        return TableResult(
-            relation_id,
-            error=error.message,
-            hint=error.hint,
-            error_kind=error.__class__.__name__,
-            stops_pipeline=error.scope is Scope.PIPELINE,
-            remedy=error.remedy,
-        )
+        result = TableResult.of_error(relation_id, error)
+        return replace(result, stops_pipeline=error.scope is Scope.PIPELINE)
     except OSError as error:
         work.close()
         told = refusal("the lake cannot be read or written", error)
@@ -137,7 +149,12 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
 
 
 def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
-    lake = _open(work)
+    table, left = open_newest(work.uri)
+    position = _position(table, work)
+    if position < work.position:
+        work.close()
+        return TableResult(work.relation.oid, position, int(table.version()), has_gone_back=True)
+    lake = _open(work, table, left)
     filesystem, root = open_storage(work.changelog)
     rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
     rows = reader.rows_before(rows, upto_lsn)
@@ -158,6 +175,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         changes,
         history_version=None if lake.history is None else lake.history.version(),
         relation=_changed_relation(work, lake),
+        stamp=_leave(work, lake),
     )
     stop = walk.stop or stop
     return result if stop is None else result.stopped(*stop)
@@ -171,11 +189,30 @@ def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | No
     return min(stops, key=lambda stop: stop[0], default=None)
 
 
-def _open(work: TableWork) -> EvolvingTable:
-    """Raises DriftError, LakeTableError, FencedError when the table is not as this pipeline left it."""
-    table, left = open_newest(work.uri)
-    if read_position(table, work.app) is None:
+def stamp_at(work: TableWork, version: int, history_version: int | None) -> str:
+    """What tells the lake table, and its history, at these versions from others in their place."""
+    stamp = stamp_of(work.uri, version)
+    if work.history_uri is None or history_version is None:
+        return stamp
+    return f"{stamp} {stamp_of(work.history_uri, history_version)}"
+
+
+def _leave(work: TableWork, lake: EvolvingTable) -> str:
+    stamp = leave(lake.table, work.uri)
+    if work.history_uri is None or lake.history is None:
+        return stamp
+    return f"{stamp} {leave(lake.history, work.history_uri)}"
+
+
+def _position(table: DeltaTable, work: TableWork) -> LSN:
+    position = read_position(table, work.app)
+    if position is None:
         raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch", RESNAPSHOT_HINT)
+    return position
+
+
+def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable:
+    """Raises LakeTableError, FencedError when the table is not as this pipeline left it."""
     known = max((version for version in (work.version, left) if version is not None), default=None)
     if known is None or table.version() > known:
         check_writers(table, work.relation.table, known)
@@ -183,6 +220,8 @@ def _open(work: TableWork) -> EvolvingTable:
     if left is None:
         check_columns(table, lake_schema(built, work.pipeline), built)
     history = None if work.history_uri is None else open_newest(work.history_uri)[0]
+    if history is not None:
+        check_history(table, history, work.relation, work.app)
     return EvolvingTable(work.pipeline, work.app, table, history, built, first)
 
 

@@ -43,7 +43,7 @@ def apply_with_history(
     the history is not one of this very table: it lacks changes that the table has, or a snapshot ended all
     versions and did not replace the table.
     """
-    position = _check(table, history, relation, app)
+    position = check_history(table, history, relation, app)
     # No version may be appended in other types than the table has.
     check_columns(table, lake_schema(relation, pipeline), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
@@ -59,15 +59,15 @@ def apply_with_history(
     return applied
 
 
-def _check(table: DeltaTable, history: DeltaTable, relation: Relation, app: str) -> LSN:
-    """The table's position, which its history has reached."""
+def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, app: str) -> LSN:
+    """The table's position, which its history has reached. Raises LakeTableError."""
     position, reached = read_position(table, app), read_position(history, app)
     if position is None or reached is None:
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT)
     if reached < position:
         raise LakeTableError(
             f"{relation.table}: its history ends at {reached}, the table is at {position}: history was off"
-            " meanwhile",
+            " meanwhile, or its folder was put back",
             RESNAPSHOT_HINT,
         )
     if (history.transaction_version(snapshot_app(app)) or 0) > position:

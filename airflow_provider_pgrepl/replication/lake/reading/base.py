@@ -93,7 +93,8 @@ class Bases:
         if not before:
             raise self._too_early(name, named, position)
         nearest = before[-1]
-        opened = TableVersion(name, newest.table_uri.rstrip("/"), nearest.tables[key]).open()
+        uri, seen = newest.table_uri.rstrip("/"), nearest.positions.get(key)
+        opened = TableVersion(name, uri, nearest.tables[key], self.moment.app, seen).open()
         base = Base(name, opened, LSN(nearest.lsn), nearest == point)
         if base.lsn < self.moment.lsn and base.exported_us != newest.transaction_version(EXPORTED_APP):
             # Taken anew meanwhile: between the two it may not have been replicated at all.

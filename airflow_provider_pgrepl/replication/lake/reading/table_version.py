@@ -19,18 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableVersion:
-    """Version `version` of the Delta table at `uri`; errors speak of `name`."""
+    """Version `version` of the Delta table at `uri`; errors speak of `name`.
+
+    `position`, under the app id `app`: at which a consistent point saw it; another one is another's.
+    """
 
     name: TableName
     uri: str
     version: int
+    app: str | None = None
+    position: int | None = None
 
     def open(self) -> DeltaTable:
         """Raises LakeError."""
         try:
-            return DeltaTable(self.uri, version=self.version)
+            opened = DeltaTable(self.uri, version=self.version)
         except (DeltaError, TableNotFoundError, OSError):
             raise self._unreadable() from None
+        if self._is_known and opened.transaction_version(self.app) != self.position:
+            raise LakeError(
+                f"version {self.version} of {self.name} is not what the consistent point saw: the lake table"
+                " was put back",
+                "the replication app brings it forward when it runs; read it after that",
+            )
+        return opened
 
     def read(self) -> pa.Table:
         """All of it, in the table's own types. Raises LakeError."""
@@ -46,11 +58,17 @@ class TableVersion:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """For Spark, read when it is used. Raises LakeError."""
+        if self._is_known:
+            self.open()
         try:
             return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
         except Exception as error:
             # Spark raises one of many classes; all that can be wrong here is the table or its version.
             raise self._unreadable() from error
+
+    @property
+    def _is_known(self) -> bool:
+        return self.app is not None and self.position is not None
 
     def _unreadable(self) -> LakeError:
         return LakeError(

@@ -1,0 +1,87 @@
+"""The files of a Delta log's commits: which one stands for a version, and those that hold nothing.
+
+A folder that is put back, and a power cut, take commits away that this product has seen. Delta does not mind:
+the newest file that is there is the newest version, and a file without content is a commit without actions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage.durable import local_path
+from airflow_provider_pgrepl.replication.storage.torn import find_torn
+
+COMMIT_METADATA = "pgrepl"
+"""Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
+
+_LOG = "_delta_log"
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
+
+
+def stamp_of(uri: str, version: int) -> str:
+    """What tells the commit of a version from another in its place; empty when there is none."""
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        found = filesystem.get_file_info(f"{root}/{_LOG}/{version:020d}.json")
+    return f"{found.size}@{found.mtime_ns}" if found.size else ""
+
+
+def settle_log(uri: str, hint: str) -> None:
+    """Have a lake table go back to before the first commit that is not whole, or holds nothing.
+
+    For who writes the table while nobody else does. Its position says where it is then; what it lacks is in
+    the changelog. Raises LakeTableError where no commit can be set aside.
+    """
+    torn, commits = find_torn(uri), dict(_commits_to_read(uri))
+    first = min((version for version, size in commits.items() if not size), default=None)
+    if first is not None and local_path(uri) is None:
+        raise LakeTableError(f"{uri}: the file of its commit {first} is empty", hint)
+    if first is not None:
+        rest = {version for version in commits if version >= first}
+        torn = replace(torn, commits=tuple(sorted(rest | set(torn.commits))))
+    torn.set_aside()
+
+
+def check_files(table: DeltaTable, hint: str) -> None:
+    """Raises LakeTableError when a file that a table consists of is not there: a folder may have been put
+    back, or copied while it was written, without all that its log names."""
+    uri = table.table_uri
+    adds = pa.table(table.get_add_actions())["path"].to_pylist()
+    present = _data_files(uri, {unquote(path).rpartition("/")[0] for path in adds})
+    gone = [path for path in adds if unquote(path) not in present]
+    if gone:
+        raise LakeTableError(f"{uri}: {len(gone)} of its {len(adds)} files are gone", hint)
+
+
+def _data_files(uri: str, folders: Collection[str]) -> set[str]:
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        infos = [
+            info
+            for folder in folders
+            for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{folder}".rstrip("/")))
+        ]
+    return {info.path.removeprefix(f"{root}/") for info in infos if info.size}
+
+
+def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
+    """Versions and sizes of the commits after the last checkpoint: what was before is in that."""
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        infos = filesystem.get_file_info(fs.FileSelector(f"{root}/{_LOG}", allow_not_found=True))
+    whole = [info.base_name for info in infos if info.size]
+    last = max((match[1] for name in whole if (match := _CHECKPOINT.fullmatch(name))), default="")
+    for info in infos:
+        match = _COMMIT.fullmatch(info.base_name)
+        if match and match[1] > last:
+            yield int(match[1]), info.size or 0

@@ -1,0 +1,63 @@
+"""Levels: what the applier knows of tables that are level with the stream; it only saves looking."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+
+@dataclass(frozen=True)
+class Level:
+    """Of a table: taken at which snapshot, level with which changelog version, at which own version and
+    position, its history, if it keeps one, at which version; `stamp` of the commits by which it got there."""
+
+    snapshot: LSN
+    through: int
+    version: int
+    position: int
+    history_version: int | None
+    stamp: str
+
+
+class Levels(dict[int, Level]):
+    """By relation id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_look = 0.0
+
+    def forget_others(self, snapshots: dict[int, LSN]) -> None:
+        """Keep what is known of these tables, each as of this snapshot."""
+        for oid in [oid for oid, level in self.items() if snapshots.get(oid) != level.snapshot]:
+            del self[oid]
+
+    def at(self, version: int) -> dict[int, Level]:
+        """Those that are level with a changelog version."""
+        return {oid: level for oid, level in list(self.items()) if level.through == version}
+
+    def move(self, oids: Collection[int], from_version: int, to_version: int) -> list[int]:
+        """Tables not level with a batch's end. One that was level and had no work is level again."""
+        behind = []
+        for oid in oids:
+            level = self.get(oid)
+            if level is not None and level.through == from_version:
+                self[oid] = replace(level, through=to_version)
+            elif level is None or level.through != to_version:
+                behind.append(oid)
+        return behind
+
+    def look(
+        self, oids: Collection[int], stamp: Callable[[int, Level], str], every_s: float
+    ) -> Iterator[int]:
+        """From time to time: which of these tables are not as they were left; each is forgotten."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + every_s
+        for oid in oids:
+            level = self.get(oid)
+            if level is not None and stamp(oid, level) != level.stamp:
+                del self[oid]
+                yield oid

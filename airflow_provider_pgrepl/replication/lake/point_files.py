@@ -1,0 +1,121 @@
+"""ConsistentPoint, and the Parquet files that points are kept in."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.storage import durable, make_folder, open_storage, storage_errors
+
+_BY_TABLE = pa.map_(pa.string(), pa.int64())
+SCHEMA = pa.schema(
+    [
+        ("epoch", pa.int64()),
+        ("lsn", pa.int64()),
+        ("commit_ts", pa.timestamp("us", "UTC")),
+        ("tables", _BY_TABLE),
+        ("positions", _BY_TABLE),
+    ]
+)
+_TABLE_PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.enableExpiredLogCleanup": "false",
+    # The only one with bounds: readers take any other for one that never matches.
+    "delta.dataSkippingStatsColumns": "epoch",
+}
+
+
+@dataclass(frozen=True)
+class ConsistentPoint:
+    """All that was committed at or before `lsn` of `epoch` is in each of `tables`, at the given version.
+
+    The keys are `str(TableName)`; `commit_ts` is the source's time of the last commit, or of the snapshot's
+    export when there was none since. `positions` are the tables' own, as the point saw them: a table that is
+    not there any more has gone back, whatever the point says. Points of earlier versions have none.
+    """
+
+    epoch: int
+    lsn: int
+    commit_ts: datetime | None
+    tables: dict[str, int]
+    positions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.lsn
+
+
+_FIELDS = {known.name for known in fields(ConsistentPoint)}
+
+
+def create(uri: str) -> DeltaTable:
+    """A table without points."""
+    make_folder(uri)
+    table = DeltaTable.create(uri, schema=Schema.from_arrow(SCHEMA), configuration=_TABLE_PROPERTIES)
+    durable.flush_commits(uri, -1, 0)
+    return table
+
+
+def upgrade(table: DeltaTable) -> None:
+    """Give a table that an earlier version made the columns that it lacks, in a commit without data."""
+    held = {one.name for one in table.schema().fields}
+    lacking = [one for one in Schema.from_arrow(SCHEMA).fields if one.name not in held]
+    if lacking:
+        table.alter.add_columns(lacking)
+
+
+def read_points(uri: str) -> tuple[DeltaTable | None, list[ConsistentPoint]]:
+    """All points in their order, and the table; None without one. Raises LakeError."""
+    try:
+        table = DeltaTable(uri)
+    except TableNotFoundError:
+        return None, []
+    except (DeltaError, OSError) as error:
+        raise LakeError(f"the consistent points cannot be read: {type(error).__name__}") from error
+    added = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending")])
+    filesystem, root = open_storage(uri)
+    points: list[ConsistentPoint] = []
+    with storage_errors(uri):
+        for path in added["path"].to_pylist():
+            rows = pq.read_table(f"{root}/{path}", filesystem=filesystem, partitioning=None).to_pylist()
+            points.extend(map(_point, rows))
+    # A stable sort: of two at one LSN the later written stays the later.
+    return table, sorted(points, key=lambda point: point.order)
+
+
+def _point(row: dict[str, Any]) -> ConsistentPoint:
+    by_table = {name: dict(row.get(name) or ()) for name in ("tables", "positions")}
+    return ConsistentPoint(**{**{name: row[name] for name in row.keys() & _FIELDS}, **by_table})
+
+
+def write_points(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
+    """A file of these points, for a commit to add."""
+    by_table = [
+        {name: list(getattr(point, name).items()) for name in ("tables", "positions")} for point in points
+    ]
+    rows = [{**vars(point), **maps} for point, maps in zip(points, by_table, strict=True)]
+    filesystem, root = open_storage(uri)
+    name = f"part-{uuid.uuid4()}.parquet"
+    with storage_errors(uri):
+        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), f"{root}/{name}", filesystem=filesystem)
+        size = filesystem.get_file_info(f"{root}/{name}").size
+    first, last = points[0], points[-1]
+    stats = {
+        "numRecords": len(points),
+        "minValues": {"epoch": first.epoch},
+        "maxValues": {"epoch": last.epoch},
+        "nullCount": {"epoch": 0, "lsn": 0},
+    }
+    return AddAction(name, size, {}, int(time.time() * 1000), True, json.dumps(stats))

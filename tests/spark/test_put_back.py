@@ -1,0 +1,208 @@
+"""Tables that went back, by a restored folder or a power cut: mended from the changelog, or said."""
+
+from __future__ import annotations
+
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.lake import apply as applier
+from airflow_provider_pgrepl.replication.lake.history.place import history_uri
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.state.store import Store
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute
+
+T, U = "public.t", "public.u"
+
+
+@pytest.fixture
+def replicated(spark, dsn, tmp_path: Path) -> InProcess:
+    """Tables `t` and `u` of three rows each, in the lake."""
+    for table in "tu":
+        execute(
+            dsn,
+            f"create table {table}(id int primary key, v text)",
+            f"insert into {table} select g, 'old' from generate_series(1, 3) g",
+        )
+    pipeline = InProcess(spark, dsn, tmp_path, (T, U))
+    pipeline.snapshot()
+    change(pipeline, 10)
+    return pipeline
+
+
+def change(replicated: InProcess, first: int, commits: int = 4, tables: str = "tu") -> None:
+    """Some commits to the tables, each a batch of its own, in the lake."""
+    with replicated.replicating() as running:
+        for number in range(first, first + commits):
+            statements = [f"insert into {table} values ({number}, 'new')" for table in tables]
+            execute(replicated.dsn, *statements, *(f"update {table} set v = v || 'x'" for table in tables))
+            running.wait_for(replicated.source_lsn())
+
+
+def keep(replicated: InProcess, *tables: str) -> dict[str, Path]:
+    """A copy of each table's folder, as a backup has it."""
+    kept = {}
+    for path in map(replicated.lake_path, tables) if tables else ():
+        kept[path] = Path(f"{replicated.file.parent}/kept-{Path(path).name}")
+        shutil.copytree(path, kept[path])
+    return kept
+
+
+def put_back(kept: dict[str, Path]) -> None:
+    for path, copy in kept.items():
+        shutil.rmtree(path)
+        shutil.copytree(copy, path)
+
+
+def newest_commit(path: str, back: int = 0) -> Path:
+    return sorted(Path(path, "_delta_log").glob("*.json"))[-1 - back]
+
+
+def assert_whole(replicated: InProcess, *tables: str) -> None:
+    """Equal to the source; and what points name is there, and has what they say."""
+    replicated.assert_equal(*tables)
+    for point in Points(replicated.pipeline.lake_root).all():
+        for table in set(tables) & point.tables.keys():
+            version = DeltaTable(replicated.lake_path(table), version=point.tables[table])
+            app = f"{replicated.pipeline.name}:{point.epoch}"
+            assert version.transaction_version(app) == point.positions[table] <= point.lsn
+
+
+@pytest.mark.parametrize("changed", [True, False], ids=["changed since", "idle since"])
+def test_a_folder_that_was_put_back_is_brought_forward_again(replicated, changed):
+    kept = keep(replicated, T)
+    change(replicated, 20)
+    put_back(kept)
+    if changed:
+        execute(replicated.dsn, "insert into t values (90, 'after')", "delete from u where id = 1")
+    replicated.catch_up()
+    assert_whole(replicated, T, U)
+    assert "gone back" in replicated.log_tail()
+    change(replicated, 40, 1)
+    assert_whole(replicated, T, U)
+
+
+@pytest.mark.parametrize("emptied", [[0], [0, 1, 2], [2]], ids=["newest", "newest three", "below others"])
+def test_commits_that_were_emptied_are_made_again(replicated, spark, emptied):
+    path = replicated.lake_path(T)
+    for back in emptied:
+        newest_commit(path, back).write_bytes(b"")
+    # Workers that have the table open have read what its log holds no more; in a power cut none is left.
+    for file in Path(path, "_delta_log").glob("*.json"):
+        file.write_bytes(file.read_bytes())
+    replicated.catch_up()
+    assert_whole(replicated, T, U)
+    change(replicated, 20, 1)
+    assert_whole(replicated, T, U)
+    assert spark.read.format("delta").load(path).count() == 8
+    assert all(file.stat().st_size for file in Path(path, "_delta_log").glob("*.json"))
+
+
+def test_a_folder_older_than_the_kept_changes_stops_the_table(replicated):
+    kept = keep(replicated, T)
+    change(replicated, 20, 2)
+    drop_all_hours(replicated)
+    put_back(kept)
+    assert replicated.run("replicate", "--until", "caught-up") == 78
+    assert "holds changes above" in replicated.states()[T].reason
+    replicated.assert_equal(U)
+
+
+def drop_all_hours(replicated: InProcess) -> None:
+    applied = Points(replicated.pipeline.lake_root).latest().lsn
+    later = datetime.now(UTC) + timedelta(days=2)
+    assert drop_expired(replicated.pipeline.lake_root, 1, {1: applied}, later).files
+
+
+def test_a_folder_from_before_the_table_was_taken_anew_stops_it(replicated):
+    kept = keep(replicated, T)
+    replicated.take_anew(T)
+    replicated.catch_up()
+    put_back(kept)
+    assert replicated.run("replicate", "--until", "caught-up") == 78
+    assert "older than" in replicated.states()[T].reason
+    replicated.assert_equal(U)
+
+
+def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicated):
+    kept = keep(replicated, T)
+    change(replicated, 20, 2)
+    with replicated.replicating() as running:
+        execute(replicated.dsn, "insert into t values (80, 'a')")
+        running.wait_for(replicated.source_lsn())
+        put_back(kept)
+        execute(replicated.dsn, "insert into t values (81, 'b')")
+        running.wait_for(replicated.source_lsn())
+        execute(replicated.dsn, "insert into t values (82, 'b')")
+        running.wait_for(replicated.source_lsn())
+    replicated.catch_up()
+    assert str(replicated.states()[T].state) == "streaming"
+    assert_whole(replicated, T, U)
+
+
+def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
+    monkeypatch.setattr(applier, "LOOK_INTERVAL_S", 0.0)
+    kept = keep(replicated, T)
+    change(replicated, 20, 2)
+    with replicated.replicating() as running:
+        for number in (80, 81):
+            execute(replicated.dsn, f"insert into u values ({number}, 'a')")
+            running.wait_for(replicated.source_lsn())
+        put_back(kept)
+        for number in (82, 83, 84):
+            execute(replicated.dsn, f"insert into u values ({number}, 'a')")
+            running.wait_for(replicated.source_lsn())
+        replicated.assert_equal(T, U)
+    assert_whole(replicated, T, U)
+
+
+def test_retention_keeps_what_a_table_that_went_back_needs(replicated):
+    kept = keep(replicated, T)
+    before = replicated.position(T)
+    change(replicated, 20, 2)
+    put_back(kept)
+    with Store(replicated.dsn, "replicate test") as store:
+        record = read_epoch(replicated.changelog)
+        fresh = applier.Applier(replicated.spark, replicated.pipeline, store, record)
+        assert fresh.needed_above() <= before
+
+
+def test_a_history_that_went_back_alone_stops_the_table_and_with_it_both_are_mended(spark, dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key, v text)", "insert into t values (1, 'a')")
+    replicated = InProcess(spark, dsn, tmp_path, (T,), history=True)
+    replicated.snapshot()
+    change(replicated, 10, 2, "t")
+    history = history_uri(replicated.pipeline.lake_root, TableName.parse(T))
+    kept = keep(replicated, T)
+    kept[history] = tmp_path / "kept-history"
+    shutil.copytree(history, kept[history])
+    change(replicated, 20, 2, "t")
+    expected = sorted(DeltaTable(history).to_pyarrow_table()["_pgrepl_to_lsn"].to_pylist())
+    put_back(kept)
+    replicated.catch_up()
+    assert_whole(replicated, T)
+    assert sorted(DeltaTable(history).to_pyarrow_table()["_pgrepl_to_lsn"].to_pylist()) == expected
+    put_back({history: kept[history]})
+    assert replicated.run("replicate", "--until", "caught-up") == 78, "also without a change"
+    assert "history" in replicated.states()[T].reason
+
+
+def test_points_that_were_put_back_do_no_harm(replicated):
+    folder = Path(system_folder(replicated.pipeline.lake_root), "consistent_points")
+    kept = {str(folder): replicated.file.parent / "kept-points"}
+    shutil.copytree(folder, kept[str(folder)])
+    change(replicated, 20, 2)
+    put_back(kept)
+    change(replicated, 30, 1)
+    assert_whole(replicated, T, U)
+    Maintenance(replicated.pipeline).run()
+    assert_whole(replicated, T, U)
