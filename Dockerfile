@@ -1,9 +1,9 @@
 # One image for Airflow, the Spark master and the Spark worker; see docker-compose.yaml.
-FROM maven:3.9.9-eclipse-temurin-17 AS jars
+FROM maven:3.9.9-eclipse-temurin-17@sha256:f58d59b6273e785ac0a4477f6e9b5ba1d7731c75b906c0f7b34076f1851318cc AS jars
 COPY setup/ setup/
 RUN sh setup/jars.sh /jars
 
-FROM python:3.12.11-slim-bookworm
+FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*

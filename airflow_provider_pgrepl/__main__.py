@@ -17,8 +17,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NoReturn
 
-from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication import compiled, compiled_folder
+from airflow_provider_pgrepl.errors import PgReplError, escaped
+from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift import check_drift
@@ -54,7 +54,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(log_lines.Printable("%(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         if arguments.pipeline is None:
             return int(arguments.work(arguments))
@@ -72,7 +74,7 @@ def _warm_up(_: Arguments) -> int:
 
 
 def _say(*lines: str) -> int:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write("".join(f"{escaped(line)}\n" for line in lines))
     return process.DONE
 
 

@@ -41,6 +41,24 @@ from __future__ import annotations
 from enum import Enum, StrEnum
 
 
+def escaped(text: str) -> str:
+    """A text without what a terminal obeys or hides: control characters, and those that turn the direction of
+    writing. Names hold whatever their makers put there. Line breaks and tabs stay; a name has none of its own
+    where it is shown by `relation.show_identifier` or `one_line`."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else _escape(letter) for letter in text)
+
+
+def one_line(text: str) -> str:
+    """Likewise, for a text from elsewhere that is to stay within its line."""
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
+
+
 class Retry(Enum):
     """Whether running the same thing again can help."""
 
@@ -95,9 +113,9 @@ class PgReplError(Exception):
     scope = Scope.PIPELINE
 
     def __init__(self, message: str, hint: str = "", remedy: Remedy | None = None) -> None:
-        super().__init__(message, hint)
-        self.message = message
-        self.hint = hint
+        self.message = escaped(message)
+        self.hint = escaped(hint)
+        super().__init__(self.message, self.hint)
         self.remedy = remedy
 
     def __str__(self) -> str:

@@ -3,6 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 . setup/apt.sh
+UV_VERSION=0.13.8 # as in the Dockerfile
 unset VIRTUAL_ENV UV_PROJECT_ENVIRONMENT
 
 if uv --version >/dev/null 2>&1; then
@@ -15,7 +16,7 @@ else
         python3 -c 'import ensurepip' 2>/dev/null || install_packages "Python's venv module is missing" python3-venv
         rm -rf .uv
         python3 -m venv .uv
-        .uv/bin/pip install --quiet uv
+        .uv/bin/pip install --quiet "uv==$UV_VERSION"
     fi
 fi
 # The machine's own certificates, where it has them: a company's proxy is known to these alone.

@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source import catalog, preflight, publication, slot
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 
 _ROLE = "hook"
 
@@ -67,9 +68,9 @@ class PgReplicationHook(DbApiHook):
     def sqlalchemy_url(self) -> URL:
         """For DbApiHook's SQLAlchemy methods, such as get_df."""
         given = self.connection
-        extras = {
-            key: str(self.connection_extra[key]) for key in LIBPQ_EXTRAS if self.connection_extra.get(key)
-        }
+        extras = with_system_certificates(
+            {key: str(self.connection_extra[key]) for key in LIBPQ_EXTRAS if self.connection_extra.get(key)}
+        )
         return URL.create(
             "postgresql+psycopg2",
             username=given.login,

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from airflow_provider_pgrepl.errors import escaped, one_line
+
 FORMAT_VARIABLE = "PGREPL_LOG_FORMAT"
 LEVEL_VARIABLE = "PGREPL_LOG_LEVEL"
 JSON = "json"
@@ -40,7 +42,14 @@ class LogLine:
     is_ours: bool = False
 
 
-class JsonLines(logging.Formatter):
+class Printable(logging.Formatter):
+    """Names in a record are whatever their makers chose; nothing in it is for a terminal to obey."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return escaped(super().format(record))
+
+
+class JsonLines(Printable):
     """Each record as one line, however many its message has."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -55,7 +64,7 @@ class JsonLines(logging.Formatter):
 
 def formatter(name: str) -> logging.Formatter:
     """The form that the environment asks for: `json`, or else one for people."""
-    return JsonLines("%(message)s") if name == JSON else logging.Formatter(_FOR_PEOPLE)
+    return JsonLines("%(message)s") if name == JSON else Printable(_FOR_PEOPLE)
 
 
 def level(name: str) -> int:
@@ -69,6 +78,7 @@ def parse(line: str) -> LogLine:
         found = _parse_ours(line)
         if found is not None:
             return found
+    line = one_line(line)
     if spark := _OF_SPARK.match(line):
         return LogLine(_LEVELS[spark[2]], spark[3])
     if line.startswith(_AT_EVERY_START):
@@ -85,6 +95,6 @@ def _parse_ours(line: str) -> LogLine | None:
     try:
         fields = json.loads(line)
         at = datetime.fromisoformat(fields["at"])
-        return LogLine(_LEVELS[fields["level"]], str(fields["text"]), at, is_ours=True)
+        return LogLine(_LEVELS[fields["level"]], escaped(str(fields["text"])), at, is_ours=True)
     except (ValueError, KeyError, TypeError):
         return None

@@ -14,7 +14,8 @@ STATE_SCHEMA = "_pgrepl"
 """The pipelines' own tables are in it; none of them is replicated."""
 
 _PLAIN_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]*")
-_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
+_PART = re.compile(r'([Uu]&)?"((?:[^"]|"")+)"|([^".]+)')
+_ESCAPED = re.compile(r"\\(?:(\\)|([0-9a-fA-F]{4})|\+([0-9a-fA-F]{6}))")
 
 
 def quote_identifier(name: str) -> str:
@@ -23,8 +24,25 @@ def quote_identifier(name: str) -> str:
 
 
 def show_identifier(name: str) -> str:
-    """A name as people write it: quoted only where it must be."""
-    return name if _PLAIN_IDENTIFIER.fullmatch(name) else quote_identifier(name)
+    """A name as people write it: quoted only where it must be, and with what cannot be shown escaped, as
+    PostgreSQL reads it: `U&"two\\000Alines"`."""
+    if _PLAIN_IDENTIFIER.fullmatch(name):
+        return name
+    return quote_identifier(name) if name.isprintable() else _escaped_identifier(name)
+
+
+def _escaped_identifier(name: str) -> str:
+    shown = (letter if letter.isprintable() else _unicode(letter) for letter in name.replace("\\", "\\\\"))
+    return "U&" + quote_identifier("".join(shown))
+
+
+def _unicode(letter: str) -> str:
+    code = ord(letter)
+    return f"\\{code:04X}" if code < 1 << 16 else f"\\+{code:06X}"
+
+
+def _unescaped(name: str) -> str:
+    return _ESCAPED.sub(lambda found: found[1] or chr(int(found[2] or found[3], 16)), name)
 
 
 @dataclass(frozen=True, order=True)
@@ -85,7 +103,9 @@ def _parse_name(text: str) -> list[str]:
     parts: list[str] = []
     at = 0
     while match := _PART.match(text, at):
-        parts.append(match[1].replace('""', '"') if match[1] else match[2])
+        escaped, quoted, plain = match.groups()
+        name = quoted.replace('""', '"') if quoted else plain
+        parts.append(_unescaped(name) if escaped else name)
         at = match.end() + 1
         if match.end() == len(text):
             return parts

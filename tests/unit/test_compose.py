@@ -63,6 +63,21 @@ def test_every_image_names_a_version(services):
     assert [image for image in images if not re.search(r":\d+\.\d+", image)] == []
 
 
+def test_what_comes_from_elsewhere_is_pinned_by_its_content(services):
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    theirs = [service["image"] for name, service in services.items() if name not in OURS]
+    theirs += re.findall(r"^FROM (\S+)", dockerfile, re.M)
+    assert len(theirs) == 3
+    assert [image for image in theirs if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
+
+
+def test_uv_is_one_version_everywhere():
+    texts = [(ROOT / name).read_text() for name in ("Dockerfile", "setup/venv.sh")]
+    found = [re.search(r"uv==([\d.]+)|UV_VERSION=([\d.]+)", text) for text in texts]
+    versions = {match[1] or match[2] for match in found if match}
+    assert all(found) and len(versions) == 1
+
+
 def test_airflow_and_spark_are_one_image(services):
     assert {services[name]["image"] for name in OURS} == {"airflow-provider-pgrepl:0.1.0"}
 

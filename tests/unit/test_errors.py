@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, Retry, Scope
+from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import process
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -75,3 +77,26 @@ def test_wrong_arguments_end_with_2() -> None:
     with pytest.raises(SystemExit) as caught:
         process.run("replicate", ["--nonsense"], lambda parser: None, lambda pipeline, arguments: 0)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[31mred\x1b[0m", "a\rb", "\x07", "\u202eflow", "\x9b2J", "\ud800", "\x00"]
+)
+def test_an_error_shows_no_control_characters(hostile):
+    error = errors.TableError(f"public.t: {hostile}", f"mend {hostile}")
+    for text in (str(error), error.message, error.hint, *error.args):
+        assert text.replace("\n", "").isprintable()
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.message, again.hint) == (error.message, error.hint)
+
+
+def test_lines_of_an_error_stay_and_those_of_a_name_do_not():
+    assert errors.escaped("a\nb\tc") == "a\nb\tc"
+    assert errors.one_line("a\nb") == "a\\nb"
+
+
+def test_what_is_logged_shows_none_either():
+    record = logging.LogRecord("x", logging.INFO, "x.py", 1, "copied %s", ("\x1b]0;title\x07",), None)
+    for name in ("", log_lines.JSON):
+        assert log_lines.formatter(name).format(record).isprintable()
+    assert log_lines.parse("24/01/01 00:00:00 WARN \x1b[2Jgone").text == "\\x1b[2Jgone"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 
-NAMES = st.text(st.sampled_from('aZ0_ ."%/*ü漢-'), min_size=1, max_size=8)
+NAMES = st.text(st.sampled_from('aZ0_ ."%/*ü漢-\\+U&\n\r\t\x1b\x7f\u202e\U000e0001'), min_size=1, max_size=8)
 RELATION = Relation(
     7,
     TableName("Sales", 'a"b'),
@@ -23,6 +23,16 @@ def test_a_name_reads_what_it_writes(schema: str, name: str) -> None:
     table = TableName(schema, name)
     assert TableName.parse(str(table)) == table
     assert TableName.parse(table.sql) == table
+
+
+@given(NAMES, NAMES)
+def test_a_name_that_is_shown_has_nothing_that_a_terminal_obeys(schema: str, name: str) -> None:
+    assert str(TableName(schema, name)).isprintable()
+
+
+def test_what_cannot_be_shown_is_written_as_postgresql_reads_it() -> None:
+    assert str(TableName("public", "two\nlines\\")) == 'public.U&"two\\000Alines\\\\"'
+    assert str(TableName("public", "\U000e0001")) == 'public.U&"\\+0E0001"'
 
 
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=5, unique=True))

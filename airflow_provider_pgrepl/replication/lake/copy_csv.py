@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from airflow_provider_pgrepl.errors import SnapshotError, ValueRangeError
+from airflow_provider_pgrepl.errors import SnapshotError, ValueRangeError, one_line
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -160,7 +160,8 @@ def _finding(message: str, relation: Relation, *, as_text: bool) -> Exception:
     if place and int(place[1]) < len(relation.columns):
         column = relation.columns[int(place[1])]
         return ValueRangeError(
-            f'column "{column.name}" of {relation.table} ({column.type_name}) holds a text that is not UTF-8',
+            f'column "{one_line(column.name)}" of {relation.table} ({one_line(column.type_name)}) holds a'
+            " text that is not UTF-8",
             "mend the value at the source",
         )
     return SnapshotError(f"the copy of {relation.table} is not a CSV of its {len(relation.columns)} columns")

@@ -18,7 +18,9 @@ from airflow_provider_pgrepl.errors import (
     ServerSettingError,
     SourceConnectionError,
     SourceError,
+    one_line,
 )
+from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 from airflow_provider_pgrepl.replication.source.time_limit import (
     ANSWER_LIMIT_S,
     LimitedConnection,
@@ -118,7 +120,7 @@ def _open(dsn: str, conninfo: str, factory: type[Connection]) -> Connection:
 
 
 def _conninfo(dsn: str, role: str, **more: str) -> str:
-    given = _parse(dsn)
+    given = with_system_certificates(_parse(dsn))
     chosen: dict[str, Any] = {
         "connect_timeout": CONNECT_TIMEOUT_S,
         **_TCP_LIMITS,
@@ -236,7 +238,7 @@ def describe(error: Any) -> str:
     if code[:2] in ("22", "23", "P0"):
         return f"{type(error).__name__} (SQLSTATE {code})"
     message = (error.diag.message_primary if error.diag else None) or str(error)
-    return " ".join(message.split()) + (f" (SQLSTATE {code})" if code else "")
+    return one_line(" ".join(message.split())) + (f" (SQLSTATE {code})" if code else "")
 
 
 def rows(connection: Connection, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import psycopg2
 
-from airflow_provider_pgrepl.errors import TableError
+from airflow_provider_pgrepl.errors import TableError, one_line
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
@@ -101,7 +101,7 @@ class OwnerCode:
     role: str
 
     def __str__(self) -> str:
-        return f"its {self.what} calls {self.function}, a function of role {self.role}"
+        return one_line(f"its {self.what} calls {self.function}, a function of role {self.role}")
 
 
 def read_owner_code(connection: Connection, oids: Iterable[int]) -> dict[int, list[OwnerCode]]:

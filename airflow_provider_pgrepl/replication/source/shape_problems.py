@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import (
     STATE_SCHEMA,
@@ -78,7 +79,7 @@ def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str
     elif relation.replica_identity == "f":
         yield (
             "has no columns, so that deleted rows cannot be told from others. ALTER TABLE"
-            f" {relation.table.sql} REPLICA IDENTITY DEFAULT, with which PostgreSQL refuses to delete rows"
+            f" {relation.table} REPLICA IDENTITY DEFAULT, with which PostgreSQL refuses to delete rows"
             " while the table is published, and list it in insert_only"
         )
 
@@ -94,18 +95,18 @@ def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
 
     names: dict[str, str] = {}
     for column in (*relation.columns, *relation.unpublished):
-        lower = column.name.casefold()
+        lower, shown = column.name.casefold(), show_identifier(column.name)
         if lower in names:
-            first, second = quote_identifier(names[lower]), quote_identifier(column.name)
+            first, second = (one_line(quote_identifier(name)) for name in (names[lower], column.name))
             yield (
                 f"columns {first} and {second} differ only in case, which lake tables cannot"
                 " tell apart; rename one of them"
             )
         if lower in _OWN_COLUMNS and getattr(pipeline, _OWN_COLUMNS[lower]):
             option = _OWN_COLUMNS[lower]
-            yield f"column {column.name} is one that the lake table gets anyway; set {option} to false"
+            yield f"column {shown} is one that the lake table gets anyway; set {option} to false"
         if lower == DELETED and pipeline.policy(relation.table).deletes == "soft":
-            yield f"column {column.name} is one that the lake table gets where deletes are soft; rename it"
+            yield f"column {shown} is one that the lake table gets where deletes are soft; rename it"
         names[lower] = column.name
 
 

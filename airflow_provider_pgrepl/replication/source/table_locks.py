@@ -7,7 +7,7 @@ from typing import Literal
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.errors import SnapshotError, one_line
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
@@ -103,4 +103,4 @@ def _holders(connection: Connection, dsn: str, relations: Iterable[Relation], mo
         )
     finally:
         control.close()
-    return "; ".join(text for (text,) in found) or "somebody who has just let go of it"
+    return "; ".join(one_line(text) for (text,) in found) or "somebody who has just let go of it"

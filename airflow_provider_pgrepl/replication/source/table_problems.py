@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError, one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog import Server
@@ -35,9 +35,9 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
     with source_errors("reading the rights"):
         found = rows(connection, _RIGHTS, (oids,))
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user::text)")[0]
-    closed = sorted({schema for _, schema, _, usage, *_ in found if not usage})
-    unreadable = [table for _, _, table, _, select, *_ in found if not select]
-    filtered = [table for *_, table, _, _, policy, _ in found if policy]
+    closed = sorted({one_line(schema) for _, schema, _, usage, *_ in found if not usage})
+    unreadable = [one_line(table) for _, _, table, _, select, *_ in found if not select]
+    filtered = [one_line(table) for *_, table, _, _, policy, _ in found if policy]
     if closed:
         schemas = ", ".join(closed)
         yield PrivilegeError(
@@ -134,7 +134,7 @@ def _created_publication_problems(
         )
     published = frozenset() if publication is None else publication.tables
     unpublished = {relation.oid for relation in relations if relation.table not in published}
-    foreign = [table for oid, _, table, *_, owner in found if not owner and oid in unpublished]
+    foreign = [one_line(table) for oid, _, table, *_, owner in found if not owner and oid in unpublished]
     if foreign:
         yield PrivilegeError(
             f"role {role} may not publish {', '.join(foreign)}: only a table's owner may",

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import (
     Column,
@@ -129,7 +130,7 @@ def is_of_other_type(before: Column, now: Column) -> bool:
 def type_change(before: Column, now: Column) -> str:
     """In a sentence."""
     name = show_identifier(before.name)
-    return f"the type of column {name} changed from {before.type_name} to {now.type_name}"
+    return f"the type of column {name} changed from {one_line(before.type_name)} to {one_line(now.type_name)}"
 
 
 def is_rewritten_for(before: Column, now: Column) -> bool:
@@ -153,12 +154,14 @@ def _inner_findings(name: str, before: Column, now: Column) -> Iterator[Finding]
     if before.type is None:
         return
     if _structure(now.type) != _structure(before.type):
-        yield Finding(f"what the type of column {name} ({now.type_name}) is made of changed")
+        yield Finding(f"what the type of column {name} ({one_line(now.type_name)}) is made of changed")
     labels = dict(_labels(now.type))
     for oid, label in _labels(before.type):
         if labels and labels.get(oid) != label:
             what = "renamed" if oid in labels else "dropped"
-            yield Finding(f"an enum label of column {name} ({now.type_name}) was {what}", Remedy.UNDO)
+            yield Finding(
+                f"an enum label of column {name} ({one_line(now.type_name)}) was {what}", Remedy.UNDO
+            )
             return
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg2
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError
+from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError, one_line
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership
@@ -157,7 +157,7 @@ def _has_migrated(connection: Connection) -> bool:
 
 
 def _in_the_way(connection: Connection, doing: str) -> SourceConnectionError:
-    who = "; ".join(text for (text,) in rows(connection, _IN_THE_WAY))
+    who = "; ".join(one_line(text) for (text,) in rows(connection, _IN_THE_WAY))
     return SourceConnectionError(
         f"{doing}: a lock was not had within {LOCK_WAIT_MS // 1000} s, because of"
         f" {who or 'somebody who has just let go of it'}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.errors import StateError, one_line
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
 # A superuser is a member of every role, as far as pg_has_role() is concerned. What is asked is who was made
@@ -65,7 +65,7 @@ def check_ownership(connection: Connection) -> None:
     To be asked before anything in it is read: a view, or a default, would run its owner's code as us.
     """
     with source_errors("looking whose schema _pgrepl is"):
-        odd = [text for (text,) in rows(connection, _STRANGERS)]
+        odd = [one_line(text) for (text,) in rows(connection, _STRANGERS)]
         if not odd:
             return
         role, database = row(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError
+from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError, one_line
 from airflow_provider_pgrepl.replication.source.connection import row, rows
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
@@ -124,7 +124,7 @@ class PipelineLocks(StateConnection):
 
 def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> SlotBusyError:
     who = "; ".join(
-        f"{holder} (database pid {pid}, role {role}, from {address}, since {since})"
+        one_line(f"{holder} (database pid {pid}, role {role}, from {address}, since {since})")
         for holder, pid, role, address, since in holders
     )
     return SlotBusyError(

@@ -8,9 +8,16 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, ColumnName, PgType, Relation, TableName
+from airflow_provider_pgrepl.replication.relation import (
+    Column,
+    ColumnName,
+    PgType,
+    Relation,
+    TableName,
+    show_identifier,
+)
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 COMMIT_LSN = "_pgrepl_commit_lsn"
@@ -57,7 +64,7 @@ def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
     if pipeline.commit_ts_column:
         fields.append(pa.field(COMMIT_TS, pa.timestamp("us", "UTC")))
     counts = Counter(field.name.casefold() for field in fields)
-    doubles = [f'"{field.name}"' for field in fields if counts[field.name.casefold()] > 1]
+    doubles = [one_line(f'"{field.name}"') for field in fields if counts[field.name.casefold()] > 1]
     if doubles:
         raise TableError(
             f"{relation.table}: the lake cannot tell the columns {', '.join(doubles)} apart",
@@ -80,13 +87,13 @@ def _column_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
         for name in map(ColumnName.parse, getattr(pipeline, field)):
             if name.table != relation.table:
                 continue
-            column = known.get(name.name)
+            column, shown = known.get(name.name), show_identifier(name.name)
             if column is None:
-                yield f"{field} names column {name.name}, which it does not have or does not publish"
+                yield f"{field} names column {shown}, which it does not have or does not publish"
             elif column.is_key and field == "exclude_columns":
-                yield f"{field} names column {name.name}, which belongs to its key and cannot be left out"
+                yield f"{field} names column {shown}, which belongs to its key and cannot be left out"
             elif column.is_key and field == "per_column":
-                yield f"{field} names column {name.name}, which is of its key and must stay exact"
+                yield f"{field} names column {shown}, which is of its key and must stay exact"
     kept = [
         column
         for column in known.values()
@@ -116,9 +123,9 @@ def _key_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
             chosen = choice.unconstrained_numeric
         if chosen.name == "decimal" and _has_free_numeric(column.pg_type):
             yield (
-                f"column {column.name} of its key is numeric without precision, whose 1.0 and 1.00 would be"
-                f" one {chosen}: with soft deletes, or where TRUNCATE is ignored, give it lake type string"
-                " in types"
+                f"column {show_identifier(column.name)} of its key is numeric without precision, whose 1.0"
+                f" and 1.00 would be one {chosen}: with soft deletes, or where TRUNCATE is ignored, give it"
+                " lake type string in types"
             )
 
 
@@ -136,4 +143,5 @@ def history_problems(relation: Relation) -> Iterator[str]:
         )
     for column in relation.columns:
         if column.name.casefold().startswith(("_pgrepl_from_", "_pgrepl_to_")):
-            yield f"column {column.name} has a name that history uses itself; rename it, or leave it out"
+            shown = show_identifier(column.name)
+            yield f"column {shown} has a name that history uses itself; rename it, or leave it out"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError
+from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Column, ColumnName, TableName, show_identifier
 from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable
@@ -56,8 +56,8 @@ class TypedColumn:
         except Unholdable as unholdable:
             reason, hint = unholdable.reason, unholdable.hint
         raise ValueRangeError(
-            f'column "{self.name}" of {self.table} ({self.column.type_name}) holds a value that lake type'
-            f" {self.lake_type} cannot: {reason}",
+            f'column "{one_line(self.name)}" of {self.table} ({one_line(self.column.type_name)}) holds a'
+            f" value that lake type {self.lake_type} cannot: {reason}",
             hint,
         )
 
@@ -70,7 +70,7 @@ def typed_column(
     try:
         parser = parser_of(column.pg_type, choice)
     except ConfigError as error:
-        what = f"types: column {show_identifier(column.name)} of type {column.type_name}"
+        what = f"types: column {show_identifier(column.name)} of type {one_line(column.type_name)}"
         raise ConfigError(f"{what} {error.message}", error.hint) from None
     return TypedColumn(column, table, index, parser)
 
