@@ -48,7 +48,9 @@ def parquet_files(folder: Path) -> set[str]:
 
 
 def eager(lake: Path, **settings: float) -> Maintenance:
-    return Maintenance(pipeline(lake, **settings), grace=NOTHING, orphan_age=DAY, log_age=NOTHING)
+    return Maintenance(
+        pipeline(lake, **settings), grace=NOTHING, orphan_age=DAY, log_age=NOTHING, hold=NOTHING
+    )
 
 
 def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_BUDGET_INTERVAL_S = 30.0
 CAUGHT_UP = "caught-up"
 
 
@@ -124,6 +125,7 @@ class Replication:
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
+        self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
 
     def run(self, target: LSN | None) -> int:
         """Until stopped, failed, or (with a target) everything up to it is in the lake."""
@@ -209,27 +211,42 @@ class Replication:
             self._raise_receiver_error()
         if self._progress.error is not None:
             raise self._progress.error
-        if time.monotonic() >= self._next_maintenance:
-            self._next_maintenance = time.monotonic() + self._pipeline.maintenance_interval_s
-            threading.Thread(target=self._tidy, name="pgrepl-maintenance", daemon=True).start()
+        now = time.monotonic()
+        if now >= self._next_maintenance:
+            self._next_maintenance = now + self._pipeline.maintenance_interval_s
+            self._begin_maintenance(self._tidy)
+        elif now >= self._next_budget_check:
+            self._begin_maintenance(self._keep_budget)
 
-    def _tidy(self) -> None:
+    def _begin_maintenance(self, work: Callable[[], None]) -> None:
+        self._next_budget_check = time.monotonic() + _BUDGET_INTERVAL_S
+        threading.Thread(target=self._alone, args=(work,), name="pgrepl-maintenance", daemon=True).start()
+
+    def _alone(self, work: Callable[[], None]) -> None:
         """Runs beside the writers. What fails here is tried again next time, and stops nothing."""
         if not self._tidying.acquire(blocking=False):
             return
         try:
-            needed = needed_above(self._dsn, self._pipeline, self._applier.needed_above())
-            version = self._applier.progress.version
-            tidied = self._maintenance.run(
-                needed_above=None if needed is None else {self._record.epoch: needed},
-                reader_version=version if version >= 0 else None,
-            )
-            for place, error in tidied.failed.items():
-                log.warning("maintenance of %s failed: %s", place, error)
+            work()
+            self._store.write_progress(self._pipeline.name, table_bytes=self._maintenance.measure())
         except PgReplError as error:
             log.warning("maintenance failed: %s", error)
         finally:
             self._tidying.release()
+
+    def _keep_budget(self) -> None:
+        for place, error in self._maintenance.keep_budget().failed.items():
+            log.warning("the budget of %s cannot be kept: %s", place, error)
+
+    def _tidy(self) -> None:
+        needed = needed_above(self._dsn, self._pipeline, self._applier.needed_above())
+        version = self._applier.progress.version
+        tidied = self._maintenance.run(
+            needed_above=None if needed is None else {self._record.epoch: needed},
+            reader_version=version if version >= 0 else None,
+        )
+        for place, error in tidied.failed.items():
+            log.warning("maintenance of %s failed: %s", place, error)
 
     def _raise_receiver_error(self) -> None:
         error = self._receiver.error

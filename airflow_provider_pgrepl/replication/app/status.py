@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import address, connect
 from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
-from airflow_provider_pgrepl.replication.state.progress import Progress
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -76,6 +76,7 @@ class TableStatus:
     reason: str
     hint: str
     error_lsn: LSN | None
+    bytes: TableBytes | None = None
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,9 @@ def read_status(pipeline: Pipeline) -> Status:
         problems = (*problems, f"{lost.message}: {lost.hint}")
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
-        _table(pipeline, record, lake, end) for record in tables if record.state is not TableState.REMOVED
+        _table(pipeline, record, lake, end, progress)
+        for record in tables
+        if record.state is not TableState.REMOVED
     )
     return Status(
         pipeline=pipeline.name,
@@ -195,7 +198,9 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
     return _Lake(epoch, read_durable_lsn(changelog), point, problems)
 
 
-def _table(pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN) -> TableStatus:
+def _table(
+    pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN, progress: Progress | None
+) -> TableStatus:
     standing = _standing(pipeline, record, lake)
     whole = None if standing is None else standing.whole
     in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
@@ -210,6 +215,7 @@ def _table(pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN) -> Ta
         reason=record.reason,
         hint=record.hint,
         error_lsn=record.lsn,
+        bytes=progress.table_bytes.get(record.table.path) if progress else None,
     )
 
 

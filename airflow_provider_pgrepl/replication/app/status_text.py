@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 _WIDTH = 100
 _LABEL = 10
 _RECENT_S = 15.0
+_TABLE_HEADINGS = ("table", "state", "for", "position", "behind", "rows copied", "live", "kept", "written")
 _MEANING = {
     "received": "read from the slot, as the replicate app last said",
     "durable": "committed to the changelog",
@@ -151,7 +152,9 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
         return ["no tables recorded"]
     counts = Counter(table.state.value for table in tables)
     summary = ", ".join(f"{count} {state}" for state, count in counts.most_common())
-    rows = [("table", "state", "for", "position", "behind the source", "rows copied")]
+    rows = [
+        ("table", "state", "for", "position", "behind the source", "rows copied", "live", "kept", "written")
+    ]
     for table in tables:
         copied = "-" if table.rows_copied is None else f"{table.rows_copied:,}"
         age = (datetime.now(UTC) - table.since).total_seconds()
@@ -163,11 +166,19 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
                 _lsn(table.position_lsn),
                 show_bytes(table.lag_bytes),
                 copied,
+                *_bytes(table),
             )
         )
-    lines = _aligned(rows, right={2, 4, 5})
+    lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
     notes = [line for table in tables for line in _note(table)]
     return [f"{_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
+
+
+def _bytes(table: TableStatus) -> tuple[str, str, str]:
+    """What it takes in storage: its newest version; beside that, for points and readers; written so far."""
+    if table.bytes is None:
+        return "-", "-", "-"
+    return show_bytes(table.bytes.live), show_bytes(table.bytes.kept), show_bytes(table.bytes.written)
 
 
 def _note(table: TableStatus) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,9 +13,16 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history.place import is_history, path_of
-from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.points_budget import (
+    LetGo,
+    budget,
+    versions_by_path,
+    within_budget,
+)
 from airflow_provider_pgrepl.replication.lake.table_files import TableFiles
+from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 
 log = logging.getLogger(__name__)
@@ -24,6 +31,8 @@ GRACE = timedelta(minutes=15)
 """How long a file outlives its removal, for readers of a table's newest version."""
 ORPHAN_AGE = timedelta(days=7)
 """When a file that no commit names is a dead writer's: later than the longest copy of a table may take."""
+HOLD = timedelta(minutes=2)
+"""How long at least, whatever the budget: files after their removal, and versions whose point has gone."""
 LOG_AGE = timedelta(hours=1)
 """How long a log entry lives at least, for handles that were opened long ago."""
 
@@ -56,10 +65,13 @@ class Maintenance:
         grace: timedelta = GRACE,
         orphan_age: timedelta = ORPHAN_AGE,
         log_age: timedelta = LOG_AGE,
+        hold: timedelta = HOLD,
     ) -> None:
         self._pipeline = pipeline
         self._grace, self._orphan_age, self._log_age = grace, orphan_age, log_age
         self._files: dict[str, TableFiles] = {}
+        self._let_go = LetGo(hold)
+        self._hold = hold
 
     def run(
         self,
@@ -93,29 +105,72 @@ class Maintenance:
         )
         return tidied
 
-    def _tidy_tables(self, tidied: Tidied, now: datetime) -> None:
+    def keep_budget(self, now: datetime | None = None) -> Tidied:
+        """Between two runs: see to the tables whose removed files take more than their budget.
+
+        Costs a look for a newer commit of each table, and the reading of those that there are.
+        """
+        tidied = Tidied()
+        with _failing_alone(_POINTS, tidied):
+            self._tidy_tables(tidied, now or datetime.now(UTC), only_over=True)
+        return tidied
+
+    def measure(self) -> dict[str, TableBytes]:
+        """What each lake table takes, by its path under the lake root, as of the last run."""
+        return {path: files.measured for path, files in self._files.items() if not path.startswith("_")}
+
+    def _tidy_tables(self, tidied: Tidied, now: datetime, *, only_over: bool = False) -> None:
+        paths = [path for path in self._table_paths() if self._is_readable(path, tidied)]
+        if only_over:
+            paths = [path for path in paths if self._is_over(path)]
+            if not paths:
+                return
+        kept = self._thin(tidied, now)
+        for path in paths:
+            with _failing_alone(path, tidied):
+                self._tidy(path, kept.get(path, ()), tidied, now)
+        if not only_over and kept:
+            self._tidy(_POINTS, (), tidied, now)
+
+    def _thin(self, tidied: Tidied, now: datetime) -> Mapping[str, Collection[int]]:
+        """Let points go by time and by bytes; for each table, the versions that are needed still."""
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
         points = Points(settings.lake_root)
+        before = versions_by_path(points.all())
         # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
         with _failing_alone(_POINTS, tidied):
             tidied.points = points.thin(
                 now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
             )
-        kept: dict[str, Collection[int]] = {
-            path_of(key): versions for key, versions in points.kept_versions().items()
-        }
-        for path in self._table_paths():
-            with _failing_alone(path, tidied):
-                self._tidy(path, kept.get(path, ()), tidied, now)
-        if points.latest() is not None:
-            self._tidy(_POINTS, (), tidied, now)
+            tidied.points += points.rewrite(lambda points: within_budget(points, now, self._fits))
+        return self._let_go.needed(before, versions_by_path(points.all()), now)
+
+    def _fits(self, points: Sequence[ConsistentPoint]) -> bool:
+        """Whether no table has more than its budget in versions that only these points keep."""
+        return all(
+            self._files_of(path).bytes_of(versions) <= self._budget(path)
+            for path, versions in versions_by_path(points).items()
+            if path in self._files and not is_history(path)
+        )
+
+    def _is_readable(self, path: str, tidied: Tidied) -> bool:
+        with _failing_alone(path, tidied):
+            self._files_of(path).measure()
+        return path not in tidied.failed
+
+    def _budget(self, path: str) -> int:
+        return budget(self._files_of(path).measured.live, self._pipeline.points_bytes)
+
+    def _is_over(self, path: str) -> bool:
+        return self._files_of(path).measured.kept > self._budget(path)
 
     def _tidy(self, path: str, kept: Collection[int], tidied: Tidied, now: datetime) -> None:
         files = self._files_of(path)
         # Who follows a history commit by commit may be as far behind as the oldest point.
         unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
-        grace, log_age = max(self._grace, unread), max(self._log_age, unread)
+        grace = min(self._grace, self._hold) if self._is_over(path) else self._grace
+        grace, log_age = max(grace, unread), max(self._log_age, unread)
         tidied.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
         tidied.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)

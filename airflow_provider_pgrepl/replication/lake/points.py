@@ -140,7 +140,7 @@ class Points:
 
         Raises LakeError; FencedError when it met other commits again and again.
         """
-        return self._rewrite(lambda points: list(_thinned(points, now, keep_all_h, thin_min, keep_h)))
+        return self.rewrite(lambda points: list(_thinned(points, now, keep_all_h, thin_min, keep_h)))
 
     def disown(self, table: TableName, epoch: int, position: int, version: int) -> None:
         """Have no point name a table, or its history, at a moment when it was beyond a position, or, where
@@ -157,9 +157,9 @@ class Points:
                 return point
             return replace(point, tables=_less(point.tables, both), positions=_less(point.positions, both))
 
-        self._rewrite(lambda points: [point for point in map(without, points) if point.tables])
+        self.rewrite(lambda points: [point for point in map(without, points) if point.tables])
 
-    def _rewrite(self, change: Callable[[list[ConsistentPoint]], list[ConsistentPoint]]) -> int:
+    def rewrite(self, change: Callable[[list[ConsistentPoint]], list[ConsistentPoint]]) -> int:
         """Put what a function makes of the points in their place; how many there are less."""
         with self._lock:
             for attempt in range(_REWRITE_ATTEMPTS):

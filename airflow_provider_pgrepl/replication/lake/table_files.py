@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import durable, open_storage
 
 _LOG = "_delta_log"
@@ -38,6 +39,7 @@ class _Lifetime:
     added: int
     removed: int
     removed_ms: int
+    size: int = 0
 
     def holds_any(self, versions: Sequence[int]) -> bool:
         """Of versions in order."""
@@ -64,7 +66,25 @@ class TableFiles:
         self._filesystem, self._root = open_storage(uri)
         self._version = _NOTHING_READ
         self._live: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
         self._removed: dict[str, _Lifetime] = {}
+        self._written = 0
+        self.measured = TableBytes(0, 0, 0)
+        """As of the last `measure`."""
+
+    def measure(self) -> TableBytes:
+        """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
+        with _readable(self._uri):
+            if self._version == _NOTHING_READ or self._has_news():
+                self._follow()
+        kept = sum(life.size for life in self._removed.values())
+        self.measured = TableBytes(sum(self._sizes.values()), kept, self._written)
+        return self.measured
+
+    def bytes_of(self, versions: Collection[int]) -> int:
+        """What is not in the newest version, and stays for these; as of the last use."""
+        in_order = sorted(versions)
+        return sum(life.size for life in self._removed.values() if life.holds_any(in_order))
 
     def vacuum(
         self,
@@ -144,9 +164,13 @@ class TableFiles:
             self._read_up_to(newest)
         except FileNotFoundError:
             # The log was cleaned beyond where we were.
-            self._live, self._removed = {}, {}
+            self._live, self._sizes, self._removed = {}, {}, {}
             self._begin(newest)
             self._read_up_to(newest)
+
+    def _has_news(self) -> bool:
+        next_commit = f"{self._root}/{_LOG}/{self._version + 1:020d}.json"
+        return bool(self._filesystem.get_file_info(next_commit).type == fs.FileType.File)
 
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
@@ -161,7 +185,9 @@ class TableFiles:
         usable = [version for version in _checkpoints(entries) if oldest - 1 <= version <= newest]
         self._version = min(usable, default=newest)
         added = pa.table(DeltaTable(self._uri, version=self._version).get_add_actions())
-        self._live = {unquote(path): 0 for path in added["path"].to_pylist()}
+        paths = [unquote(path) for path in added["path"].to_pylist()]
+        self._live = dict.fromkeys(paths, 0)
+        self._sizes = dict(zip(paths, added["size_bytes"].to_pylist(), strict=True))
 
     def _read_up_to(self, newest: int) -> None:
         for version in range(self._version + 1, newest + 1):
@@ -175,10 +201,13 @@ class TableFiles:
             path = unquote(action["add"]["path"])
             before = self._removed.pop(path, None)
             self._live.setdefault(path, before.added if before else version)
+            self._sizes[path] = action["add"]["size"]
+            self._written += 0 if before else action["add"]["size"]
         elif "remove" in action:
             path = unquote(action["remove"]["path"])
-            added = self._live.pop(path, 0)
-            self._removed[path] = _Lifetime(added, version, action["remove"].get("deletionTimestamp") or 0)
+            added, size = self._live.pop(path, 0), self._sizes.pop(path, action["remove"].get("size") or 0)
+            at = action["remove"].get("deletionTimestamp") or 0
+            self._removed[path] = _Lifetime(added, version, at, size)
 
     def _present(self) -> Iterator[tuple[str, datetime]]:
         """Data files in the folder, by their path under it; never the log, nor what is hidden."""

@@ -82,6 +82,7 @@ _VERSIONS: tuple[str, ...] = (
         PRIMARY KEY (pipeline, purpose)
     );
     """,
+    "ALTER TABLE _pgrepl.progress ADD table_bytes jsonb NOT NULL DEFAULT '{}'",
 )
 
 _MIGRATIONS_TABLE = """

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 _START = LSN(0)
+
+
+@dataclass(frozen=True)
+class TableBytes:
+    """What a lake table takes in its storage. `live`: its newest version; `kept`: removed files that are
+    still there, for points and readers; `written`: all that was added since the app started."""
+
+    live: int
+    kept: int
+    written: int
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,8 @@ class Progress:
     holder: str = ""
     updated_at: datetime | None = None
     idle_at: datetime | None = None
+    table_bytes: Mapping[str, TableBytes] = field(default_factory=dict)
+    """By the table's path under the lake root, as of the last maintenance."""
 
 
 @dataclass(frozen=True)

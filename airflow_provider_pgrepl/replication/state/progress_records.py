@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.progress import Progress
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
 
 _WRITE_PROGRESS = """
 INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, told_lsn, applied_lsn,
-    applied_commit_ts, changes_per_s, holder, idle_at)
+    applied_commit_ts, changes_per_s, holder, idle_at, table_bytes)
 VALUES (%(pipeline)s,
     coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
     coalesce(%(told)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
     %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
-    %(idle)s::timestamptz)
+    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'))
 ON CONFLICT (pipeline) DO UPDATE SET
     received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
     durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
@@ -26,12 +29,13 @@ ON CONFLICT (pipeline) DO UPDATE SET
     changes_per_s = coalesce(%(rate)s::float8, p.changes_per_s),
     holder = coalesce(%(holder)s::text, p.holder),
     idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
+    table_bytes = coalesce(%(bytes)s::jsonb, p.table_bytes),
     updated_at = now()
 """
 
 _PROGRESS = """
 SELECT received_lsn::text, durable_lsn::text, told_lsn::text, applied_lsn::text, applied_commit_ts,
-    changes_per_s, holder, updated_at, idle_at
+    changes_per_s, holder, updated_at, idle_at, table_bytes
 FROM _pgrepl.progress WHERE pipeline = %s
 """
 
@@ -51,6 +55,7 @@ class ProgressRecords(StateConnection):
         changes_per_s: float | None = None,
         holder: str | None = None,
         idle_at: datetime | None = None,
+        table_bytes: Mapping[str, TableBytes] | None = None,
     ) -> None:
         """Record what is given and leave the rest: the receiver and the applier each know a part."""
         fields = {
@@ -63,6 +68,7 @@ class ProgressRecords(StateConnection):
             "rate": changes_per_s,
             "holder": holder,
             "idle": idle_at,
+            "bytes": None if table_bytes is None else _bytes_text(table_bytes),
         }
         with state_errors("writing progress"), self._connection.cursor() as cursor:
             cursor.execute(_WRITE_PROGRESS, fields)
@@ -74,4 +80,12 @@ class ProgressRecords(StateConnection):
         if not found:
             return None
         received, durable, told, applied = (LSN.parse(position) for position in found[0][:4])
-        return Progress(received, durable, told, applied, *found[0][4:])
+        commit_ts, rate, holder, updated_at, idle_at, table_bytes = found[0][4:]
+        measured = {path: TableBytes(**fields) for path, fields in table_bytes.items()}
+        return Progress(
+            received, durable, told, applied, commit_ts, rate, holder, updated_at, idle_at, measured
+        )
+
+
+def _bytes_text(table_bytes: Mapping[str, TableBytes]) -> str:
+    return json.dumps({path: asdict(measured) for path, measured in table_bytes.items()})

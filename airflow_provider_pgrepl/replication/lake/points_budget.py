@@ -1,0 +1,93 @@
+"""Which consistent points are kept when the versions that they name take too many bytes. Pure.
+
+A table that is merged each second leaves as many versions, each of which may be a copy of most of it. Readers
+lose little with a point: between two of them they lay the changelog over the older one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from airflow_provider_pgrepl.replication.lake.history.place import path_of
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint
+
+RECENT = timedelta(minutes=3)
+"""So long the newest point of every minute is kept, whatever it costs."""
+LEAST_BUDGET = 8 << 20
+"""Bytes that any table may have in versions that only points keep: less is not worth a commit."""
+
+_RECENT_SPACING = timedelta(minutes=1)
+# Ever coarser: one point for each so many minutes. The last leaves the recent ones alone.
+_SPACINGS = tuple(timedelta(minutes=minutes) for minutes in (1, 2, 5, 10, 30, 60, 180, 720, 1440))
+
+Fits = Callable[[Sequence[ConsistentPoint]], bool]
+
+
+def budget(live_bytes: int, factor: float) -> int:
+    """What a table may take besides its newest version, in versions that only points keep."""
+    return max(LEAST_BUDGET, int(live_bytes * factor))
+
+
+def within_budget(points: Sequence[ConsistentPoint], now: datetime, fits: Fits) -> list[ConsistentPoint]:
+    """The points, oldest first, at the finest even spacing at which they fit; or else the recent ones."""
+    if fits(points):
+        return list(points)
+    for spacing in _SPACINGS:
+        kept = _spaced(points, now, spacing)
+        if fits(kept):
+            return kept
+    return _spaced(points, now, None)
+
+
+def versions_by_path(points: Iterable[ConsistentPoint]) -> dict[str, set[int]]:
+    """For each lake table, by its path under the root, the versions that these points name."""
+    versions: dict[str, set[int]] = {}
+    for point in points:
+        for key, version in point.tables.items():
+            versions.setdefault(path_of(key), set()).add(version)
+    return versions
+
+
+class LetGo:
+    """Versions whose points have gone stay for a while: somebody may be reading them."""
+
+    def __init__(self, hold: timedelta) -> None:
+        self._hold = hold
+        self._since: dict[tuple[str, int], datetime] = {}
+
+    def needed(
+        self, before: Mapping[str, set[int]], after: Mapping[str, set[int]], now: datetime
+    ) -> dict[str, set[int]]:
+        """What is kept, with what was let go (kept before, and not after) less than `hold` ago."""
+        for path, versions in before.items():
+            for version in versions - after.get(path, set()):
+                self._since.setdefault((path, version), now)
+        self._since = {place: since for place, since in self._since.items() if now - since < self._hold}
+        needed = {path: set(versions) for path, versions in after.items()}
+        for path, version in self._since:
+            needed.setdefault(path, set()).add(version)
+        return needed
+
+
+def _spaced(
+    points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta | None
+) -> list[ConsistentPoint]:
+    """The newest of each interval; the newest point of all is always among them."""
+    kept: dict[object, ConsistentPoint] = {}
+    for point, time in _dated(points, now):
+        recent = now - time <= RECENT
+        interval = _RECENT_SPACING if recent else spacing
+        if interval is not None:
+            kept.setdefault((point.epoch, recent, time.timestamp() // interval.total_seconds()), point)
+        elif not kept:
+            kept["newest"] = point
+    return list(reversed(kept.values()))
+
+
+def _dated(points: Sequence[ConsistentPoint], now: datetime) -> Iterable[tuple[ConsistentPoint, datetime]]:
+    """Newest first; one without a time is as old as the one after it."""
+    known = now
+    for point in reversed(points):
+        known = point.commit_ts or known
+        yield point, known

@@ -1,0 +1,118 @@
+"""Storage has a budget: points of a table that is rewritten again and again are let go by bytes, too."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable, write_deltalake
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.maintenance import HOLD, Maintenance
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.points_budget import LetGo, within_budget
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+NOW = datetime(2026, 1, 2, 12, 0, 30, tzinfo=UTC)
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+MIB = 1 << 20
+
+
+def every(interval: timedelta, since: timedelta) -> list[ConsistentPoint]:
+    """Points of one table, each at a version of its own, oldest first."""
+    ages = [since - interval * step for step in range(int(since / interval) + 1)]
+    return [ConsistentPoint(1, LSN(100 + n), NOW - age, {"public.hot": n}) for n, age in enumerate(ages)]
+
+
+def at_most(count: int):
+    return lambda points: len(points) <= count
+
+
+def ages(points: list[ConsistentPoint]) -> list[timedelta]:
+    return [NOW - point.commit_ts for point in points if point.commit_ts is not None]
+
+
+def test_points_within_the_budget_stay_as_they_are():
+    points = every(SECOND, since=MINUTE)
+    assert within_budget(points, NOW, at_most(61)) == points
+
+
+def test_points_over_it_are_kept_at_the_finest_even_spacing_that_fits():
+    kept = within_budget(every(SECOND, since=HOUR), NOW, at_most(40))
+    assert 30 <= len(kept) <= 40
+    assert [point.lsn for point in kept] == sorted(point.lsn for point in kept)
+    gaps = [older - newer for older, newer in zip(ages(kept)[1:-5], ages(kept)[2:-4], strict=True)]
+    assert max(gaps) == 2 * MINUTE
+    assert gaps.count(2 * MINUTE) >= len(gaps) - 2
+
+
+def test_the_newest_of_the_last_minutes_stay_whatever_they_cost():
+    kept = within_budget(every(SECOND, since=HOUR), NOW, at_most(0))
+    assert [age // MINUTE for age in ages(kept)] == [2, 1, 0, 0]
+    assert ages(kept)[-1] == timedelta(0)
+
+
+def test_the_newest_point_stays_however_old_it_is():
+    points = every(SECOND, since=MINUTE)
+    kept = within_budget(points, NOW + 100 * HOUR, at_most(0))
+    assert kept == points[-1:]
+
+
+def test_points_of_two_epochs_are_not_taken_for_one_another():
+    old = [ConsistentPoint(1, LSN(1), NOW - MINUTE, {}), ConsistentPoint(2, LSN(2), NOW - MINUTE, {})]
+    assert within_budget(old, NOW, at_most(1)) == old
+
+
+def test_versions_that_were_let_go_stay_for_a_while():
+    let_go = LetGo(2 * MINUTE)
+    assert let_go.needed({"public/a": {1, 2}}, {"public/a": {2}}, NOW) == {"public/a": {1, 2}}
+    assert let_go.needed({"public/a": {2}}, {"public/a": {2}}, NOW + MINUTE) == {"public/a": {1, 2}}
+    assert let_go.needed({"public/a": {2}}, {"public/a": {2}}, NOW + 2 * MINUTE) == {"public/a": {2}}
+
+
+def merge(lake: Path) -> int:
+    """A new version of the hot table, all of it rewritten: about 1 MiB."""
+    rows = pa.table({"v": pa.array([random.randbytes(MIB)])})
+    write_deltalake(f"{lake}/public/hot", rows, mode="overwrite")
+    version: int = DeltaTable(f"{lake}/public/hot").version()
+    return version
+
+
+def bytes_on_disk(lake: Path) -> int:
+    return sum(file.stat().st_size for file in (lake / "public/hot").glob("*.parquet"))
+
+
+def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
+    """A batch each 20 seconds, which rewrites the table; maintenance looks every 40 seconds."""
+    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 10.0}
+    maintenance, points = Maintenance(Pipeline.from_dict(settings)), Points(str(tmp_path))
+    began, most, batches = datetime.now(UTC), 0, 180
+    for batch in range(batches):
+        moment = began + 20 * SECOND * batch
+        points.append(ConsistentPoint(1, LSN(100 + batch), moment, {"public.hot": merge(tmp_path)}))
+        if batch % 2 == 1:
+            before = bytes_on_disk(tmp_path)
+            maintenance.keep_budget(moment)
+            points = Points(str(tmp_path))
+            most = max(most, before)
+    live = 1.1 * MIB
+    held = (HOLD + 40 * SECOND) / (20 * SECOND) * live
+    assert most <= live + 10 * live + held + 3 * live
+    measured = maintenance.measure()["public/hot"]
+    assert measured.live <= live
+    assert measured.written >= batches * MIB
+    kept = points.all()
+    assert kept[-1].commit_ts == began + 20 * SECOND * (batches - 1), "the newest can be read"
+    assert kept[0].commit_ts is not None
+    assert kept[0].commit_ts < began + HOUR / 2, "so can older moments, as far as the budget goes"
+
+
+def test_a_table_within_its_budget_costs_no_run(tmp_path: Path) -> None:
+    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"]}
+    points = Points(str(tmp_path))
+    for lsn, moment in ((100, NOW - 500 * HOUR), (101, NOW)):
+        points.append(ConsistentPoint(1, LSN(lsn), moment, {"public.hot": merge(tmp_path)}))
+    tidied = Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)
+    assert (tidied.points, tidied.files) == (0, 0)
