@@ -159,7 +159,8 @@ class Receiver:
         self._idle_lsn = writer.durable_lsn
         self._last_flush = self._last_record = self._last_move = time.monotonic()
         self._standings = Standings(self._catalog, writer, index, trusts_owners=pipeline.trust_table_owners)
-        self._look()
+        # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
+        self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
         progress = self.progress
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
