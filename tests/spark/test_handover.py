@@ -82,11 +82,11 @@ def test_ddl_between_export_and_copy_takes_another_snapshot(spark, dsn, tmp_path
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
     keep, kept = snapshot.keep, []
 
-    def keep_after_ddl(*arguments: object) -> snapshot.Keeper:
+    def keep_after_ddl(*arguments: object, **named: object) -> snapshot.Keeper:
         kept.append(arguments)
         if len(kept) == 1:
             execute(dsn, ddl)
-        return keep(*arguments)
+        return keep(*arguments, **named)
 
     with monkeypatch.context() as patched:
         patched.setattr(snapshot, "keep", keep_after_ddl)

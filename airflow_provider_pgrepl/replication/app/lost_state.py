@@ -23,7 +23,7 @@ def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
     """What happened, and what leads out of it."""
     return StateError(
         f"the lake of pipeline {pipeline.name} is in epoch {epoch.epoch}, but the state database knows"
-        " nothing of the pipeline: its schema _pgrepl was dropped, or is in another database",
+        " nothing of the pipeline: its schema _pgrepl was dropped, or this is another server or database",
         "name the database that has it (state_conn_id, or PGREPL_STATE_DSN), or bring it back from a backup;"
         " if it is lost, run the snapshot app with --new-epoch, which takes all tables anew",
     )
