@@ -25,11 +25,15 @@ _CONNECTION_FIELDS: dict[str, object] = {
         "description": "Seconds",
         "schema": {"type": ["integer", "null"], "minimum": 1},
     },
-    "target_session_attrs": _text(
-        "Server wanted",
-        "With several hosts: which one",
-        enum=["any", "read-write", "read-only", "primary", "standby", "prefer-standby", None],
-    ),
+    "target_session_attrs": {
+        "label": "Server wanted",
+        "description": "With several hosts: which one",
+        "schema": {
+            "type": "string",
+            "enum": ["any", "read-write", "read-only", "primary", "standby", "prefer-standby"],
+            "default": "any",
+        },
+    },
 }
 
 PROVIDER_INFO: dict[str, object] = {

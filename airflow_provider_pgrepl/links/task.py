@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from airflow.sdk import BaseOperatorLink, conf
 
@@ -12,6 +11,7 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.pipeline_argument import read_pipeline
 
 DOCUMENTS_PREFIX = "/pgrepl"
+LAKE_PAGE = "lake"
 _PAGE = "docs/reference/operators.md"
 
 
@@ -27,15 +27,16 @@ class StatusLink(BaseOperatorLink):
 
 
 class LakeLink(BaseOperatorLink):
-    """The folder of the lake, as the worker sees it."""
+    """The folder of the lake, as the worker sees it, on a page: Airflow shows no links to files."""
 
     name = "Lake"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002 - Airflow's signature
         try:
-            return Path(read_pipeline(operator.pipeline).lake_root).as_uri()
+            lake = read_pipeline(operator.pipeline).lake_root
         except ConfigError:
             return ""
+        return _own(f"{DOCUMENTS_PREFIX}/{LAKE_PAGE}?{urlencode({'path': lake})}")
 
 
 class DocumentationLink(BaseOperatorLink):

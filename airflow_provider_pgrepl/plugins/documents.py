@@ -9,11 +9,12 @@ from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from airflow.plugins_manager import AirflowPlugin
 
 from airflow_provider_pgrepl.applications import shipped_folder
-from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX
+from airflow_provider_pgrepl.links.task import DOCUMENTS_PREFIX, LAKE_PAGE
 
 _FIRST = "docs/README.md"
 _STYLE = (
@@ -27,7 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class DocumentPages:
-    """An ASGI application that shows Markdown files of one folder, and nothing else.
+    """An ASGI application that shows Markdown files of one folder, and where a lake is; nothing else.
 
     Not FastAPI's, which every component of Airflow would have to import with the plugin. The documents are
     those that anybody may read who installs the package, so that no login is asked for.
@@ -40,15 +41,18 @@ class DocumentPages:
         if scope["type"] != "http":
             return
         path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
-        status, headers, body = self.answer(path.strip("/"))
+        query = parse_qs(bytes(scope.get("query_string", b"")).decode("ascii", "replace"))
+        status, headers, body = self.answer(path.strip("/"), query.get("path", [""])[0])
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def answer(self, path: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
-        """Status, headers and body for a page by its path in the folder."""
+    def answer(self, path: str, lake: str = "") -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """Status, headers and body for a page by its path in the folder, or for that of a lake."""
         kind = [(b"content-type", b"text/html; charset=utf-8")]
         if path == "":
             return 307, [(b"location", f"{DOCUMENTS_PREFIX}/{_FIRST}".encode())], b""
+        if path == LAKE_PAGE:
+            return 200, kind, _of_lake(lake).encode()
         page = self.pages().get(path)
         if page is None:
             return 404, kind, b"There is no such page."
@@ -75,7 +79,20 @@ def render(text: str) -> str:
         if opening.type == "heading_open":
             title = title or inline.content
             opening.attrSet("id", re.sub(r"[^\w\- ]", "", inline.content.lower()).replace(" ", "-"))
-    body = markdown.renderer.render(tokens, markdown.options, {})
+    return _page(title, markdown.renderer.render(tokens, markdown.options, {}))
+
+
+def _of_lake(path: str) -> str:
+    """Where the lake is, to be copied, and how it is read."""
+    reading, layout = (f'<a href="docs/reference/{name}.md">' for name in ("reading", "lake-layout"))
+    return _page(
+        "Lake",
+        f"<h1>Lake</h1><p>On the worker and on all executors: <code>{html.escape(path)}</code></p>"
+        f"<p>{reading}How it is read</a>, {layout}what lies where</a></p>",
+    )
+
+
+def _page(title: str, body: str) -> str:
     head = f'<meta charset="utf-8"><title>{html.escape(title)}</title><style>{_STYLE}</style>'
     return f"<!doctype html><html><head>{head}</head><body>{body}</body></html>"
 

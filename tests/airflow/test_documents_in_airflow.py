@@ -61,6 +61,17 @@ def test_the_address_without_a_page_leads_to_the_first_one() -> None:
     assert answer("/")[0] == 307
 
 
+def test_the_page_of_a_lake_shows_its_path_and_no_markup_of_it() -> None:
+    page = PAGES.answer("lake", "/data/<script>")[2].decode()
+    assert "<code>/data/&lt;script&gt;</code>" in page
+    assert "<script" not in page
+    assert (
+        PAGES.answer("docs/reference/reading.md")[0]
+        == PAGES.answer("docs/reference/lake-layout.md")[0]
+        == 200
+    )
+
+
 def test_without_documents_there_are_no_pages() -> None:
     assert DocumentPages(lambda: None).answer("docs/README.md")[0] == 404
 
@@ -95,7 +106,7 @@ def test_the_links_lead_to_status_lake_and_documents(monkeypatch: pytest.MonkeyP
     own = "https://example.com/airflow"
     assert StatusLink().get_link(operator, ti_key=Key()) == f"{own}/dags/shop/runs/{run}/tasks/replicate/xcom"
     assert StatusLink().get_link(operator, ti_key=Key(map_index=2)).endswith("/tasks/replicate/mapped/2/xcom")
-    assert LakeLink().get_link(operator, ti_key=Key()) == "file:///data/my%20lake"
+    assert LakeLink().get_link(operator, ti_key=Key()) == f"{own}/pgrepl/lake?path=%2Fdata%2Fmy+lake"
     assert DocumentationLink().get_link(operator, ti_key=Key()) == f"{own}/pgrepl/docs/reference/operators.md"
 
 

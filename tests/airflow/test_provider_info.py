@@ -30,6 +30,9 @@ def test_every_named_module_and_hook_can_be_imported() -> None:
         for group in info()[kind]:
             for module in group["python-modules"]:
                 importlib.import_module(module)
+    for link in info()["extra-links"]:
+        module, _, name = link.rpartition(".")
+        assert getattr(importlib.import_module(module), name).name
     [connection_type] = info()["connection-types"]
     module, _, name = connection_type["hook-class-name"].rpartition(".")
     hook = getattr(importlib.import_module(module), name)
@@ -44,6 +47,19 @@ def test_every_field_of_the_connection_form_reaches_libpq() -> None:
     assert set(connection_type["conn-fields"]) <= set(LIBPQ_EXTRAS)
     for field in connection_type["conn-fields"].values():
         jsonschema.Draft202012Validator.check_schema(field["schema"])
+
+
+def test_no_choice_of_the_connection_form_is_shown_as_null() -> None:
+    [connection_type] = info()["connection-types"]
+    choices = [
+        field["schema"] for field in connection_type["conn-fields"].values() if "enum" in field["schema"]
+    ]
+    assert choices
+    for schema in choices:
+        assert None not in schema["enum"]
+        assert schema["default"] in schema["enum"], (
+            "or the form begins with an empty choice, which it calls null"
+        )
 
 
 def test_airflow_finds_the_provider_by_its_entry_point() -> None:

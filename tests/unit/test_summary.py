@@ -42,3 +42,12 @@ def test_of_very_many_tables_in_error_some_are_named() -> None:
 def test_a_source_that_cannot_be_asked_is_said() -> None:
     text = replace(GOOD, lag_s=None, lag_bytes=None, held_bytes=None).to_text()
     assert text.endswith("; the source cannot be asked how far it is")
+
+
+def test_before_the_first_consistent_point_there_is_no_lag() -> None:
+    text = replace(GOOD, lag_s=None, lag_bytes=None).to_text()
+    assert text.endswith("; the lake has no consistent point yet; the slot holds 13.0 MiB of WAL")
+
+
+def test_a_long_lag_is_in_seconds_too() -> None:
+    assert "the lake is 7,325.0 s, " in replace(GOOD, lag_s=7325.0).to_text()

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.app.status_text import show_bytes, show_duration
+from airflow_provider_pgrepl.replication.app.status_text import show_bytes
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import ApplierProgress
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -34,8 +34,8 @@ _SAMPLES = 120
 
 @dataclass(frozen=True)
 class Summary:
-    """What is told. `changes` were received since the last time, `applied` since the start; what the source
-    could not be asked for is None."""
+    """What is told. `changes` were received since the last time, `applied` since the start. There is no lag
+    while the lake has no consistent point; what the source could not be asked for is None."""
 
     states: Mapping[TableState, int]
     errored: tuple[str, ...]
@@ -80,13 +80,13 @@ class Summary:
         )
 
     def _lag(self) -> str:
-        if self.lag_bytes is None:
-            return "the source cannot be asked how far it is"
-        lag = "?" if self.lag_s is None else show_duration(self.lag_s)
-        held = show_bytes(self.held_bytes)
-        return (
-            f"the lake is {lag}, {show_bytes(self.lag_bytes)} behind the source; the slot holds {held} of WAL"
-        )
+        held = f"the slot holds {show_bytes(self.held_bytes)} of WAL"
+        if self.lag_bytes is not None:
+            lag = "" if self.lag_s is None else f"{self.lag_s:,.1f} s, "
+            return f"the lake is {lag}{show_bytes(self.lag_bytes)} behind the source; {held}"
+        if self.held_bytes is not None:
+            return f"the lake has no consistent point yet; {held}"
+        return "the source cannot be asked how far it is"
 
 
 class SummaryLog:
@@ -174,6 +174,8 @@ class SummaryLog:
         held = None if slot is None or slot.restart_lsn is None else max(0, end - slot.restart_lsn)
         applied = self._applied()
         self._ends.append((time.monotonic(), end))
+        if not applied.applied_lsn:
+            return None, None, held
         # All that committed at the applied LSN is in: the WAL's end is the byte behind it.
         return self._seconds(applied), max(0, end - applied.applied_lsn - 1), held
 
