@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -124,6 +125,27 @@ def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
     assert maintenance.run(soon()).files == 1
     assert consistent_arrow(str(tmp_path), 1).table("public.a")["n"].to_pylist() == [1]
     assert maintenance.run(soon()) == Tidied()
+
+
+@pytest.mark.parametrize("more", [0, 4], ids=["older", "written on"])
+def test_files_that_count_again_since_the_folder_was_put_back_stay(tmp_path: Path, more: int) -> None:
+    """Under an upkeep that had seen them replaced, also when versions have passed the last one it knew."""
+    folder, kept, maintenance = tmp_path / "public/a", tmp_path / "_kept", eager(tmp_path)
+    for value in range(3):
+        overwrite(tmp_path, value)
+    shutil.copytree(folder, kept)
+    for value in range(3, 6):
+        overwrite(tmp_path, value)
+    maintenance.measure()
+    written = maintenance.keep_budget(soon()) and maintenance.measure()["public/a"].written
+    shutil.rmtree(folder)
+    shutil.copytree(kept, folder)
+    for value in range(more):
+        write_deltalake(str(folder), pa.table({"n": pa.array([10 + value])}), mode="append")
+    maintenance.run(soon() + DAY / 2)
+    found = sorted(DeltaTable(folder).to_pandas()["n"].tolist())
+    assert found == [2, *range(10, 10 + more)]
+    assert maintenance.measure()["public/a"].written >= written
 
 
 def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_built_from(

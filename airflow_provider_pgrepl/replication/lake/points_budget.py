@@ -18,8 +18,6 @@ LEAST_BUDGET = 8 << 20
 """Bytes that any table may have in versions that only points keep: less is not worth a commit."""
 
 _RECENT_SPACING = timedelta(minutes=1)
-# Ever coarser: one point for each so many minutes. The last leaves the recent ones alone.
-_SPACINGS = tuple(timedelta(minutes=minutes) for minutes in (1, 2, 5, 10, 30, 60, 180, 720, 1440))
 
 Fits = Callable[[Sequence[ConsistentPoint]], bool]
 
@@ -29,15 +27,28 @@ def budget(live_bytes: int, factor: float) -> int:
     return max(LEAST_BUDGET, int(live_bytes * factor))
 
 
-def within_budget(points: Sequence[ConsistentPoint], now: datetime, fits: Fits) -> list[ConsistentPoint]:
-    """The points, oldest first, at the finest even spacing at which they fit; or else the recent ones."""
-    if fits(points):
-        return list(points)
-    for spacing in _SPACINGS:
-        kept = _spaced(points, now, spacing)
+def within_budget(
+    points: Sequence[ConsistentPoint], now: datetime, fits: Fits, keep: timedelta
+) -> list[ConsistentPoint]:
+    """The points, oldest first, at the finest even spacing at which they fit.
+
+    Never fewer than those that divide `keep`, for which points are kept, in two: a point is of use for later
+    moments only, so without old ones nothing of before could be read, of any table.
+    """
+    kept = list(points)
+    for spacing in _spacings(keep):
         if fits(kept):
-            return kept
-    return _spaced(points, now, None)
+            break
+        kept = _spaced(points, now, spacing)
+    return kept
+
+
+def _spacings(keep: timedelta) -> Iterable[timedelta]:
+    """From about a minute to half of `keep`, each twice the one before: what one keeps, the finer ones did."""
+    finest = 0
+    while keep / 2 ** (finest + 2) >= _RECENT_SPACING:
+        finest += 1
+    return (keep / 2 ** (halvings + 1) for halvings in range(finest, -1, -1))
 
 
 def versions_by_path(points: Iterable[ConsistentPoint]) -> dict[str, set[int]]:
@@ -70,18 +81,17 @@ class LetGo:
         return needed
 
 
-def _spaced(
-    points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta | None
-) -> list[ConsistentPoint]:
-    """The newest of each interval; the newest point of all is always among them."""
+def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta) -> list[ConsistentPoint]:
+    """The newest of all, and of each recent minute; before that the oldest of each interval: later ones do not
+    take its place, so it stays until it is too old."""
     kept: dict[object, ConsistentPoint] = {}
     for point, time in _dated(points, now):
-        recent = now - time <= RECENT
-        interval = _RECENT_SPACING if recent else spacing
-        if interval is not None:
-            kept.setdefault((point.epoch, recent, time.timestamp() // interval.total_seconds()), point)
-        elif not kept:
-            kept["newest"] = point
+        if not kept or now - time <= RECENT:
+            kept.setdefault(
+                ("recent", point.epoch, time.timestamp() // _RECENT_SPACING.total_seconds()), point
+            )
+        else:
+            kept[point.epoch, time.timestamp() // spacing.total_seconds()] = point
     return list(reversed(kept.values()))
 
 

@@ -22,6 +22,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.commit_files import stamp_of
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import durable, open_storage
 
@@ -69,13 +70,14 @@ class TableFiles:
         self._sizes: dict[str, int] = {}
         self._removed: dict[str, _Lifetime] = {}
         self._written = 0
+        self._stamp = ""
         self.measured = TableBytes(0, 0, 0)
         """As of the last `measure`."""
 
     def measure(self) -> TableBytes:
         """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
         with _readable(self._uri):
-            if self._version == _NOTHING_READ or self._has_news():
+            if not self._is_as_left() or self._has_news():
                 self._follow()
         kept = sum(life.size for life in self._removed.values())
         self.measured = TableBytes(sum(self._sizes.values()), kept, self._written)
@@ -157,16 +159,22 @@ class TableFiles:
 
     def _follow(self) -> None:
         """Take in the commits since the last time."""
-        newest = int(DeltaTable(self._uri).version())
-        if self._version == _NOTHING_READ:
+        newest, written = int(DeltaTable(self._uri).version()), self._written
+        if not self._is_as_left():
             self._begin(newest)
         try:
             self._read_up_to(newest)
         except FileNotFoundError:
             # The log was cleaned beyond where we were.
-            self._live, self._sizes, self._removed = {}, {}, {}
             self._begin(newest)
             self._read_up_to(newest)
+        self._written = max(written, self._written)
+        self._stamp = stamp_of(self._uri, self._version)
+
+    def _is_as_left(self) -> bool:
+        """Whether the commit that was read last is the same still. A folder may have been put back: files that
+        were removed may count again, also when versions have passed that one with other content."""
+        return self._version != _NOTHING_READ and stamp_of(self._uri, self._version) == self._stamp
 
     def _has_news(self) -> bool:
         next_commit = f"{self._root}/{_LOG}/{self._version + 1:020d}.json"
@@ -174,6 +182,7 @@ class TableFiles:
 
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
+        self._live, self._sizes, self._removed, self._written = {}, {}, {}, 0
         entries = list(self._log_entries())
         commits = {entry.version for entry in entries if entry.kind == _COMMIT}
         oldest = newest
