@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX, Logica
 
 log = logging.getLogger(__name__)
 
-ReadRelation = Callable[[int], Relation | None]
+ReadRelation = Callable[[int, int], Relation | None]
+"""The table of an oid now, as a transaction announces it, or none (0)."""
 ReadTrigger = Callable[[], str | None]
 ReadKey = Callable[[], bytes | None]
 
@@ -62,8 +63,8 @@ class Announcements:
         self._messages: dict[int, RelationMessage] = {}
         self._known: dict[int, tuple[RelationRecord, str]] = {}
 
-    def announced(self, message: RelationMessage, commit_lsn: int) -> RelationRecord | None:
-        """The relation of a Relation message in the transaction at this commit LSN; None for one of our own
+    def announced(self, message: RelationMessage, commit_lsn: int, xid: int) -> RelationRecord | None:
+        """The relation of a Relation message in a transaction; None for one of our own
         tables, whose changes would make changes of themselves.
 
         The catalog may be a later one already. What was known last still holds when no DDL can have passed
@@ -75,7 +76,7 @@ class Announcements:
         self._messages[message.oid] = message
         # In this order: DDL between the two is still to come in the stream, if it is marked at all.
         trigger = self._read_trigger()
-        found = self._read_relation(message.oid)
+        found = self._read_relation(message.oid, xid)
         record = RelationRecord(message, found)
         if trigger is not None:
             known = self._last_known(message.oid, commit_lsn)
@@ -184,8 +185,8 @@ class Announcements:
         found = self._index.in_force(self._epoch, oid, commit_lsn)
         return None if found is None else (found[0], found[1].trigger)
 
-    def _read_relation(self, oid: int) -> Relation | None:
-        found = self._read_from_catalog(oid)
+    def _read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
+        found = self._read_from_catalog(oid, told_by)
         return found if self._hidden is None else self._hidden.bare(found)
 
     def _remember(self, record: RelationRecord, trigger: str | None, commit_lsn: int) -> RelationRecord:

@@ -25,15 +25,17 @@ class SourceWatch:
         self._record = record
         self._trusts_owners = trusts_owners
 
-    def read_relation(self, oid: int) -> Relation | None:
+    def read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
         """The table as it is now; None when it is gone. Raises PublicationError, SourceConnectionError.
+
+        `told_by`: the transaction in which the stream announces it.
 
         One whose catalog cannot be read, although it was tried again, is as good as gone: the others go on.
         """
         self.check_publication()
         for pause_s in (*_PAUSES_S, None):
             try:
-                return self._read(oid)
+                return self._read(oid, told_by)
             except (PublicationError, SourceConnectionError):
                 raise
             except (SourceError, LookupError) as error:
@@ -44,13 +46,14 @@ class SourceWatch:
                     time.sleep(pause_s)
         return None
 
-    def _read(self, oid: int) -> Relation | None:
+    def _read(self, oid: int, told_by: int) -> Relation | None:
         return read_relation(
             self._connection,
             oid,
             self._record.publication,
             had_rows=True,
             trusts_owners=self._trusts_owners,
+            told_by=told_by,
         )
 
     def check_publication(self) -> None:

@@ -167,6 +167,28 @@ def test_a_partition_that_had_rows_when_it_was_attached_is_noticed_without_anoth
     assert "partition public.q was attached and may have held rows" in taken.follow().error
 
 
+def test_a_partition_that_came_twice_while_nobody_looked_stops_the_table(taken, dsn):
+    """The last time it was empty; rows that it had the first time were sent."""
+    execute(
+        dsn,
+        "create table p (like t including all)",
+        f"alter table t attach partition p {LATER}",
+        "insert into t values (31, 31)",
+        "alter table t detach partition p",
+        "delete from p",
+        "vacuum p",
+        f"alter table t attach partition p {LATER}",
+    )
+    assert end(taken, dsn, []).error is not None, "a row that was deleted is in the lake"
+
+
+def test_a_partition_that_was_attached_empty_before_its_first_row_is_followed(taken, dsn):
+    execute(dsn, "create table p (like t including all)", f"alter table t attach partition p {LATER}")
+    execute(dsn, "insert into t values (31, 31)", ROWS)
+    done(taken.follow())
+    taken.assert_as_source()
+
+
 @pytest.mark.parametrize("statements", FOREIGN.values(), ids=FOREIGN)
 def test_a_foreign_partition_stops_the_table(dsn, tmp_path, statements):
     execute(

@@ -25,6 +25,6 @@ def relation(oid: int, *columns: str) -> Relation:
     return Relation(oid, TableName("public", f"t{oid}"), tuple(shape))
 
 
-def look_up(message: RelationMessage, _commit_lsn: int = 0) -> RelationRecord:
+def look_up(message: RelationMessage, _commit_lsn: int = 0, _xid: int = 0) -> RelationRecord:
     """A catalog that agrees with whatever was announced."""
     return RelationRecord(message, relation(message.oid, *(column.name for column in message.columns)))

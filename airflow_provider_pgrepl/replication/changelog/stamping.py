@@ -17,8 +17,8 @@ from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.wire import messages
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Control, Int64s, Split
 
-LookUp = Callable[[messages.RelationMessage, int], RelationRecord | None]
-"""What a relation is that was announced in the transaction at a commit LSN; None: it is none of ours."""
+LookUp = Callable[[messages.RelationMessage, int, int], RelationRecord | None]
+"""What a relation is that was announced at a commit LSN, by a transaction; None: it is none of ours."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Stamper:
         for control in split.controls:
             if control.tag == "R":
                 announced = messages.parse_relation(control.data)
-                record = self._look_up(announced, control.commit_lsn)
+                record = self._look_up(announced, control.commit_lsn, control.xid)
                 if record is None:
                     self._strangers.add(announced.oid)
                     continue

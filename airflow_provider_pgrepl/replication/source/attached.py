@@ -53,6 +53,7 @@ SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true 
 _MOST_PAGES = 64
 _MOST_BYTES = _MOST_PAGES * 8192
 _MOST_TABLES = 32
+_XIDS = 1 << 32
 _COMMANDS_OF_CREATE = 2
 """PARTITION OF writes the link so many commands after the table; an INSERT between needs one more."""
 
@@ -85,16 +86,28 @@ class _Node:
         return 0 <= leaf.born_age < self.linked_age
 
 
-def with_had_rows(connection: Connection, relation: Relation, *, trusts_owners: bool = False) -> Relation:
+def with_had_rows(
+    connection: Connection, relation: Relation, *, trusts_owners: bool = False, told_by: int = 0
+) -> Relation:
     """The relation with `had_rows` of its partitions: see `say_had_rows`."""
-    said = say_had_rows(connection, relation.oid, relation.partitions, trusts_owners=trusts_owners)
+    said = say_had_rows(
+        connection, relation.oid, relation.partitions, trusts_owners=trusts_owners, told_by=told_by
+    )
     return replace(relation, partitions=said)
 
 
 def say_had_rows(
-    connection: Connection, oid: int, found: Sequence[Partition], *, trusts_owners: bool = False
+    connection: Connection,
+    oid: int,
+    found: Sequence[Partition],
+    *,
+    trusts_owners: bool = False,
+    told_by: int = 0,
 ) -> tuple[Partition, ...]:
     """A table's partitions with `had_rows`. Waits for no lock that the application holds.
+
+    `told_by`: the transaction that is read, if one is. A partition that was attached by a later one may have
+    been attached before, and have lost rows that are still to come: it counts as filled.
 
     Looking into one takes a SELECT: where its owner could have code run by that, and is not trusted, it
     counts as filled. The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
@@ -115,7 +128,8 @@ def say_had_rows(
     had_rows = set(doubtful) - {
         oid
         for oid in looked_into
-        if not _has_earlier_row(
+        if not (told_by and _may_be_there_again(nodes[oid], doubtful[oid], told_by))
+        and not _has_earlier_row(
             connection, partitions[oid], nodes[oid], doubtful[oid], trusts_owners=trusts_owners
         )
     }
@@ -129,6 +143,13 @@ def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
         if not node.is_made_as_one and (node is leaf or not node.is_older_than(leaf)):
             yield node
         node = nodes.get(node.parent)
+
+
+def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
+    """Whether it was linked after that transaction, and there before it was linked."""
+    return any(
+        link.linked != leaf.born and 0 < (link.linked - told_by) % _XIDS < _XIDS // 2 for link in links
+    )
 
 
 def _has_earlier_row(

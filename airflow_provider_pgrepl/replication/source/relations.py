@@ -69,13 +69,15 @@ def read_relation(
     *,
     had_rows: bool = False,
     trusts_owners: bool = False,
+    told_by: int = 0,
 ) -> Relation | None:
     """The table with this oid, as `publication` publishes it; None when it is gone.
 
     Without a publication all columns that are not generated; a table that is not a member of it, as if it
     were added without a column list. `had_rows`: all as it is at one moment, and with what is said of
     partitions that may have held rows before they were partitions; that needs a connection in autocommit
-    mode, and the right to look into small ones; `trusts_owners`: whether code of their owners may run then.
+    mode, and the right to look into small ones; `trusts_owners`: whether code of their owners may run then;
+    `told_by`: the transaction that is read.
     """
     if not had_rows:
         return read_relations(connection, [oid], publication).get(oid)
@@ -84,7 +86,7 @@ def read_relation(
     if found is None:
         return None
     with source_errors("looking into the partitions"):
-        return with_had_rows(connection, found, trusts_owners=trusts_owners)
+        return with_had_rows(connection, found, trusts_owners=trusts_owners, told_by=told_by)
 
 
 def find_relation(
