@@ -32,7 +32,9 @@ from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.conftest import closing_connection
 from tests.support.random_ddl import Following, Shifting, ShiftingTables, lake_difference
+from tests.support.random_partitions import Partitioned
 from tests.support.received import Received, wait_until_seen
+from tests.support.replicated import execute
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "4")))
@@ -43,7 +45,7 @@ class Drifting(Received):
 
     def __init__(self, seed: int, dsn: str, folder: Path, *, has_trigger: bool) -> None:
         self.chance = random.Random(seed)
-        self.shifting = ShiftingTables.make(dsn, self.chance)
+        self.shifting = ShiftingTables.make(dsn, self.chance, Partitioned("whole", self.chance))
         self.tables = self.shifting.tables
         super().__init__(dsn, folder, self.shifting.names, flush_interval_s=0.02, event_trigger=has_trigger)
         self.copied: dict[str, Relation] = {}
@@ -159,6 +161,7 @@ class Drifting(Received):
     def take_anew_what_stopped(self) -> None:
         stopped = [table for table in self.tables if table.name in self.errors]
         for table in stopped:
+            execute(self.dsn, *table.mended())
             with self.source() as source:
                 found = find_relation(source, TableName.parse(table.sql), self.pipeline.publication)
                 assert found is not None

@@ -59,6 +59,10 @@ Column = tuple[str, str, bool]
 """Name, type, not null."""
 
 
+Made = tuple[Following, Sequence[str]] | None
+Make = Callable[["Shifting", Any], Made]
+
+
 @dataclass
 class Shifting:
     """A table `public.<name>` with the key `id`, that DDL changes and rows are written to."""
@@ -122,11 +126,11 @@ class Shifting:
     def _update(self, cursor: Any) -> None:
         column = self.chance.choice(self.columns(cursor))
         cursor.execute(
-            f"update {self.sql} set {quoted(column[0])} = %s where {self._some()}", (self._value(column),)
+            f"update {self.sql} set {quoted(column[0])} = %s where {self.some()}", (self._value(column),)
         )
 
     def _delete(self, cursor: Any) -> None:
-        cursor.execute(f"delete from {self.sql} where {self._some()}")
+        cursor.execute(f"delete from {self.sql} where {self.some()}")
 
     def _truncate(self, cursor: Any) -> None:
         cursor.execute(f"truncate {self.sql}")
@@ -134,7 +138,7 @@ class Shifting:
             self.following = Following.PERHAPS
         self.marks.add(Mark.REWRITTEN)
 
-    def _some(self) -> str:
+    def some(self) -> str:
         return f"mod(id, {self.chance.randint(2, 9)}) = {self.chance.randint(0, 3)}"
 
     def _value(self, column: Column) -> Any:
@@ -159,8 +163,7 @@ class Shifting:
 
     def alter(self, cursor: Any, *, safely: bool) -> None:
         """One DDL; one that the server refuses is as if it had not been tried."""
-        makes = _SAFE if safely else _UNSAFE
-        made = self.chance.choice(makes)(self, cursor)
+        made = self.chance.choice(self.makes(safely=safely))(self, cursor)
         if made is None:
             return
         following, statements = made
@@ -169,6 +172,14 @@ class Shifting:
             following = self._doubted(following, statements)
             if following is Following.NEVER or self.following is Following.SURELY:
                 self.following = following
+
+    def mended(self) -> list[str]:
+        """What makes it a table that can be taken anew."""
+        return []
+
+    def makes(self, *, safely: bool) -> Sequence[Make]:
+        """What DDL there is."""
+        return SAFE if safely else UNSAFE
 
     def begin_anew(self) -> None:
         """Its lake table was taken anew: what was before does not count."""
@@ -234,11 +245,13 @@ class ShiftingTables:
     tables: list[Shifting]
 
     @classmethod
-    def make(cls, dsn: str, chance: random.Random) -> ShiftingTables:
+    def make(cls, dsn: str, chance: random.Random, *more: Shifting) -> ShiftingTables:
         tables = [Shifting(f"t{number}", chance) for number in range(len(_IDENTITIES))]
         for table, identity in zip(tables, _IDENTITIES, strict=True):
             execute(dsn, *table.statements(identity))
-        return cls(dsn, chance, tables)
+        for table in more:
+            execute(dsn, *table.statements("default"))
+        return cls(dsn, chance, [*tables, *more])
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -278,7 +291,6 @@ def lake_difference(received: Received, table: Shifting) -> dict[Any, int]:
         return difference(source_rows(source, shape), lake_rows(source, shape, received.lake_rows(table.sql)))
 
 
-Made = tuple[Following, Sequence[str]] | None
 _S, _N, _P = Following.SURELY, Following.NEVER, Following.PERHAPS
 
 
@@ -306,7 +318,7 @@ def _drop(table: Shifting, cursor: Any) -> Made:
     return column and (_S, [f"alter table {table.sql} drop {quoted(column[0])}"])
 
 
-def _widen(table: Shifting, cursor: Any) -> Made:
+def widen(table: Shifting, cursor: Any) -> Made:
     column = table.column_of(cursor, "integer", "real", "character varying", "numeric(")
     if column is None:
         return None
@@ -402,7 +414,7 @@ def _rename_label(table: Shifting, cursor: Any) -> Made:
     return _N, [f"alter type {table.mood} rename value 'sad' to 'sad{table.new_name()}'"]
 
 
-def _make_anew(table: Shifting, cursor: Any) -> Made:
+def make_anew(table: Shifting, cursor: Any) -> Made:
     return _N, [
         f"create table {table.sql}_new (like {table.sql} including all)",
         f"drop table {table.sql}",
@@ -419,18 +431,18 @@ def _leave_the_publication(table: Shifting, cursor: Any) -> Made:
     ]
 
 
-_SAFE = [
+SAFE = [
     _add,
     _add_with_default,
     _add_with_default,
     _drop,
-    _widen,
-    _widen,
+    widen,
+    widen,
     _no_matter,
     _add_and_drop,
     _new_label,
 ]
-_UNSAFE = [
+UNSAFE = [
     _rename,
     _swap_names,
     _drop_and_add,
@@ -440,6 +452,6 @@ _UNSAFE = [
     _add_by_chance,
     _other_identity,
     _rename_label,
-    _make_anew,
+    make_anew,
     _leave_the_publication,
 ]
