@@ -95,8 +95,10 @@ class Standings:
         return some.standings(self._connection, self._index.names)
 
     def _say(self, standings: dict[int, Standing]) -> None:
-        log.info("saying of %d tables how they are published: it may have been altered", len(standings))
         if standings:
+            # Before the first time nothing can have moved; the changelog only does not say so yet.
+            level = logging.INFO if self._writer.published else logging.DEBUG
+            log.log(level, "the changelog says again how %d tables are published", len(standings))
             self._writer.append_between(self._rows(standings))
 
     def _rows(self, standings: dict[int, Standing]) -> pa.Table:
