@@ -44,7 +44,7 @@ def within_budget(
 
 
 def _spacings(keep: timedelta) -> Iterable[timedelta]:
-    """From about a minute to half of `keep`, each twice the one before: what one keeps, the finer ones did."""
+    """From about a minute to half of `keep`, each twice the one before: what one keeps, finer ones did."""
     finest = 0
     while keep / 2 ** (finest + 2) >= _RECENT_SPACING:
         finest += 1
@@ -82,8 +82,8 @@ class LetGo:
 
 
 def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta) -> list[ConsistentPoint]:
-    """The newest of all, and of each recent minute; before that the oldest of each interval: later ones do not
-    take its place, so it stays until it is too old."""
+    """The newest of all, and of each recent minute; before that the oldest of each interval: later ones do
+    not take its place, so it stays until it is too old."""
     kept: dict[object, ConsistentPoint] = {}
     for point, time in _dated(points, now):
         if not kept or now - time <= RECENT:

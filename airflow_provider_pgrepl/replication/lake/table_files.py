@@ -172,8 +172,8 @@ class TableFiles:
         self._stamp = stamp_of(self._uri, self._version)
 
     def _is_as_left(self) -> bool:
-        """Whether the commit that was read last is the same still. A folder may have been put back: files that
-        were removed may count again, also when versions have passed that one with other content."""
+        """Whether the commit that was read last is the same still. A folder may have been put back: files
+        that were removed may count again, also when versions have passed that one with other content."""
         return self._version != _NOTHING_READ and stamp_of(self._uri, self._version) == self._stamp
 
     def _has_news(self) -> bool:
