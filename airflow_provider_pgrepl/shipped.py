@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from airflow_provider_pgrepl import applications
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
+from airflow_provider_pgrepl.replication.app.process import source_dsn
 
 _APPLICATIONS = (
     ("snapshot", "copy tables into the lake: those that are not there, or with --tables, --add, --new-epoch"),
@@ -48,9 +49,11 @@ def _copy(arguments: argparse.Namespace) -> int:
 def run_application(name: str, pipeline_file: str, arguments: Sequence[str]) -> NoReturn:
     """Become spark-submit with the application `snapshot` or `replicate`; what follows `--` is for Spark.
 
-    Raises ToolError when Spark or Java is missing.
+    Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
     """
     own, spark = split(arguments)
+    if "cluster" not in spark:
+        source_dsn()
     applications.java()
     submit = applications.spark_submit()
     command = [submit, *spark, applications.application(name), "--pipeline", pipeline_file, *own]

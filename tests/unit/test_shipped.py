@@ -30,7 +30,11 @@ def run(folder: Path, *arguments: str, exit_code: int = 0) -> tuple[int, list[st
         f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/argv"\nenv >"{folder}/env"\nexit {exit_code}\n', "utf-8"
     )
     submit.chmod(0o755)
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+    environment = {
+        **os.environ,
+        "PGREPL_DSN": "host=/nowhere",
+        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+    }
     command = [sys.executable, "-m", "airflow_provider_pgrepl", *arguments]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     read = [(folder / name).read_text("utf-8").splitlines() for name in ("argv", "env")]
@@ -55,6 +59,14 @@ def test_a_wrong_pipeline_file_is_said_before_spark_is_started(
 ) -> None:
     assert main(["snapshot", str(tmp_path / "nowhere.json")]) == 78
     assert "nowhere.json" in capsys.readouterr().err
+
+
+def test_a_missing_connection_string_is_said_before_spark_is_started(
+    pipeline_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGREPL_DSN", raising=False)
+    assert main(["snapshot", str(pipeline_file)]) == 78
+    assert "PGREPL_DSN is not set" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
