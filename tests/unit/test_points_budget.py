@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 
 NOW = datetime(2026, 1, 2, 12, 0, 30, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
+DAY = 24 * HOUR
 MIB = 1 << 20
 
 
@@ -74,7 +76,33 @@ def test_a_moment_of_half_of_the_kept_time_ago_can_always_be_read(room: int):
 def test_the_newest_point_stays_however_old_it_is():
     points = every(SECOND, since=MINUTE)
     kept = thinned(points, at_most(0), NOW + 100 * HOUR)
-    assert kept == points[-1:]
+    assert kept[-1] == points[-1]
+    assert len(kept) <= 3
+
+
+@pytest.mark.parametrize("off", [DAY, 400 * DAY, -DAY], ids=["a day ahead", "a year ahead", "a day behind"])
+def test_a_clock_of_the_source_that_is_off_keeps_no_more(off: timedelta):
+    points = [replace(point, commit_ts=point.commit_ts + off) for point in every(SECOND, since=HOUR)]
+    kept = thinned(points, at_most(40), keep=168 * HOUR)
+    assert len(kept) <= 40
+    assert kept[-1] == points[-1]
+
+
+def test_a_clock_of_the_source_that_was_ahead_for_a_while_keeps_no_more():
+    points = every(SECOND, since=HOUR)
+    points[1000:2800] = [replace(point, commit_ts=point.commit_ts + DAY) for point in points[1000:2800]]
+    assert len(thinned(points, at_most(20))) <= 20
+
+
+@pytest.mark.parametrize("off", [DAY, 400 * DAY])
+def test_points_of_a_clock_that_is_ahead_grow_old(off: timedelta):
+    """Run after run: older ones stay as far as they would by a clock that is right."""
+    keep, points, began = 10 * HOUR, [], NOW
+    for number in range(300):
+        now = began + 5 * MINUTE * number
+        points.append(ConsistentPoint(1, LSN(100 + number), now + off, {"public.hot": number}))
+        points = thinned(points, at_most(0), now, keep)
+        assert now + off - points[0].commit_ts >= min(keep / 2, now - began)
 
 
 def test_points_of_two_epochs_are_not_taken_for_one_another():
@@ -124,6 +152,29 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
     assert kept[-1].commit_ts == began + 20 * SECOND * (batches - 1), "the newest can be read"
     assert kept[0].commit_ts is not None
     assert kept[0].commit_ts < began + HOUR / 2, "so can older moments, as far as the budget goes"
+
+
+def hot_for_half_an_hour(lake: Path) -> None:
+    points = Points(str(lake))
+    for minute in range(30):
+        moment = NOW - MINUTE * (30 - minute)
+        points.append(ConsistentPoint(1, LSN(100 + minute), moment, {"public.hot": merge(lake)}))
+
+
+def test_all_points_may_be_kept_longer_than_thinned_ones(tmp_path: Path) -> None:
+    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_keep_h": 0.02}
+    hot_for_half_an_hour(tmp_path)
+    Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)
+    assert len(Points(str(tmp_path)).all()) <= 8
+
+
+def test_the_largest_settings_are_no_obstacle(tmp_path: Path) -> None:
+    hours = dict.fromkeys(("points_keep_all_h", "points_keep_h", "changelog_retention_h"), 876_000)
+    settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 2**53}
+    hot_for_half_an_hour(tmp_path)
+    tidied = Maintenance(Pipeline.from_dict(settings | hours)).run(NOW, needed_above={1: 200})
+    assert tidied.failed == {}
+    assert len(Points(str(tmp_path)).all()) == 30
 
 
 def test_a_table_within_its_budget_costs_no_run(tmp_path: Path) -> None:

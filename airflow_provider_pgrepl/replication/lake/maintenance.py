@@ -143,7 +143,8 @@ class Maintenance:
             tidied.points = points.thin(
                 now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
             )
-            keep = timedelta(hours=settings.points_keep_h)
+            # As long as thinning keeps any: `points_keep_all_h` may be the longer one.
+            keep = timedelta(hours=max(settings.points_keep_h, settings.points_keep_all_h))
             tidied.points += points.rewrite(lambda points: within_budget(points, now, self._fits, keep))
         return self._let_go.needed(before, versions_by_path(points.all()), now)
 

@@ -85,6 +85,8 @@ def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta
     """The newest of all, and of each recent minute; before that the oldest of each interval: later ones do
     not take its place, so it stays until it is too old."""
     kept: dict[object, ConsistentPoint] = {}
+    if points:
+        now = max(now, points[-1].commit_ts or now)
     for point, time in _dated(points, now):
         if not kept or now - time <= RECENT:
             kept.setdefault(
@@ -96,8 +98,11 @@ def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta
 
 
 def _dated(points: Sequence[ConsistentPoint], now: datetime) -> Iterable[tuple[ConsistentPoint, datetime]]:
-    """Newest first; one without a time is as old as the one after it."""
+    """Newest first; one without a time is as old as the one after it.
+
+    Times are the source's. By a clock that is ahead of ours, or was, all points would be recent for as long.
+    """
     known = now
     for point in reversed(points):
-        known = point.commit_ts or known
+        known = min(now, point.commit_ts or known)
         yield point, known
