@@ -35,6 +35,9 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _QUOTED = re.compile(r'"[^"]*"')
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
 _NAME_BYTES = 63
+# Beyond these, times cannot be reckoned with; a number of anything else counts in floats to here.
+_MOST = {"h": 876_000, "s": 1_000_000_000}
+_MOST_OF_ALL = 2**53
 _REFERENCE = "see docs/reference/pipeline.md"
 _TYPES_REFERENCE = "see Choices in docs/reference/types.md"
 
@@ -141,6 +144,8 @@ class Pipeline:
         may_be_zero = {"trigger_interval_s", "reconnect_s"}
         for name, value in vars(self).items():
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if is_number and value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
+                raise ConfigError(f"{name}: must not be more than {most}")
             if is_number and not math.isfinite(value):
                 raise ConfigError(f"{name}: {value} is not a finite number")
             if is_number and (value < 0 or (value == 0 and name not in may_be_zero)):

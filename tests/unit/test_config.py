@@ -115,6 +115,10 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
         ("batch_bytes", 0),
         ("part_bytes", "32MiB"),
         ("points_keep_h", 169.0),
+        ("changelog_retention_h", 1e9),
+        ("points_bytes", 1e300),
+        ("batch_bytes", 10**400),
+        ("reconnect_s", 1e10),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name(field: str, value: Any) -> None:
