@@ -206,3 +206,22 @@ def test_points_that_were_put_back_do_no_harm(replicated):
     assert_whole(replicated, T, U)
     Maintenance(replicated.pipeline).run()
     assert_whole(replicated, T, U)
+
+
+@pytest.mark.parametrize("is_back", [False, True], ids=["out for good", "in again"])
+def test_without_the_index_of_relations_it_is_still_seen_how_tables_are_published(replicated, is_back):
+    """And one change announces the table that it is of, so that the index is not empty."""
+    shutil.rmtree(system_folder(replicated.pipeline.lake_root) + "/relations")
+    publication = replicated.pipeline.publication
+    execute(
+        replicated.dsn,
+        "insert into u values (20, 'new')",
+        f"alter publication {publication} drop table t",
+        "delete from t where id = 1",
+        *([f"alter publication {publication} add table t"] if is_back else []),
+        "insert into u values (21, 'new')",
+    )
+    assert replicated.run("replicate", "--until", "caught-up") == 78
+    assert str(replicated.states()[T].state) == "errored"
+    assert "not in the index" in replicated.log_tail()
+    replicated.assert_equal(U)

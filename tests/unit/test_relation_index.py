@@ -1,5 +1,7 @@
 """The relation index keeps what the changelog's retention would take away."""
 
+import shutil
+
 import pyarrow as pa
 from deltalake import write_deltalake
 
@@ -35,6 +37,14 @@ def test_adding_the_same_version_again_writes_nothing(tmp_path):
     before = sorted((tmp_path / "_pgrepl" / "relations" / "_delta_log").iterdir())
     RelationIndex(uri).add(Epoch(1), announced("a"))
     assert sorted((tmp_path / "_pgrepl" / "relations" / "_delta_log").iterdir()) == before
+
+
+def test_what_an_index_has_read_it_knows_when_its_folder_is_gone(tmp_path):
+    index = RelationIndex(relations_uri(str(tmp_path)))
+    index.add(Epoch(1), announced("a"))
+    shutil.rmtree(tmp_path / "_pgrepl")
+    assert index.relation_ids(anew=True) == [42]
+    assert index.find(42, announced("a").version) == announced("a")
 
 
 def test_what_was_in_force_is_told_for_any_place_by_a_later_process(tmp_path):

@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.errors import (
     PgReplError,
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
+from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
@@ -76,6 +77,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         check_record(pipeline, record)
         check_state(store, pipeline, record)
         store.migrate()
+        recall_relations(pipeline, record, store.read_tables(pipeline.name).values())
         # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
         check_role(dsn, pipeline)

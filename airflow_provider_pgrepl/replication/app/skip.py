@@ -14,10 +14,11 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, 
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.chosen_tables import choose, recorded
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
+from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import Receiver
@@ -84,6 +85,7 @@ def skip_transaction(
         if gap is not None:
             _check_spared(gap, records, named)
         else:
+            _recall(access, records)
             receiver = _receive(access, source, wanted)
             gap, seen = _find(access, source, receiver, records, named)
             if not dry_run:
@@ -107,6 +109,11 @@ def _done(access: Access, lsn: LSN) -> Gap | None:
     record = EpochRecord.from_json(changelog.metadata().description)
     check_owner(access.pipeline, record)
     return find_gap(changelog, record.epoch, lsn)
+
+
+def _recall(access: Access, records: Mapping[TableName, TableRecord]) -> None:
+    epoch = read_epoch(changelog_uri(access.pipeline.lake_root))
+    recall_relations(access.pipeline, epoch, records.values())
 
 
 def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName]) -> None:

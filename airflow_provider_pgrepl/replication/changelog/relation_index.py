@@ -159,8 +159,10 @@ class RelationIndex:
         return [RelationRecord.from_json(text) for text in self._entries().values()]
 
     def _reload(self) -> None:
-        self._known = None
+        """What was there stays known, whatever became of the folder."""
+        known, self._known = self._known, None
         self._placed.clear()
+        self._known = (known or {}) | self._entries()
 
     def _entries(self) -> dict[tuple[int, int], str]:
         if self._known is None:
