@@ -236,7 +236,7 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
         eventually(lambda: "Reconnecting to existing job" in second.log(), "re-attachment")
         assert is_alive(pid)
         second.process.send_signal(signal.SIGTERM)
-        assert second.process.wait(timeout=60) is not None
+        assert second.process.wait(timeout=180) is not None
         assert "stopped gracefully" in second.log()
         assert not is_alive(pid)
         assert journal.pids("started")[1:] == [pid]
@@ -260,7 +260,7 @@ def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
         eventually(lambda: "Adopting the application that runs" in second.log(), "adoption")
         assert is_alive(pid)
         second.process.send_signal(signal.SIGTERM)
-        second.process.wait(timeout=60)
+        second.process.wait(timeout=180)
         assert journal.pids("started") == [pid]
         assert journal.pids("stopped") == [pid]
     finally:
@@ -276,7 +276,7 @@ def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal
         pid = journal.wait_for("started")
         eventually(lambda: "DSN of" in task.log(), "the first line of the application in the task's log")
         task.process.send_signal(signal.SIGINT)
-        task.process.wait(timeout=60)
+        task.process.wait(timeout=180)
         assert journal.pids("stopped") == [pid]
         assert not is_alive(pid)
     finally:
