@@ -23,6 +23,11 @@ GRAFT = "alter table root attach partition branch for values from (0) to (100)"
 TWIG = "create table p partition of branch for values from (0) to (50)"
 
 
+BARE = "create table p (id int, n int)"
+BARE_ROW = "insert into p values (1, 1)"
+BARE_ATTACH = "alter table bare attach partition p for values from (0) to (100)"
+
+
 @pytest.fixture
 def source(dsn: str, run: Run) -> Iterator[Connection]:
     run("create table root (id int primary key, v text) partition by range (id)")
@@ -31,15 +36,15 @@ def source(dsn: str, run: Run) -> Iterator[Connection]:
     connection.close()
 
 
-def had_rows(source: Connection) -> dict[str, bool]:
-    oid = source_oid(source)
+def had_rows(source: Connection, table: str = "root") -> dict[str, bool]:
+    oid = source_oid(source, table)
     found = read_relation(source, oid, None, had_rows=True)
     assert found is not None
     return {part.table.name: part.had_rows for part in found.partitions}
 
 
-def source_oid(source: Connection) -> int:
-    found = find_relation(source, TableName("public", "root"))
+def source_oid(source: Connection, table: str) -> int:
+    found = find_relation(source, TableName("public", table))
     assert found is not None
     assert not any(part.had_rows for part in found.partitions), "said only when asked for"
     return found.oid
@@ -151,6 +156,33 @@ def test_a_partition_that_may_have_held_rows_is_said_to(
 ) -> None:
     carry_out(run, dsn, statements)
     assert had_rows(source)["p"] is True
+
+
+@pytest.mark.parametrize(
+    ("statements", "had"),
+    [
+        ([BARE, BARE_ROW, BARE_ATTACH], True),
+        (["create table p as select 1 as id, 1 as n", BARE_ATTACH], True),
+        ([BARE, BARE_ATTACH], False),
+        ([BARE, BARE_ATTACH, "insert into bare values (1, 1)"], False),
+        (["create table p partition of bare for values from (0) to (100)"], False),
+    ],
+)
+def test_a_table_made_of_nothing_but_columns_takes_as_few_commands_as_a_partition(
+    source: Connection, run: Run, statements: list[str], *, had: bool
+) -> None:
+    run("create table bare (id int, n int) partition by range (id)", *at_once(*statements))
+    assert had_rows(source, "bare")["p"] is had
+
+
+def test_a_partition_made_with_defaults_need_not_be_looked_into(source: Connection, run: Run) -> None:
+    many = "insert into bare select g % 100, g from generate_series(1, 20000) g"
+    run(
+        "create table bare (id int, n int default 3, check (n > 0)) partition by range (id)",
+        "create table p partition of bare for values from (0) to (100)",
+        many,
+    )
+    assert had_rows(source, "bare")["p"] is False
 
 
 def test_what_may_not_be_read_or_is_locked_counts_as_filled(source: Connection, run: Run, dsn: str) -> None:

@@ -251,6 +251,16 @@ def test_a_truncated_table_of_which_the_stream_has_not_told_is_left_alone(halves
     assert kinds(check_drift(halves.access)) == {"public.p": ("safe", False)}
 
 
+def test_nor_is_one_whose_partitions_came_since(dsn, run):
+    run("create table p (id int primary key) partition by range (id)")
+    bare = Recorded(dsn)
+    run("create table p1 partition of p for values from (0) to (10)", "truncate p")
+    assert kinds(check_drift(bare.access)) == {"public.p": ("safe", False)}
+    run("truncate p1")
+    run("create table p2 partition of p for values from (10) to (20)")
+    assert kinds(check_drift(bare.access)) == {"public.p": ("unsafe", True)}
+
+
 def test_what_is_safe_is_only_reported(shop, run):
     run("alter table a add extra text")
     report = check_drift(shop.access)

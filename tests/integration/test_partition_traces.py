@@ -25,6 +25,7 @@ TABLE = (
     "create table high_2 partition of high for values from (20) to (30)",
     "insert into t values (1, 1), (2, 2), (11, 11), (12, 12), (21, 21)",
 )
+ROOT = "create table t (id int primary key, n int) partition by range (id)"
 ROWS = "insert into t values (5, 5), (15, 15), (25, 25) on conflict do nothing"
 LOW, HIGH = "for values from (0) to (10)", "for values from (10) to (30)"
 LATER = "for values from (30) to (40)"
@@ -103,6 +104,62 @@ TRUNCATED = {
         "delete from low",
         "alter table low set logged",
     ],
+}
+NEW = f"create table p partition of t {LATER}"
+NEW_ROW = "insert into t values (31, 31)"
+BROUGHT = ["create table p (like t including all)", "insert into p values (31, 31)"]
+ATTACH = f"alter table t attach partition p {LATER}"
+CAME_AND_CHANGED = {
+    "truncated": [NEW, NEW_ROW, "truncate p"],
+    "unlogged for a while": [
+        NEW,
+        NEW_ROW,
+        "alter table p set unlogged",
+        "delete from p",
+        "alter table p set logged",
+    ],
+    "its rows rewritten": [*BROUGHT, ATTACH, "alter table t alter n type bigint"],
+    "its rows rewritten at once": [*BROUGHT, f"begin; {ATTACH}; alter table t alter n type bigint; commit"],
+    "its rows rewritten by itself at once": [
+        *BROUGHT,
+        f"begin; {ATTACH}; alter table p set unlogged; alter table p set logged; commit",
+    ],
+    "its rows rewritten, granted later": [
+        *BROUGHT,
+        f"begin; {ATTACH}; alter table p set unlogged; alter table p set logged; commit",
+        "grant select on p to public",
+    ],
+    "its values rewritten": [NEW, NEW_ROW, "alter table t alter n type int using n * 2"],
+    "its values rewritten by a wider type": [NEW, NEW_ROW, "alter table t alter n type bigint using n * 2"],
+    "made and its values rewritten at once": [
+        f"begin; {NEW}; {NEW_ROW}; alter table t alter n type bigint using n * 2; commit"
+    ],
+    "made and its values rewritten in their type at once": [
+        f"begin; {NEW}; {NEW_ROW}; alter table t alter n type int using n * 2; commit"
+    ],
+    "a default for its rows": [NEW, NEW_ROW, "alter table t add m int default 1 + random()::int"],
+    "a default that is forgotten": [NEW, NEW_ROW, "alter table t add m int default 7", "vacuum full p"],
+}
+CAME_IN_ORDER = {
+    "made and filled": [NEW, NEW_ROW],
+    "emptied before it was attached": [
+        *BROUGHT,
+        "truncate p",
+        ATTACH,
+        NEW_ROW,
+    ],
+    "attached and filled at once": [
+        f"begin; create table p (like t including all); {ATTACH}; {NEW_ROW}; commit"
+    ],
+    "truncated with the whole table": [NEW, NEW_ROW, "truncate t", "insert into t values (32, 32)"],
+    "a default": [NEW, NEW_ROW, "alter table t add m int default 7"],
+    "a longer text": [
+        NEW,
+        NEW_ROW,
+        "alter table t add s varchar(5)",
+        "alter table t alter s type varchar(9)",
+    ],
+    "analyzed and indexed": [NEW, NEW_ROW, "analyze p", "create index on t (n)", "vacuum t"],
 }
 
 
@@ -185,6 +242,33 @@ def test_a_partition_that_came_twice_while_nobody_looked_stops_the_table(taken, 
 def test_a_partition_that_was_attached_empty_before_its_first_row_is_followed(taken, dsn):
     execute(dsn, "create table p (like t including all)", f"alter table t attach partition p {LATER}")
     execute(dsn, "insert into t values (31, 31)", ROWS)
+    done(taken.follow())
+    taken.assert_as_source()
+
+
+@pytest.mark.parametrize("server_dsn", ["dsn", "debian_dsn"])
+@pytest.mark.parametrize("table", [[ROOT], TABLE], ids=["no partition", "partitions"])
+@pytest.mark.parametrize("statements", CAME_AND_CHANGED.values(), ids=CAME_AND_CHANGED)
+def test_a_partition_that_came_and_changed_while_nobody_looked_stops_the_table(
+    request, tmp_path, server_dsn, table, statements
+):
+    dsn = request.getfixturevalue(server_dsn)
+    execute(dsn, *table)
+    taken = Altered(dsn, tmp_path).take()
+    execute(dsn, *statements)
+    assert judged(taken)
+    execute(dsn, "insert into t values (35, 35)")
+    assert taken.follow().error_kind == "DriftError"
+
+
+@pytest.mark.parametrize("server_dsn", ["dsn", "debian_dsn"])
+@pytest.mark.parametrize("table", [[ROOT], TABLE], ids=["no partition", "partitions"])
+@pytest.mark.parametrize("statements", CAME_IN_ORDER.values(), ids=CAME_IN_ORDER)
+def test_a_partition_that_came_in_order_is_followed(request, tmp_path, server_dsn, table, statements):
+    dsn = request.getfixturevalue(server_dsn)
+    execute(dsn, *table)
+    taken = Altered(dsn, tmp_path).take()
+    execute(dsn, *statements, "insert into t values (35, 35)")
     done(taken.follow())
     taken.assert_as_source()
 

@@ -226,16 +226,22 @@ def test_labels_of_enums_may_come_but_not_change() -> None:
 
 
 PART = Partition(71, TableName("public", "goods_1"), 700)
+MADE = Partition(72, TableName("public", "goods_2"), 72, xmin=8, links=(8,))
 
 
 @pytest.mark.parametrize(
     ("partitions", "says"),
     [
-        ((PART, Partition(72, TableName("public", "goods_2"), 701)), ""),
+        ((PART, MADE), ""),
         (
-            (PART, Partition(72, TableName("public", "goods_2"), 701, had_rows=True)),
+            (PART, replace(MADE, had_rows=True)),
             "partition public.goods_2 was attached and may have held rows",
         ),
+        (
+            (PART, replace(MADE, relfilenode=701, xmin=9)),
+            "partition public.goods_2 was truncated by itself, or rewritten as VACUUM FULL does",
+        ),
+        ((PART, replace(MADE, relfilenode=701, xmin=8)), ""),
         ((), "partition public.goods_1 was detached or dropped"),
         (
             (replace(PART, relfilenode=702),),

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.state.drift import judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
+from airflow_provider_pgrepl.replication.state.file_drift import new_partitions
 from airflow_provider_pgrepl.replication.state.store import Store
 
 WAIT_S = 75.0
@@ -24,11 +25,14 @@ _RUNNING = timedelta(seconds=15)
 
 def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> bool:
     """Whether one transaction gave it new files alone, and nothing else has happened that stops it."""
-    if current is None or not recorded.files:
+    if current is None:
         return False
     now = current.files
-    makers = [now[oid][1] for oid, (file, _) in recorded.files.items() if oid in now and now[oid][0] != file]
-    if len(makers) != len(recorded.files) or len(set(makers)) != 1:
+    before = {oid: file for oid, (file, _) in recorded.files.items()}
+    # Of a table that had no partitions only those that came since can tell.
+    before = before or {part.oid: part.relfilenode for part in new_partitions(recorded, current)}
+    makers = [now[oid][1] for oid, file in before.items() if oid in now and now[oid][0] != file]
+    if len(makers) != len(before) or len(set(makers)) != 1:
         return False
     assumed = replace(recorded, truncated_by=makers.pop())
     return judge_catalog(assumed, current, pipeline).kind is not Kind.UNSAFE

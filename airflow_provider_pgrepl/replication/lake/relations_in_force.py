@@ -148,8 +148,10 @@ class _Walker:
         return zip(places[first].tolist(), versions[first].tolist(), strict=True)
 
     def _truncates(self) -> list[int]:
-        """Where a table of which files are watched was truncated as a whole: it has others since."""
-        if not self.first.files:
+        """Where a table of which files are watched was truncated as a whole: it has others since.
+
+        A partitioned one that had none may have got some."""
+        if self.first.relkind != "p" and not self.first.files:
             return []
         places: list[int] = np.flatnonzero(pc.equal(self.rows["op"], "T").to_numpy()).tolist()
         return places

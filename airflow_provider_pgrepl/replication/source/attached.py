@@ -17,7 +17,8 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, ro
 from airflow_provider_pgrepl.replication.source.owner_code import shut_owners_out
 
 # `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
-# is replaced by RENAME, often in the transaction that attaches.
+# is replaced by RENAME, often in the transaction that attaches. ATTACH replaces those of all other columns:
+# one that is from before the link was made with the partition.
 _NODES = """
 WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked_xmax) AS (
     SELECT c.oid, 0::oid, c.relkind, 0, '0'::xid, '0'::cid, '0'::xid
@@ -31,16 +32,23 @@ WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked
 SELECT part.oid::bigint, part.parent::bigint, part.relkind::text, part.relpages,
     born.xmin::text::bigint, born.cmin::text::bigint, pg_catalog.age(born.xmin),
     part.linked::text::bigint, part.linked_cmin::text::bigint, pg_catalog.age(part.linked),
-    part.linked_xmax = '0'::xid
+    part.linked_xmax = '0'::xid,
+    EXISTS (SELECT FROM pg_catalog.pg_attribute own WHERE own.attrelid = part.oid AND own.attnum > 0
+        AND own.xmin = part.linked AND own.xmax = '0'::xid
+        AND own.cmin::text::bigint < part.linked_cmin::text::bigint),
+    class.relfilenode IN (0, class.oid), class.xmin::text::bigint
 FROM part JOIN pg_catalog.pg_attribute born ON born.attrelid = part.oid AND born.attnum = -1
+    JOIN pg_catalog.pg_class class ON class.oid = part.oid
 WHERE part.parent <> 0
 """
 
 # A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
 # linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
+# One that wrote the whole table anew is as good as its writer for all rows.
 _HAS_EARLIER_ROW = """
 SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
     SELECT FROM ONLY {table} AS r WHERE NOT CASE
+        WHEN r.xmin = %(rewriter)s::text::xid THEN false
         WHEN r.xmin = %(linked)s::text::xid THEN r.xmax = '0'::xid AND r.cmin::text::bigint > %(linked_cmin)s
         WHEN pg_catalog.age(r.xmin) < 0
             OR pg_catalog.age(r.xmin) >= pg_catalog.age(%(linked)s::text::xid) THEN false
@@ -54,8 +62,6 @@ _MOST_PAGES = 64
 _MOST_BYTES = _MOST_PAGES * 8192
 _MOST_TABLES = 32
 _XIDS = 1 << 32
-_COMMANDS_OF_CREATE = 2
-"""PARTITION OF writes the link so many commands after the table; an INSERT between needs one more."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,14 @@ class _Node:
     linked_cmin: int
     linked_age: int
     link_is_clear: bool
+    has_own_column: bool
+    has_first_file: bool
+    altered: int
 
     @property
     def is_made_as_one(self) -> bool:
-        commands = self.linked_cmin - self.born_cmin
-        return self.link_is_clear and self.linked == self.born and 0 <= commands <= _COMMANDS_OF_CREATE
+        """Whether PARTITION OF made it."""
+        return self.link_is_clear and self.linked == self.born and self.has_own_column
 
     def is_older_than(self, leaf: _Node) -> bool:
         """Whether it was linked before the leaf was made."""
@@ -183,5 +192,6 @@ def _is_earlier(connection: Connection, part: Partition, leaf: _Node, link: _Nod
         "linked_cmin": link.linked_cmin,
         "born_cmin": leaf.born_cmin,
         "at_once": leaf.born == link.linked,
+        "rewriter": "0" if leaf.has_first_file else str(leaf.altered),
     }
     return bool(rows(connection, _HAS_EARLIER_ROW.replace("{table}", part.table.sql), values)[0][0])

@@ -15,7 +15,11 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation, Standing
 from airflow_provider_pgrepl.replication.state.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.state.file_drift import file_findings, place_findings
+from airflow_provider_pgrepl.replication.state.file_drift import (
+    file_findings,
+    new_partitions,
+    place_findings,
+)
 from airflow_provider_pgrepl.replication.state.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.state.layout import UnclearLayoutError, place_columns
 from airflow_provider_pgrepl.replication.state.remedy import Finding, Remedy
@@ -126,7 +130,8 @@ def _hardest(findings: list[Finding]) -> Finding:
 
 def _is_rewritten(recorded: Relation, current: Relation) -> bool:
     """Whether the table or a partition has another file, or one that does not tell of older rows."""
-    before = {part.oid: part.relfilenode for part in recorded.partitions}
+    partitions = (*recorded.partitions, *new_partitions(recorded, current))
+    before = {part.oid: part.relfilenode for part in partitions}
     now = {part.oid: part.relfilenode for part in current.partitions}
     pairs = [(recorded.relfilenode, current.relfilenode), *((before[oid], now.get(oid, 0)) for oid in before)]
     return any(files < 0 or (0 not in (was, files) and abs(was) != files) for was, files in pairs)

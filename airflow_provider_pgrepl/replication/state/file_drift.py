@@ -7,6 +7,7 @@ catalog shows must therefore be explained in full, or the table stops.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.relation import Partition, Relation, Standing, show_identifier
 from airflow_provider_pgrepl.replication.state.column_drift import is_rewritten_for
@@ -28,13 +29,28 @@ def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -
     """
     if recorded.relkind == "p":
         now = {part.oid: part for part in current.partitions}
+        widened = _widened(recorded, current)
         for part in recorded.partitions:
             if part.oid in now and _has_other_file(part, now[part.oid], recorded.truncated_by):
-                yield _rewritten(recorded, current, now[part.oid])
+                yield _rewritten(widened, now[part.oid])
+        for part in new_partitions(recorded, current):
+            # The file may be from before it was attached, when it was empty: else that stops the table.
+            is_clear = now[part.oid].xmin in part.links and widened is None
+            if not is_clear and _has_other_file(part, now[part.oid], recorded.truncated_by):
+                yield _rewritten(widened, now[part.oid])
     elif was_watched or not recorded.xmin or current.persistence == "u":
         return
     elif _has_other_file(recorded, current, recorded.truncated_by):
         yield Finding("the table was rewritten, and may have been unlogged meanwhile: changes may be missing")
+
+
+def new_partitions(recorded: Relation, current: Relation) -> Iterator[Partition]:
+    """Partitions that came since, as they were made: a file has the oid of its table for a number, until the
+    table gets another."""
+    known = {part.oid for part in recorded.partitions}
+    for part in current.partitions:
+        if (recorded.natts or known) and part.oid not in known and part.relfilenode:
+            yield replace(part, relfilenode=part.oid, xmin=0)
 
 
 def _partition_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
@@ -60,17 +76,26 @@ def _attached_again(part: Partition) -> Finding:
     )
 
 
-def _rewritten(recorded: Relation, current: Relation, part: Partition) -> Finding:
+def _widened(recorded: Relation, current: Relation) -> str | None:
+    """A column of which a wider type had all partitions rewritten."""
+    now = {column.attnum: column for column in current.columns}
+    widened = (
+        before.name
+        for before in recorded.columns
+        if before.attnum in now and is_rewritten_for(before, now[before.attnum])
+    )
+    return next(widened, None)
+
+
+def _rewritten(widened: str | None, part: Partition) -> Finding:
     """A wider type explains a new file, but not that nothing else has happened: a TRUNCATE before it, or
     after it in the same transaction, leaves no trace."""
-    now = {column.attnum: column for column in current.columns}
-    for before in recorded.columns:
-        if before.attnum in now and is_rewritten_for(before, now[before.attnum]):
-            return Finding(
-                f"the type of column {show_identifier(before.name)} became wider, for which all partitions"
-                " were rewritten: whether one was truncated by itself as well cannot be told"
-            )
-    return Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
+    if widened is None:
+        return Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
+    return Finding(
+        f"the type of column {show_identifier(widened)} became wider, for which all partitions were"
+        " rewritten: whether one was truncated by itself as well cannot be told"
+    )
 
 
 def _has_other_file(before: Partition | Relation, now: Partition | Relation, truncated_by: int) -> bool:
