@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
@@ -25,8 +26,7 @@ from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.app.summary import SummaryLog
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.apply import Applier
@@ -73,7 +73,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     ):
         store.lock(pipeline.name, "replicate")
         settle_lake(pipeline)
-        record = read_epoch(changelog_uri(pipeline.lake_root))
+        record = begun_epoch(store, pipeline)
         check_record(pipeline, record)
         check_state(store, pipeline, record)
         store.migrate()

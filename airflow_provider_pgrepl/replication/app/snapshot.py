@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.beginning import begin_epoch
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner, find_epoch, has_tables
+from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.membership import (
     Records,
@@ -261,6 +262,8 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         if not new_epoch and _has_slot(access):
             check_state(store, pipeline, epoch)
         records = _read_records(store, pipeline)
+        if not new_epoch:
+            check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
             check_source(access.dsn, pipeline, wishes_of(records), new_epoch=new_epoch)
         else:

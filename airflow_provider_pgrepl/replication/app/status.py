@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
@@ -129,6 +130,9 @@ def read_status(pipeline: Pipeline) -> Status:
     if not recorded and slot is not None and lake.epoch is not None:
         lost = lost_state(pipeline, lake.epoch)
         problems = (*problems, f"{lost.message}: {lost.hint}")
+    if lake == _Lake() and any(record.position_lsn is not None for record in tables):
+        away = lost_lake(pipeline)
+        problems = (*problems, f"{away.message}: {away.hint}")
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)

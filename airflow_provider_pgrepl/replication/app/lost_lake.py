@@ -1,0 +1,41 @@
+"""A lake that is not there, of a pipeline that has begun: said before another takes its place.
+
+A folder that is not mounted looks like one in which nothing has begun; to begin there drops the slot, and
+with it what the lake that is away still needs.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
+from airflow_provider_pgrepl.replication.app.membership import Records
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.state.store import Store
+
+
+def check_lake(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> None:
+    """Raises LakeError when tables were copied into a lake in which nothing has begun."""
+    if epoch is None and any(record.position_lsn is not None for record in records.values()):
+        raise lost_lake(pipeline)
+
+
+def lost_lake(pipeline: Pipeline) -> LakeError:
+    """What happened, and what leads out of it."""
+    return LakeError(
+        f"tables of pipeline {pipeline.name} have been copied, but there is no changelog in the lake"
+        f" {pipeline.lake_root}: it is not mounted on this host, or was moved or deleted",
+        "mount it, or name the folder where it is (lake); if it is lost, run the snapshot app with"
+        " --new-epoch, which takes all tables anew",
+    )
+
+
+def begun_epoch(store: Store, pipeline: Pipeline) -> EpochRecord:
+    """The present epoch. Raises LakeError when the lake is another pipeline's, or not there any more,
+    NoChangelogError before the first snapshot."""
+    epoch = find_epoch(pipeline)
+    if epoch is None and store.is_set_up():
+        store.migrate()
+        check_lake(pipeline, epoch, store.read_tables(pipeline.name))
+    return epoch or read_epoch(changelog_uri(pipeline.lake_root))

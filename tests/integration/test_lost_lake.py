@@ -1,0 +1,65 @@
+"""The lake of a pipeline that has begun is not there (not mounted, say): nothing takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.app import replicate
+from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
+from airflow_provider_pgrepl.replication.app.status import read_status
+from airflow_provider_pgrepl.replication.app.status_text import to_text
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+T = "public.t"
+
+
+def unmounted(kept: Kept) -> None:
+    lake = Path(kept.pipeline.lake_root)
+    lake.rename(lake.with_name("away"))
+    lake.mkdir()
+
+
+def without_changelog(kept: Kept) -> None:
+    changelog = Path(kept.changelog)
+    changelog.rename(changelog.with_name("away"))
+
+
+def named_wrongly(kept: Kept) -> None:
+    kept.configure(lake=f"{kept.pipeline.lake}2")
+
+
+@pytest.fixture(params=[unmounted, without_changelog, named_wrongly])
+def kept(dsn, tmp_path, monkeypatch, request) -> Kept:
+    execute(dsn, "create table t (id int primary key)", "insert into t values (1)")
+    kept = Kept(dsn, tmp_path, (T,), trust_table_owners=True)
+    kept.take(T)
+    lose: Callable[[Kept], None] = request.param
+    lose(kept)
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
+    return kept
+
+
+def test_a_snapshot_does_not_begin_again_and_leaves_the_slot(kept: Kept) -> None:
+    before = kept.slot()
+    for take in (take_tables, add_tables):
+        with pytest.raises(LakeError, match="not mounted") as caught:
+            take(kept.access)
+        assert "--new-epoch" in caught.value.hint
+    assert kept.slot() == before
+
+
+def test_replication_says_that_it_is_away(kept: Kept, caplog) -> None:
+    assert replicate.main(["--pipeline", str(kept.file)]) == 78
+    assert "is not mounted on this host" in caplog.text
+
+
+def test_status_says_so(kept: Kept) -> None:
+    shown = " ".join(to_text(read_status(kept.pipeline)).split())
+    assert "is not mounted on this host" in shown
+    assert "--new-epoch" in shown
