@@ -63,32 +63,28 @@ class Standings:
     def look(self) -> None:
         """To be called before what was received becomes durable. Raises SourceConnectionError, FencedError,
         LakeUnavailableError."""
-        digest = self._publishing().digest(self._connection)
+        # Tables that were copied since are to hear of it, too.
+        publishing = Publishing(self._writer.epoch_record.publication, self._index.relation_ids())
+        digest = publishing.digest(self._connection)
         if digest == self._writer.published:
             return
         if self._said is None or self._said.digest != digest:
-            self._say_first()
+            self._say_first(publishing, digest)
         elif self._writer.durable_lsn >= self._said.read_lsn:
             self._writer.published = digest
-            self._say(self._standings(self._publishing(), self._said.relation_ids))
+            self._say(self._standings(publishing, self._said.relation_ids))
             self._said = None
 
-    def _publishing(self, *, anew: bool = False) -> Publishing:
-        return Publishing(self._writer.epoch_record.publication, self._index.relation_ids(anew=anew))
-
-    def _say_first(self) -> None:
-        # Tables that were copied since are to hear of it, too.
-        publishing = self._publishing(anew=True)
-        digest = publishing.digest(self._connection)
+    def _say_first(self, publishing: Publishing, digest: int) -> None:
         if not publishing.oids:
             self._writer.published = digest
-        elif digest != self._writer.published:
-            standings = self._standings(publishing, publishing.oids)
-            moved = {oid: found for oid, found in standings.items() if found != self._known.get(oid)}
-            self._say(moved)
-            self._known = standings
-            unsaid = frozenset() if self._said is None else self._said.relation_ids
-            self._said = _Said(digest, written_lsn(self._connection), unsaid | moved.keys())
+            return
+        standings = self._standings(publishing, publishing.oids)
+        moved = {oid: found for oid, found in standings.items() if found != self._known.get(oid)}
+        self._say(moved)
+        self._known = standings
+        unsaid = frozenset() if self._said is None else self._said.relation_ids
+        self._said = _Said(digest, written_lsn(self._connection), unsaid | moved.keys())
 
     def _standings(self, publishing: Publishing, oids: Collection[int]) -> dict[int, Standing]:
         some = Publishing(publishing.publication, sorted(oids))

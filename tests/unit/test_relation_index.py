@@ -43,8 +43,15 @@ def test_what_an_index_has_read_it_knows_when_its_folder_is_gone(tmp_path):
     index = RelationIndex(relations_uri(str(tmp_path)))
     index.add(Epoch(1), announced("a"))
     shutil.rmtree(tmp_path / "_pgrepl")
-    assert index.relation_ids(anew=True) == [42]
+    assert index.relation_ids() == [42]
     assert index.find(42, announced("a").version) == announced("a")
+
+
+def test_what_others_have_added_since_is_known(tmp_path):
+    index = RelationIndex(relations_uri(str(tmp_path)))
+    assert index.relation_ids() == []
+    RelationIndex(relations_uri(str(tmp_path))).add(Epoch(1), announced("a"))
+    assert index.relation_ids() == [42]
 
 
 def test_what_was_in_force_is_told_for_any_place_by_a_later_process(tmp_path):

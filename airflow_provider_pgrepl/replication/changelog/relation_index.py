@@ -14,11 +14,17 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.storage import durable, make_folder, refusal
+from airflow_provider_pgrepl.replication.storage import (
+    durable,
+    make_folder,
+    open_storage,
+    refusal,
+)
 
 SCHEMA = pa.schema(
     [
@@ -68,6 +74,7 @@ class RelationIndex:
     def __init__(self, uri: str) -> None:
         self._uri = uri
         self._known: dict[tuple[int, int], str] | None = None
+        self._version = -1
         self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
 
     def add(self, epoch: Epoch, record: RelationRecord, place: Place | None = None) -> None:
@@ -123,11 +130,20 @@ class RelationIndex:
             raise refusal("the relation index cannot be written", error) from error
         self._remember(dict(zip(SCHEMA.names, values, strict=True)))
 
-    def relation_ids(self, *, anew: bool = False) -> list[int]:
-        """The oids of all that was ever announced or copied; `anew`: also since this was opened."""
-        if anew:
+    def relation_ids(self) -> list[int]:
+        """The oids of all that was ever announced or copied, by others too: tables are copied while changes
+        are received. Raises LakeUnavailableError."""
+        if self._has_grown():
             self._reload()
         return sorted({relation_id for relation_id, _ in self._entries()})
+
+    def _has_grown(self) -> bool:
+        filesystem, root = open_storage(self._uri)
+        try:
+            found = filesystem.get_file_info(f"{root}/_delta_log/{self._version + 1:020d}.json")
+        except OSError as error:
+            raise refusal("the relation index cannot be read", error) from error
+        return bool(found.type != fs.FileType.NotFound)
 
     def catalogs(self, relation_id: int) -> list[Relation]:
         """What the catalog said of a relation, whenever it was announced or copied; in no order."""
@@ -183,7 +199,9 @@ class RelationIndex:
         try:
             table = DeltaTable(self._uri)
         except TableNotFoundError:
+            self._version = -1
             return []
+        self._version = int(table.version())
         rows = pa.table(QueryBuilder().register("t", table).execute("select * from t").read_all())
         found: list[dict[str, Any]] = rows.to_pylist()
         return found
