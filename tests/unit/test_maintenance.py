@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 NOTHING = timedelta(0)
 DAY = timedelta(days=1)
+NOBODY = 65534
 
 
 def pipeline(lake: Path, **settings: float) -> Pipeline:
@@ -67,6 +71,44 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
     assert DeltaTable(f"{tmp_path}/public/a").version() == versions[-1]
     with pytest.raises(Exception, match=r"not found|No such file"):
         DeltaTable(f"{tmp_path}/public/a", version=3).to_pandas()
+
+
+@pytest.mark.parametrize("closed", ["lost+found", "public/lost+found", "closed", "public/closed"])
+def test_a_folder_that_may_not_be_looked_into_keeps_nothing_of_others(tmp_path: Path, closed: str) -> None:
+    for value in range(3):
+        overwrite(tmp_path, value)
+    for value in range(3):
+        write_deltalake(f"{tmp_path}/other/b", pa.table({"n": [value]}), mode="overwrite")
+    (tmp_path / closed).mkdir()
+    with as_somebody_who_may_not_enter(tmp_path, tmp_path / closed):
+        tidied = eager(tmp_path).run(soon())
+    is_ours = "lost+found" not in closed
+    assert (tidied.files, set(tidied.failed)) == (4, {closed} if is_ours else set())
+
+
+@contextmanager
+def as_somebody_who_may_not_enter(lake: Path, closed: Path) -> Iterator[None]:
+    """root may enter any folder, so that it has to become somebody else."""
+    if os.geteuid() != 0:
+        closed.chmod(0)
+        yield
+        closed.chmod(0o700)
+        return
+    for path in (lake, *lake.rglob("*")):
+        if path != closed:
+            os.chown(path, NOBODY, NOBODY)
+    outside = [path for path in lake.parents if path.stat().st_mode & 0o011 != 0o011]
+    modes = {path: path.stat().st_mode for path in outside}
+    for path in outside:
+        path.chmod(modes[path] | 0o011)
+    closed.chmod(0o700)
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        for path in outside:
+            path.chmod(modes[path])
 
 
 def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:

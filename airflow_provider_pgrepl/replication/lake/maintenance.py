@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ LOG_AGE = timedelta(hours=1)
 # deltalake checkpoints every 100 commits by default, the changelog every 1,000: these only fill in.
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 2_000
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
+_PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 
 @dataclass
@@ -120,7 +122,7 @@ class Maintenance:
         return {path: files.measured for path, files in self._files.items() if not path.startswith("_")}
 
     def _tidy_tables(self, tidied: Tidied, now: datetime, *, only_over: bool = False) -> None:
-        paths = [path for path in self._table_paths() if self._is_readable(path, tidied)]
+        paths = [path for path in self._table_paths(tidied) if self._is_readable(path, tidied)]
         if only_over:
             paths = [path for path in paths if self._is_over(path)]
             if not paths:
@@ -190,21 +192,31 @@ class Maintenance:
             self._files[path] = TableFiles(f"{self._pipeline.lake_root}/{path}")
         return self._files[path]
 
-    def _table_paths(self) -> Iterator[str]:
+    def _table_paths(self, tidied: Tidied) -> list[str]:
         """`<schema>/<table>` of every Delta table under the lake root, in a point or not."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         with storage_errors(self._pipeline.lake_root):
-            for schema in _folders(filesystem, root):
-                for table in _folders(filesystem, f"{root}/{schema}"):
-                    log_folder = filesystem.get_file_info(f"{root}/{schema}/{table}/_delta_log")
-                    if log_folder.type == fs.FileType.Directory:
-                        yield f"{schema}/{table}"
+            schemas = _folders(filesystem, root)
+        paths: list[str] = []
+        for schema in schemas:
+            with _failing_alone(schema, tidied), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
+                paths += (f"{schema}/{table}" for table in _folders(filesystem, f"{root}/{schema}"))
+        return [path for path in paths if self._is_table(path, tidied)]
+
+    def _is_table(self, path: str, tidied: Tidied) -> bool:
+        filesystem, root = open_storage(self._pipeline.lake_root)
+        kind = fs.FileType.NotFound
+        with _failing_alone(path, tidied), storage_errors(f"{self._pipeline.lake_root}/{path}"):
+            kind = filesystem.get_file_info(f"{root}/{path}/_delta_log").type
+        return bool(kind == fs.FileType.Directory)
 
 
 def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
+    """Those that may be ours by their names: a file system of the lake's own has a `lost+found`, which only
+    an administrator may look into."""
     infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
     names = [info.base_name for info in infos if info.type == fs.FileType.Directory]
-    return sorted(name for name in names if not name.startswith(("_", ".")))
+    return sorted(name for name in names if _PATH_SEGMENT.fullmatch(name))
 
 
 @contextmanager
