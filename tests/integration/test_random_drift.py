@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.copy import write_range
 from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, commit_snapshot, open_table
@@ -78,6 +78,8 @@ class Drifting(Received):
 
     def copy(self, table: Shifting, position: LSN) -> None:
         """Copy a table that nobody writes."""
+        with self.source() as source:
+            watching = event_trigger.read_watching(source, self.pipeline)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
             cursor.execute("select pg_export_snapshot()")
@@ -92,7 +94,8 @@ class Drifting(Received):
                 for file in write_range(self.dsn, snapshot, part, relation, self.pipeline, position, now)
             ]
         record = RelationRecord.of_catalog(relation)
-        RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record)
+        place = None if watching is None else Place(position, watching)
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record, place)
         commit_snapshot(
             self.lake_path(table.sql),
             lake_schema(relation, self.pipeline),
@@ -166,7 +169,8 @@ class Drifting(Received):
                 found = find_relation(source, TableName.parse(table.sql), self.pipeline.publication)
                 assert found is not None
                 publication.add_tables(self.dsn, self.pipeline.publication, [found], 10)
-            self.copy(table, LSN(self.durable_lsn - 1))
+            # As a slot's snapshot would: it sees all that was done until now.
+            self.copy(table, self.source_lsn())
         for table in self.tables:
             assert lake_difference(self, table) == {}, table.said
 

@@ -188,14 +188,15 @@ class Shifting:
         self.said.append("-- taken anew")
 
     def _doubted(self, following: Following, statements: Sequence[str]) -> Following:
-        """A rewrite and a change of another column, or a new column after one that came and went unseen, look
-        like what the lake must not follow."""
+        """A rewrite and a change or drop of another column, or a new column after one that came and went
+        unseen, look like what the lake must not follow."""
         text = " ".join(statements)
         doubtful = " add " in text and Mark.GAP in self.marks
         if " drop " in text:
+            doubtful |= Mark.REWRITTEN in self.marks
             self.marks.add(Mark.GAP)
         if any(type_ in text for type_ in ("type bigint", "type double", "type numeric(12,3)")):
-            doubtful |= bool({Mark.REWRITTEN, Mark.TOUCHED} & self.marks)
+            doubtful |= bool({Mark.REWRITTEN, Mark.TOUCHED, Mark.GAP} & self.marks)
             self.marks.add(Mark.REWRITTEN)
         elif " alter " in text or " add " in text:
             doubtful |= Mark.REWRITTEN in self.marks

@@ -33,7 +33,12 @@ class Partitioned(Shifting):
         super().alter(cursor, safely=safely and self.chance.random() < 0.5)
 
     def mended(self) -> list[str]:
-        return [f"alter table {self.sql}_{leaf} set logged" for leaf in ("low", "high_1", "high_2")]
+        leaves = [f"{self.sql}_{leaf}" for leaf in ("low", "high_1", "high_2")]
+        logged = [f"alter table {leaf} set logged" for leaf in leaves]
+        if not any("replica identity full" in text for text in self.said):
+            return logged
+        # What has another key than its table would be refused.
+        return [*logged, *(f"alter table {leaf} replica identity full" for leaf in leaves)]
 
     def makes(self, *, safely: bool) -> Sequence[Make]:
         if safely:
