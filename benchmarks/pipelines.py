@@ -14,8 +14,10 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.snapshot import SnapshotCopy
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver import Receiver
-from airflow_provider_pgrepl.replication.source import catalog, publication, slot, snapshot
+from airflow_provider_pgrepl.replication.source import catalog, publication, snapshot
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -32,7 +34,7 @@ def make_pipeline(folder: Path, name: str, *tables: str, **options: Any) -> Pipe
 
 def publish(dsn: str, pipeline: Pipeline) -> None:
     with closing(connect(dsn, "benchmark")) as source:
-        publication.create_publication(source, pipeline.publication, catalog.resolve_tables(source, pipeline))
+        publication.create_publication(source, pipeline.publication, resolve_tables(source, pipeline))
 
 
 def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> EpochRecord:
@@ -58,11 +60,11 @@ def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> Epoc
 def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Store) -> EpochRecord:
     """Slot, changelog and a copy of all tables; the publication exists."""
     with closing(connect(dsn, "benchmark")) as source:
-        relations = catalog.resolve_tables(source, pipeline)
+        relations = resolve_tables(source, pipeline)
         identifier = catalog.read_server(source).system_identifier
     store.register(pipeline, identifier, slot_owned=True, publication_owned=True)
     with (
-        slot.export_slot(dsn, pipeline.slot, temporary=False, timeout_s=60) as exported,
+        export_slot(dsn, pipeline.slot, temporary=False, timeout_s=60) as exported,
         snapshot.keep(dsn, exported.snapshot, relations, pipeline.publication, 10) as keeper,
     ):
         exported.close()

@@ -16,9 +16,12 @@ from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS, SECRET_EXTRAS, dsn_o
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source import catalog, preflight, publication, slot
+from airflow_provider_pgrepl.replication.source import catalog, preflight, publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
+from airflow_provider_pgrepl.replication.source.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot_record import Slot, drop_slot, read_slot
 
 _ROLE = "hook"
 
@@ -107,13 +110,13 @@ class PgReplicationHook(DbApiHook):
         """The tables that a pipeline's `tables` stand for. Raises ConfigError, TableError."""
         pipeline = Pipeline(name=_ROLE, lake="/", tables=tuple(patterns))
         with self._connected() as connection:
-            return [relation.table for relation in catalog.resolve_tables(connection, pipeline)]
+            return [relation.table for relation in resolve_tables(connection, pipeline)]
 
     def create_publication(self, name: str, tables: Sequence[str]) -> None:
         """Publish these tables (or patterns). Raises PublicationError when the name is taken."""
         pipeline = Pipeline(name=_ROLE, lake="/", tables=tuple(tables), publication=name)
         with self._connected() as connection:
-            publication.create_publication(connection, name, catalog.resolve_tables(connection, pipeline))
+            publication.create_publication(connection, name, resolve_tables(connection, pipeline))
 
     def get_publication(self, name: str) -> publication.Publication | None:
         with self._connected() as connection:
@@ -129,22 +132,22 @@ class PgReplicationHook(DbApiHook):
 
         Raises SlotError, SnapshotError (open transactions that the server waits for), ServerSettingError.
         """
-        with slot.export_slot(self.dsn(), name, temporary=False, timeout_s=timeout_s) as exported:
+        with export_slot(self.dsn(), name, temporary=False, timeout_s=timeout_s) as exported:
             return exported.consistent_point
 
-    def get_slot(self, name: str) -> slot.Slot | None:
+    def get_slot(self, name: str) -> Slot | None:
         with self._connected() as connection:
-            return slot.read_slot(connection, name)
+            return read_slot(connection, name)
 
     def drop_slot(self, name: str) -> None:
         """Drop it; one that is not there is as good as dropped. Raises SlotBusyError while it is read."""
         with self._connected() as connection:
-            slot.drop_slot(connection, name)
+            drop_slot(connection, name)
 
     def lag(self, slot_name: str) -> SlotLag:
         """What the slot has not confirmed, and how much WAL it keeps. Raises SlotError."""
         with self._connected() as connection:
-            found = slot.read_slot(connection, slot_name)
+            found = read_slot(connection, slot_name)
             source_lsn = catalog.wal_lsn(connection)
         if found is None or found.confirmed_flush_lsn is None:
             raise SlotError(f"there is no logical slot named {slot_name}")

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.slot import advance_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import advance_slot, read_slot
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.source.catalog import read_relation
+from airflow_provider_pgrepl.replication.source.relations import read_relation
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, parse_relation
 from tests.conftest import Connection

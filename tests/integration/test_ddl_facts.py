@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import find_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.relations import find_relation
 from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, parse_relation
 
 Run = Callable[..., Any]

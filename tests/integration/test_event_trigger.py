@@ -25,7 +25,6 @@ from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
 from airflow_provider_pgrepl.replication.source.ddl_seal import read_sealed, seal_of
 from airflow_provider_pgrepl.replication.source.event_trigger_sql import (
@@ -33,6 +32,7 @@ from airflow_provider_pgrepl.replication.source.event_trigger_sql import (
     removal_script,
     trigger_names,
 )
+from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.wire.messages import parse_message
 from demo.postgres import Server, binaries
 from tests.conftest import closing_connection, fresh_database

@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult
-from airflow_provider_pgrepl.replication.source.catalog import read_relation
+from airflow_provider_pgrepl.replication.source.relations import read_relation
 from airflow_provider_pgrepl.replication.state.drift import judge_catalog
 from tests.support.altered import Altered, done
 from tests.support.received import wait_until_seen

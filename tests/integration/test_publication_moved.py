@@ -9,7 +9,8 @@ import pytest
 
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source import catalog, publication
+from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.relations import find_relation
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 from tests.support.landed import Landed
 from tests.support.received import EAGER, wait_until_seen
@@ -178,7 +179,7 @@ def test_what_alters_nothing_of_a_table_does_not_stop_it(source: str, tmp_path: 
     execute(source, "create table s.w(id int primary key)", "insert into s.w values (1)")
     with watched.receiving() as receiver:
         with watched.source() as connection:
-            found = catalog.find_relation(connection, TableName("s", "w"))
+            found = find_relation(connection, TableName("s", "w"))
             assert found is not None
             publication.add_tables(source, watched.pipeline.publication, [found], 5)
             wait_until_seen(receiver, watched.source_lsn())

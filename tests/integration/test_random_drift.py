@@ -25,8 +25,8 @@ from airflow_provider_pgrepl.replication.lake.table_work import TableWork, bring
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import event_trigger, publication
-from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.state.drift import judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 from airflow_provider_pgrepl.replication.values import lake_schema

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source import copy_stream, slot_creatio
 from airflow_provider_pgrepl.replication.source.connection import connect, row, source_errors
 from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
-from airflow_provider_pgrepl.replication.source.slot import export_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until

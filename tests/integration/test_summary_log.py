@@ -13,8 +13,9 @@ from airflow_provider_pgrepl.replication.app.summary import SummaryLog
 from airflow_provider_pgrepl.replication.lake.apply import ApplierProgress
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiver import ReceiverProgress
-from airflow_provider_pgrepl.replication.source import slot
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot_record import drop_slot
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.recorded import Recorded
 from tests.support.replicated import wait_until
@@ -28,7 +29,7 @@ class Told:
         self.slot = f"summary_{psycopg2.extensions.parse_dsn(dsn)['dbname']}"
         self.shop = Recorded(dsn, slot=self.slot)
         self.pg = pg
-        with slot.export_slot(dsn, self.slot, temporary=False, timeout_s=60):
+        with export_slot(dsn, self.slot, temporary=False, timeout_s=60):
             pass
         self.received, self.applied = ReceiverProgress(), ApplierProgress()
         self.log = SummaryLog(
@@ -44,7 +45,7 @@ class Told:
 def told(dsn, pg):
     made = Told(dsn, pg)
     yield made
-    slot.drop_slot(pg, made.slot)
+    drop_slot(pg, made.slot)
 
 
 def test_states_changes_lag_and_wal_held_are_read(told):

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app.teardown import teardown
 from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection
 from tests.support.kept import Kept

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.source.catalog import read_relation
+from airflow_provider_pgrepl.replication.source.relations import read_relation
 from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
 from tests.support.altered import Altered, done
 from tests.support.replicated import execute

@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.app.skip import skip_transaction
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect, rows
-from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
 from demo.postgres import Server
 from tests.conftest import closing_connection

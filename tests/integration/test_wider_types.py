@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import find_relation
+from airflow_provider_pgrepl.replication.source.relations import find_relation
 from airflow_provider_pgrepl.replication.state.widening import Widening, find_widening
 from tests.conftest import Connection
 

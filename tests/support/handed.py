@@ -13,8 +13,8 @@ from airflow_provider_pgrepl.replication.lake.table_work import TableResult, Tab
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.catalog import find_relation
 from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.relations import find_relation
 from airflow_provider_pgrepl.replication.state.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from tests.conftest import closing_connection

@@ -14,7 +14,8 @@ from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapsh
 from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import catalog
+from airflow_provider_pgrepl.replication.source.relations import read_relation
+from airflow_provider_pgrepl.replication.source.selection import resolve_tables
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.received import Received
 
@@ -25,8 +26,8 @@ class Landed(Received):
     def begin(self) -> LSN:
         place = super().begin()
         with self.source() as source:
-            oids = [relation.oid for relation in catalog.resolve_tables(source, self.pipeline)]
-            found = [catalog.read_relation(source, oid, self.pipeline.publication) for oid in oids]
+            oids = [relation.oid for relation in resolve_tables(source, self.pipeline)]
+            found = [read_relation(source, oid, self.pipeline.publication) for oid in oids]
         self.relations: list[Relation] = [relation for relation in found if relation is not None]
         for relation in self.relations:
             self.copy(relation, place)

@@ -27,7 +27,9 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
 from airflow_provider_pgrepl.replication.source import catalog, publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.slot import Slot, export_slot, read_slot
+from airflow_provider_pgrepl.replication.source.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot_record import Slot, read_slot
 from tests.support.replicated import Replicated, wait_until
 
 _OPS = tuple("IUDTRMG")
@@ -42,7 +44,7 @@ class Received(Replicated):
     def begin(self) -> LSN:
         """Make publication, slot and changelog, as the snapshot app does; the consistent point."""
         with self.source() as source:
-            relations = catalog.resolve_tables(source, self.pipeline)
+            relations = resolve_tables(source, self.pipeline)
             if self.pipeline.publication_mode == "create":
                 publication.create_publication(source, self.pipeline.publication, relations)
             with export_slot(self.dsn, self.pipeline.slot, temporary=False, timeout_s=30) as exported:

@@ -12,9 +12,12 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.lake.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import catalog, slot, snapshot
+from airflow_provider_pgrepl.replication.source import catalog, snapshot
 from airflow_provider_pgrepl.replication.source.catalog import Server
+from airflow_provider_pgrepl.replication.source.exported_snapshot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.selection import Wishes
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot_record import drop_slot
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +35,11 @@ def begin_epoch(
     claims = Claims(taking.access.dsn, taking.source, pipeline, taking.store)
     claims.claim(server, last)
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
-    slot.drop_slot(taking.source, pipeline.slot)
+    drop_slot(taking.source, pipeline.slot)
     claims.prepare_publication(relations)
     for attempt in range(1, ATTEMPTS + 1):
-        slot.drop_slot(taking.source, pipeline.slot)
-        exported = slot.export_slot(
+        drop_slot(taking.source, pipeline.slot)
+        exported = export_slot(
             taking.access.dsn, pipeline.slot, temporary=False, timeout_s=pipeline.slot_timeout_s
         )
         try:
@@ -44,7 +47,7 @@ def begin_epoch(
             break
         except SnapshotError as error:
             if attempt == ATTEMPTS:
-                slot.drop_slot(taking.source, pipeline.slot)
+                drop_slot(taking.source, pipeline.slot)
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
@@ -62,7 +65,7 @@ def begin_epoch(
 
 def _begin(
     taking: Taking,
-    exported: slot.ExportedSnapshot,
+    exported: ExportedSnapshot,
     claims: Claims,
     server: Server,
     relations: list[Relation],
@@ -86,12 +89,12 @@ def _begin(
         return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 
-def _keep(taking: Taking, exported: slot.ExportedSnapshot, relations: list[Relation]) -> snapshot.Keeper:
+def _keep(taking: Taking, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot.Keeper:
     try:
         return taking.keep(exported, relations)
     except BaseException:
         exported.close()
-        slot.drop_slot(taking.source, taking.pipeline.slot)
+        drop_slot(taking.source, taking.pipeline.slot)
         raise
 
 
@@ -104,6 +107,6 @@ def _open_epoch(taking: Taking, record: EpochRecord, last: EpochRecord | None) -
             writer.begin_epoch(uri, record)
     except BaseException:
         # A slot that no changelog goes with would hold the source's WAL for nobody.
-        slot.drop_slot(taking.source, taking.pipeline.slot)
+        drop_slot(taking.source, taking.pipeline.slot)
         raise
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)

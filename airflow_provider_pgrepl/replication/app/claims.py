@@ -9,9 +9,10 @@ from airflow_provider_pgrepl.errors import PublicationError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import publication, slot
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog import Server
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 from airflow_provider_pgrepl.replication.source.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.state.store import Store
 
@@ -38,7 +39,7 @@ class Claims:
         pipeline = self.pipeline
         known = None if last is None or last.system_identifier != server.system_identifier else last
         ours = self.store.read_pipeline(pipeline.name)
-        found = slot.read_slot(self.source, pipeline.slot)
+        found = read_slot(self.source, pipeline.slot)
         slot_ours = (
             ours.slot_owned and ours.slot == pipeline.slot
             if ours is not None

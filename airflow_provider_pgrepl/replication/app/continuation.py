@@ -24,8 +24,8 @@ from airflow_provider_pgrepl.replication.lake.standing import read_standing
 from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.catalog import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
 from airflow_provider_pgrepl.replication.state.drift import Verdict, judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind

@@ -18,13 +18,9 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import (
-    find_relation,
-    read_relation,
-    read_relations,
-    written_lsn,
-)
+from airflow_provider_pgrepl.replication.source.catalog import written_lsn
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation, read_relations
 from airflow_provider_pgrepl.replication.source.table_problems import right_problems
 from airflow_provider_pgrepl.replication.state.drift import judge_catalog
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind

@@ -11,7 +11,6 @@ from airflow_provider_pgrepl.replication.app.drift_report import DriftReport, Ta
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import resolve_tables
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -20,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.publication import read_identity
-from airflow_provider_pgrepl.replication.source.selection import Wishes, select_tables
+from airflow_provider_pgrepl.replication.source.selection import Wishes, resolve_tables, select_tables
 from airflow_provider_pgrepl.replication.source.trial import run_on_trial, undone
 from airflow_provider_pgrepl.replication.state.drift_kind import Kind
 

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.skipping import pass_gaps, record_gap
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState

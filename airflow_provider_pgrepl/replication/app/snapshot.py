@@ -52,7 +52,7 @@ from airflow_provider_pgrepl.replication.source.selection import (
     check_choices,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.catalog import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import address, connect
-from airflow_provider_pgrepl.replication.source.slot import Slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import Slot, read_slot
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState

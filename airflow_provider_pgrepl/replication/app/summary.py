@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.receiver import ReceiverProgress
 from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.slot import read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

@@ -17,10 +17,12 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.snapshot import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.table_queue import Copied
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source import slot, snapshot
+from airflow_provider_pgrepl.replication.source import snapshot
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.exported_snapshot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.preflight import table_faults
 from airflow_provider_pgrepl.replication.source.selection import Selected, Wishes, select_tables
+from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
 from airflow_provider_pgrepl.replication.source.table_warnings import table_warnings
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -117,19 +119,17 @@ class Taking:
         faults = table_faults(self.source, self.pipeline, relations) if relations else {}
         return [relation for relation in relations if relation.table not in faults], unfit | faults
 
-    def _export(self, before: list[TableRecord]) -> slot.ExportedSnapshot:
+    def _export(self, before: list[TableRecord]) -> ExportedSnapshot:
         name = f"pgrepl_tmp_{self.source.info.backend_pid}"
         try:
-            return slot.export_slot(
-                self.access.dsn, name, temporary=True, timeout_s=self.pipeline.slot_timeout_s
-            )
+            return export_slot(self.access.dsn, name, temporary=True, timeout_s=self.pipeline.slot_timeout_s)
         except BaseException:
             self._take_back(before)
             raise
 
     def _copy_at(
         self,
-        exported: slot.ExportedSnapshot,
+        exported: ExportedSnapshot,
         relations: list[Relation],
         before: list[TableRecord],
         record: EpochRecord,
@@ -184,7 +184,7 @@ class Taking:
             if record.membership == "removed":
                 self.store.set_membership(self.pipeline.name, record.table, record.membership)
 
-    def keep(self, exported: slot.ExportedSnapshot, relations: list[Relation]) -> snapshot.Keeper:
+    def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> snapshot.Keeper:
         """Hold the snapshot and its tables. Raises what `snapshot.keep` does."""
         return snapshot.keep(
             self.access.dsn,
@@ -198,7 +198,7 @@ class Taking:
     def copy(
         self,
         keeper: snapshot.Keeper,
-        exported: slot.ExportedSnapshot,
+        exported: ExportedSnapshot,
         record: EpochRecord,
         *,
         begins_epoch: bool = False,

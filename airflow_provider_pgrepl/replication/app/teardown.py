@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.source import event_trigger
 from airflow_provider_pgrepl.replication.source.catalog import read_server
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
-from airflow_provider_pgrepl.replication.source.slot import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot_record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.temporary_slots import check_none_lingers
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 

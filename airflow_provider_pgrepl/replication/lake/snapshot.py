@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.lake.table_queue import Copied, copy_ta
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.slot import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.exported_snapshot import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper
 from airflow_provider_pgrepl.replication.state.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.state.store import Store

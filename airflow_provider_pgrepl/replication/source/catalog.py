@@ -11,19 +11,6 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, source_errors
-from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation, read_relations
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
-
-__all__ = [
-    "Server",
-    "find_relation",
-    "read_relation",
-    "read_relations",
-    "read_server",
-    "resolve_tables",
-    "wal_lsn",
-    "written_lsn",
-]
 
 _SERVER = """
 SELECT pg_catalog.current_setting('server_version_num')::int,

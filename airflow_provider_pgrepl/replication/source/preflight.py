@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import Server, read_server, resolve_tables
+from airflow_provider_pgrepl.replication.source.catalog import Server, read_server
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.selection import Wishes
+from airflow_provider_pgrepl.replication.source.selection import Wishes, resolve_tables
 from airflow_provider_pgrepl.replication.source.server_problems import (
     replication_problems,
     role_problems,

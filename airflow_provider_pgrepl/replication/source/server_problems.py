@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
     row,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.slot import PLUGIN, read_slot
+from airflow_provider_pgrepl.replication.source.slot_creation import PLUGIN
+from airflow_provider_pgrepl.replication.source.slot_record import read_slot
 
 OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000

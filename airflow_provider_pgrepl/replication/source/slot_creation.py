@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
+    connect,
     connect_replication,
     describe,
     row,
@@ -49,6 +50,20 @@ WHERE l.pid = %(pid)s AND NOT l.granted
 
 _CANCEL_GRACE_S = 10.0
 _ENDED_BY_US = (None, "57014", "57P01")
+
+
+def export_slot(dsn: str, name: str, *, temporary: bool, timeout_s: float) -> ExportedSnapshot:
+    """Create a slot with an exported snapshot.
+
+    The server waits for all transactions that write when it starts. After `timeout_s` this is given up:
+    SnapshotError names who is in the way, and no slot is left behind. Raises SlotError when the name is
+    taken, ServerSettingError when there is no free slot or sender or wal_level is not logical.
+    """
+    control = connect(dsn, "slot control")
+    try:
+        return SlotCreation(control, dsn, name, temporary=temporary, timeout_s=timeout_s).run()
+    finally:
+        control.close()
 
 
 class SlotCreation:
