@@ -21,23 +21,23 @@ from airflow_provider_pgrepl.errors import PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.drift import check_drift
-from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
-from airflow_provider_pgrepl.replication.app.migration_check import check_migration
-from airflow_provider_pgrepl.replication.app.removal import check_removable
-from airflow_provider_pgrepl.replication.app.skip import skip_transaction
-from airflow_provider_pgrepl.replication.app.status import read_status
-from airflow_provider_pgrepl.replication.app.status_text import to_json, to_text
-from airflow_provider_pgrepl.replication.app.tables import (
+from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
+from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
+from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
+from airflow_provider_pgrepl.replication.app.operations.removal import check_removable
+from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.operations.tables import (
     pause_tables,
     remove_tables,
     resume_tables,
     retry_tables,
 )
-from airflow_provider_pgrepl.replication.app.teardown import teardown
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.source import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.text_file import read_text
 from airflow_provider_pgrepl.shipped import add_commands
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.apply import Applier
+from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import Store

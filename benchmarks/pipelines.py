@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.snapshot import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver import Receiver
-from airflow_provider_pgrepl.replication.source import catalog, publication, snapshot
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.copy.keeper import keep
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -40,7 +42,7 @@ def publish(dsn: str, pipeline: Pipeline) -> None:
 def begin_changelog(dsn: str, pipeline: Pipeline, consistent_point: LSN) -> EpochRecord:
     """An empty changelog that goes on where the slot stands."""
     with closing(connect(dsn, "benchmark")) as source:
-        server = catalog.read_server(source)
+        server = read_server(source)
         found = publication.read_publication(source, pipeline.publication)
     assert found is not None
     record = EpochRecord(
@@ -61,11 +63,11 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
     """Slot, changelog and a copy of all tables; the publication exists."""
     with closing(connect(dsn, "benchmark")) as source:
         relations = resolve_tables(source, pipeline)
-        identifier = catalog.read_server(source).system_identifier
+        identifier = read_server(source).system_identifier
     store.register(pipeline, identifier, slot_owned=True, publication_owned=True)
     with (
         export_slot(dsn, pipeline.slot, temporary=False, timeout_s=60) as exported,
-        snapshot.keep(dsn, exported.snapshot, relations, pipeline.publication, 10) as keeper,
+        keep(dsn, exported.snapshot, relations, pipeline.publication, 10) as keeper,
     ):
         exported.close()
         record = begin_changelog(dsn, pipeline, exported.consistent_point)

@@ -13,8 +13,8 @@ from typing import Any
 import psycopg2
 
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from demo.postgres import Server
 
 _SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB"}

@@ -17,8 +17,8 @@ from psycopg.types.composite import CompositeInfo, register_composite
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.relations import find_relation
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source

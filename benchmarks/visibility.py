@@ -14,8 +14,8 @@ import psycopg2
 import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.points import points_uri
-from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
 

@@ -16,12 +16,14 @@ from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS, SECRET_EXTRAS, dsn_o
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source import catalog, preflight, publication
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.slot_record import Slot, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
 
 _ROLE = "hook"
 
@@ -93,7 +95,7 @@ class PgReplicationHook(DbApiHook):
         What depends on a pipeline's tables is `check`'s to find.
         """
         try:
-            server = preflight.check_server(self.dsn())
+            server = check_server(self.dsn())
         except PgReplError as error:
             return False, str(error)
         kind = "standby" if server.in_recovery else "primary"
@@ -104,7 +106,7 @@ class PgReplicationHook(DbApiHook):
 
     def check(self, pipeline: Pipeline) -> None:
         """Raise the error that a run of this pipeline would meet at the source; creates nothing."""
-        preflight.check_source(self.dsn(), pipeline)
+        check_source(self.dsn(), pipeline)
 
     def list_tables(self, patterns: Sequence[str]) -> list[TableName]:
         """The tables that a pipeline's `tables` stand for. Raises ConfigError, TableError."""
@@ -148,7 +150,7 @@ class PgReplicationHook(DbApiHook):
         """What the slot has not confirmed, and how much WAL it keeps. Raises SlotError."""
         with self._connected() as connection:
             found = read_slot(connection, slot_name)
-            source_lsn = catalog.wal_lsn(connection)
+            source_lsn = wal_lsn(connection)
         if found is None or found.confirmed_flush_lsn is None:
             raise SlotError(f"there is no logical slot named {slot_name}")
         confirmed = found.confirmed_flush_lsn

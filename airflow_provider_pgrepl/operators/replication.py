@@ -10,7 +10,7 @@ from airflow.sdk.exceptions import AirflowException
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.start_check import check_replication
+from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_replication
 
 _MODES = ("continuous", "caught_up")
 

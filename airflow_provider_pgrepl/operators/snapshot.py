@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_pgrepl.operators.pipeline_argument import parse_tables, read_flag, read_tables
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.start_check import check_snapshot
+from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_snapshot
 
 
 class PgSnapshotOperator(SparkAppOperator):

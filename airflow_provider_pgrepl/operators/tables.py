@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
 from airflow_provider_pgrepl.replication.app.access import Access
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.app.tables import Retried
+    from airflow_provider_pgrepl.replication.app.operations.tables import Retried
 
 
 class TablesOperator(BaseOperator):
@@ -58,7 +58,7 @@ class PgPauseTablesOperator(TablesOperator):
     """Let tables stand still; the changelog keeps what they need to go on. XCom: `tables`."""
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_provider_pgrepl.replication.app.tables import pause_tables
+        from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables
 
         pause_tables(access, tables)
         return {"tables": tables}
@@ -68,7 +68,7 @@ class PgResumeTablesOperator(TablesOperator):
     """Have paused tables catch up with the others. XCom: `tables`."""
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_provider_pgrepl.replication.app.tables import resume_tables
+        from airflow_provider_pgrepl.replication.app.operations.tables import resume_tables
 
         resume_tables(access, tables)
         return {"tables": tables}
@@ -86,7 +86,7 @@ class PgRetryTablesOperator(TablesOperator):
         super().__init__(tables=tables, **kwargs)
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:
-        from airflow_provider_pgrepl.replication.app.tables import retry_tables
+        from airflow_provider_pgrepl.replication.app.operations.tables import retry_tables
 
         tried = retry_tables(access, tables or None)
         refused = {str(table.table): _why(table) for table in tried if table.refused is not None}
@@ -120,7 +120,7 @@ class PgRemoveTablesOperator(TablesOperator):
         self.drop_lake_tables = drop_lake_tables
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:  # noqa: ARG002
-        from airflow_provider_pgrepl.replication.app.tables import remove_tables
+        from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
 
         dropped = read_flag("drop_lake_tables", self.drop_lake_tables)
         remove_tables(access, tables, drop_lake_tables=dropped)

@@ -52,7 +52,7 @@ class PgTeardownOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:  # noqa: ARG002
         # Imported here, as it brings deltalake along, which no parsing of a DAG needs.
-        from airflow_provider_pgrepl.replication.app.teardown import teardown
+        from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 
         with translated():
             result = teardown(

@@ -7,9 +7,9 @@ from psycopg2.extensions import connection
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.catalog import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.publication import read_identity
-from airflow_provider_pgrepl.replication.source.slot_record import read_slot
+from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
 NEW_EPOCH = "run the snapshot app with --new-epoch (operator: new_epoch=True) to take everything anew"
 

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
     read_flag,
     read_pipeline,
 )
-from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 from airflow_provider_pgrepl.replication.text_file import read_text
 from airflow_provider_pgrepl.triggers.drift import DriftTrigger
 
@@ -126,8 +126,8 @@ class PgSchemaDriftSensor(BaseSensorOperator):
     def _check(self) -> DriftReport | None:
         """What is found; None when that could not be seen just now, and is to be tried again."""
         # Imported where they run: they bring pyarrow along, which no parsing of a DAG needs.
-        from airflow_provider_pgrepl.replication.app.drift import check_drift
-        from airflow_provider_pgrepl.replication.app.migration_check import check_migration
+        from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
+        from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
 
         pipeline = read_pipeline(self.pipeline)
         if self._tries_a_migration:

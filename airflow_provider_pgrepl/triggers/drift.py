@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.hooks.access import access_to
 from airflow_provider_pgrepl.replication.config import Pipeline
 
 if TYPE_CHECKING:
-    from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+    from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 
 
 class DriftTrigger(BaseTrigger):
@@ -70,7 +70,7 @@ class DriftTrigger(BaseTrigger):
     def _check(self) -> dict[str, Any] | None:
         """The event that ends the waiting, if there is one."""
         # Imported in the thread that checks: it brings pyarrow along, and the triggerer waits for nobody.
-        from airflow_provider_pgrepl.replication.app.drift import check_drift
+        from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 
         try:
             report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.put_in_error)

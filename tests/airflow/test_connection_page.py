@@ -10,7 +10,7 @@ import psycopg2.extensions
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.preflight import check_source
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.source.publication import create_publication
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "connection.md"

@@ -61,7 +61,7 @@ def test_what_stays_in_error_is_named_once(shop: Recorded, monkeypatch: pytest.M
     from airflow.sdk.exceptions import AirflowFailException
 
     from airflow_provider_pgrepl.operators.tables import PgRetryTablesOperator
-    from airflow_provider_pgrepl.replication.app import tables
+    from airflow_provider_pgrepl.replication.app.operations import tables
 
     name = TableName("public", "a")
     refused = tables.Retried(name, DriftError("public.a: the table was dropped", "remove it"))

@@ -12,10 +12,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from airflow_provider_pgrepl.replication.app import replicate, snapshot, taking
+from airflow_provider_pgrepl.replication.app import replicate, snapshot
+from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
-from airflow_provider_pgrepl.replication.lake import apply, points, shares
-from airflow_provider_pgrepl.replication.lake import snapshot as snapshot_copy
+from airflow_provider_pgrepl.replication.lake import points
+from airflow_provider_pgrepl.replication.lake.applying import applier, tasks
+from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -46,14 +48,14 @@ def after(room: Any, name: str) -> None:
 
 def in_workers(replace: Callable[[Any], Any]) -> None:
     """Replace what tasks run: what this script defines travels to them by value."""
-    real = shares.bring_forward
+    real = tasks.bring_forward
 
-    class DyingCatchUp(shares.CatchUp):
+    class DyingCatchUp(tasks.CatchUp):
         def run(self) -> Any:
             return replace(real)(self.work, self.paths, self.upto_lsn)
 
-    apply.CatchUp = DyingCatchUp  # type: ignore[misc]
-    shares.bring_forward = lambda *arguments: replace(real)(*arguments)
+    applier.CatchUp = DyingCatchUp  # type: ignore[misc]
+    tasks.bring_forward = lambda *arguments: replace(real)(*arguments)
 
 
 def killed_while_it_runs(real: Any) -> Any:
@@ -101,7 +103,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
     "tables published": lambda: after(publication, "add_tables"),
-    "tables announced": lambda: after(taking.Taking, "announce"),
+    "tables announced": lambda: after(table_snapshotter.Taking, "announce"),
 }
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
 
 Run = Callable[..., Any]
 

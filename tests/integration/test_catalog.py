@@ -7,9 +7,9 @@ from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.catalog import end_of_last_record, read_server, wal_lsn
-from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.server import end_of_last_record, read_server, wal_lsn
 
 
 def pipeline(*tables, insert_only=(), **more):

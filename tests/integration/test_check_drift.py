@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceConnectionError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.drift import check_drift
-from airflow_provider_pgrepl.replication.app.drift_report import DriftReport
+from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
+from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.recorded import Recorded
@@ -105,7 +105,7 @@ def test_a_table_in_error_for_another_reason_is_not_drift(shop):
 
 
 def test_a_table_taken_anew_while_the_check_ran_is_left_alone(shop, run, monkeypatch):
-    from airflow_provider_pgrepl.replication.app import drift
+    from airflow_provider_pgrepl.replication.app.drift_check import check as drift
 
     found = drift.find_drift
 

@@ -4,7 +4,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, SourceConnectionError, TableError
-from airflow_provider_pgrepl.replication.app.migration_check import check_migration
+from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.support.recorded import Recorded
 

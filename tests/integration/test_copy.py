@@ -17,12 +17,12 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from airflow_provider_pgrepl.errors import LakeError, SourceError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy import WrittenFile, read_csv, write_range
+from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, read_csv, write_range
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.relations import find_relation
-from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.storage import open_storage
 
 POSITION = LSN.parse("1/2")

@@ -20,20 +20,20 @@ from airflow_provider_pgrepl.errors import PrivilegeError, SourceError
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.handles import forget
+from airflow_provider_pgrepl.replication.lake.delta.handles import forget
 from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.ddl_message import DdlMessage, parse_ddl_message
-from airflow_provider_pgrepl.replication.source.ddl_seal import read_sealed, seal_of
-from airflow_provider_pgrepl.replication.source.event_trigger_sql import (
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
     function_name,
     removal_script,
     trigger_names,
 )
-from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.wire.messages import parse_message
+from airflow_provider_pgrepl.replication.source.ddl_capture.message import DdlMessage, parse_ddl_message
+from airflow_provider_pgrepl.replication.source.ddl_capture.seal import read_sealed, seal_of
+from airflow_provider_pgrepl.replication.wire.logical_messages import parse_message
 from demo.postgres import Server, binaries
 from tests.conftest import closing_connection, fresh_database
 from tests.support.handed import Handed

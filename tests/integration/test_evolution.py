@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.replication.lake import evolve, evolving_table
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP
+from airflow_provider_pgrepl.replication.lake.evolving import evolution, evolving_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
-from airflow_provider_pgrepl.replication.lake.table import RELATION_APP
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from tests.support.altered import Altered, T, done
 from tests.support.replicated import execute
@@ -188,8 +188,8 @@ def test_whoever_dies_in_an_evolution_leaves_what_the_next_one_mends(
         return apply_changes(table, changes, relation)
 
     for owner, name, instead in (
-        (evolve.Evolution, "_evolve_history" if history else "_evolve_table", die),
-        (evolve.Evolution, "_evolve_table", die),
+        (evolution.Evolution, "_evolve_history" if history else "_evolve_table", die),
+        (evolution.Evolution, "_evolve_table", die),
         (evolving_table.EvolvingTable, "_apply_changes", apply_the_older),
         (evolving_table.EvolvingTable, "_settle", die),
     ):

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.replication.lake import table_work
+from airflow_provider_pgrepl.replication.lake.applying import table_work
 from tests.support.handed import Handed
 from tests.support.replicated import execute
 

@@ -9,10 +9,10 @@ import pytest
 from airflow_provider_pgrepl.errors import TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import MOST_PARTS, TOO_LARGE, Relation, TableName
-from airflow_provider_pgrepl.replication.source import event_trigger as event_trigger_of
-from airflow_provider_pgrepl.replication.source.preflight import check_source
-from airflow_provider_pgrepl.replication.source.relations import find_relation
-from airflow_provider_pgrepl.replication.source.types import Room, Types
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger as event_trigger_of
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.handed import Handed
 from tests.support.replicated import execute

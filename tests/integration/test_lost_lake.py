@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
 from airflow_provider_pgrepl.replication.app.status import read_status
-from airflow_provider_pgrepl.replication.app.status_text import to_text
+from airflow_provider_pgrepl.replication.app.status.text import to_text
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 

@@ -6,12 +6,12 @@ import pytest
 
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import replicate
-from airflow_provider_pgrepl.replication.app.claims import Claims
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
-from airflow_provider_pgrepl.replication.app.status import read_status
-from airflow_provider_pgrepl.replication.app.status_text import to_text
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import Claims
+from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
-from airflow_provider_pgrepl.replication.source.catalog import read_server
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.kept import Kept
 from tests.support.replicated import execute

@@ -6,7 +6,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from tests.support.handed import Handed
 
 

@@ -16,12 +16,12 @@ import pytest
 from airflow_provider_pgrepl.errors import PrivilegeError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.owner_code import read_owner_code
-from airflow_provider_pgrepl.replication.source.preflight import check_role, check_source, table_faults
-from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, Keeper, keep, open_copy
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper, keep, open_copy
+from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from tests.conftest import closing_connection
 
 TABLE = TableName("app", "t")

@@ -19,9 +19,9 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
-from airflow_provider_pgrepl.replication.source.preflight import check_server, check_source
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.slot_record import drop_slot
+from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from demo.postgres import Server
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PrivilegeError, PublicationError, Retry, SnapshotError
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.publication import (
     add_tables,
@@ -13,7 +14,6 @@ from airflow_provider_pgrepl.replication.source.publication import (
     drop_publication,
     read_publication,
 )
-from airflow_provider_pgrepl.replication.source.relations import find_relation
 from tests.conftest import closing_connection
 from tests.support.replicated import wait_until
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source import publication
-from airflow_provider_pgrepl.replication.source.relations import find_relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 from tests.support.landed import Landed
 from tests.support.received import EAGER, wait_until_seen

@@ -19,16 +19,22 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.copy import write_range
-from airflow_provider_pgrepl.replication.lake.table import RELATION_APP, app_id, commit_snapshot, open_table
-from airflow_provider_pgrepl.replication.lake.table_work import TableWork, bring_forward
+from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
+from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.copying.range import write_range
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    RELATION_APP,
+    app_id,
+    commit_snapshot,
+    open_table,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source import event_trigger, publication
-from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
-from airflow_provider_pgrepl.replication.source.relations import find_relation, read_relation
-from airflow_provider_pgrepl.replication.state.drift import judge_catalog
-from airflow_provider_pgrepl.replication.state.drift_kind import Kind
+from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.conftest import closing_connection
 from tests.support.random_ddl import Following, Shifting, ShiftingTables, lake_difference

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
-from airflow_provider_pgrepl.replication.lake.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from tests.support import every_type
 from tests.support.handed import Handed

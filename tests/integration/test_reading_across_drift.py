@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.lake.read import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source import event_trigger
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from tests.support.landed import Landed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import OWN_COLUMNS

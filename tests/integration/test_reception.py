@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError, PublicationError, SlotBusyError, SourceConnectionError
-from airflow_provider_pgrepl.replication import receiver
-from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
-from airflow_provider_pgrepl.replication.app.reception import Reception
+from airflow_provider_pgrepl.replication.app.reconnecting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving import receiver
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection

@@ -12,7 +12,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBusyError
-from airflow_provider_pgrepl.replication.app.tables import remove_tables
+from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.publication import read_publication

@@ -14,15 +14,17 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication import receiver as receiver_module
-from airflow_provider_pgrepl.replication.app.reception import Reception
+from airflow_provider_pgrepl.replication.receiving import receiver as receiver_module
+from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source import connection as connection_module
-from airflow_provider_pgrepl.replication.source import copy_stream, slot_creation, time_limit
+from airflow_provider_pgrepl.replication.source import time_limit
 from airflow_provider_pgrepl.replication.source.connection import connect, row, source_errors
-from airflow_provider_pgrepl.replication.source.copy_ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy import stream as copy_stream
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot import creation as slot_creation
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until

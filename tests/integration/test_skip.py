@@ -20,14 +20,14 @@ from airflow_provider_pgrepl.errors import (
     SlotBusyError,
     SlotError,
 )
-from airflow_provider_pgrepl.replication import skipping
-from airflow_provider_pgrepl.replication.app import skip
-from airflow_provider_pgrepl.replication.app.skip import skip_transaction
-from airflow_provider_pgrepl.replication.app.tables import pause_tables, retry_tables
+from airflow_provider_pgrepl.replication.app.operations import skip
+from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.operations.tables import pause_tables, retry_tables
 from airflow_provider_pgrepl.replication.changelog.messages import SkippedMessagesWarning, read_messages
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.lake.read import arrow_as_of
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiving import skipping
 from airflow_provider_pgrepl.replication.relation import TableName
 from demo.postgres import Server
 from tests.conftest import closing_connection

@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.slot_record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from demo.postgres import Server
 
 

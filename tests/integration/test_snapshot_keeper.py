@@ -15,11 +15,11 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
 )
 from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.relations import find_relation
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.slot_record import read_slot
-from airflow_provider_pgrepl.replication.source.snapshot import CopyRange, keep, open_copy, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy, plan_ranges
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceError
-from airflow_provider_pgrepl.replication import receiver, source_watch, standings
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving import catalog_watch, publication_watch, receiver
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
@@ -69,7 +69,7 @@ def test_a_relation_is_read_although_an_open_alter_holds_the_table(received: Rec
 def test_a_table_whose_catalog_cannot_be_read_stops_no_other(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = source_watch.read_relation
+    read = catalog_watch.read_relation
 
     def broken(connection: object, oid: int, publication: str, **more: bool) -> Relation | None:
         found = read(connection, oid, publication, **more)
@@ -77,7 +77,7 @@ def test_a_table_whose_catalog_cannot_be_read_stops_no_other(
             raise SourceError("reading the catalog: cache lookup failed (SQLSTATE XX000)")
         return found
 
-    monkeypatch.setattr(source_watch, "read_relation", broken)
+    monkeypatch.setattr(catalog_watch, "read_relation", broken)
     execute(dsn, "insert into t values (1, 'a')", "insert into u values (1)")
     received.receive()
     of_t, of_u = announced(received)
@@ -123,8 +123,8 @@ def test_the_publication_is_looked_at_once_a_flush(
     received = Received(dsn, tmp_path, ("public.t",), flush_interval_s=0.5)
     received.begin()
     looked = []
-    look = standings.Standings.look
-    monkeypatch.setattr(standings.Standings, "look", lambda self: (looked.append(1), look(self)))
+    look = publication_watch.Standings.look
+    monkeypatch.setattr(publication_watch.Standings, "look", lambda self: (looked.append(1), look(self)))
     began = time.monotonic()
     with received.receiving() as receiver:
         execute(dsn, *(f"insert into t values ({n})" for n in range(200)))

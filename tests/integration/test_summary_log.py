@@ -9,13 +9,13 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import StateError
-from airflow_provider_pgrepl.replication.app.summary import SummaryLog
-from airflow_provider_pgrepl.replication.lake.apply import ApplierProgress
+from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
+from airflow_provider_pgrepl.replication.lake.applying.applier import ApplierProgress
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import ReceiverProgress
-from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.slot_record import drop_slot
+from airflow_provider_pgrepl.replication.receiving.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.recorded import Recorded
 from tests.support.replicated import wait_until

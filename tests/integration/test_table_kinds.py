@@ -10,12 +10,12 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, PublicationError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
-from airflow_provider_pgrepl.replication.source.preflight import check_source
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
 from airflow_provider_pgrepl.replication.source.publication import create_publication
-from airflow_provider_pgrepl.replication.source.relations import find_relation
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
-from airflow_provider_pgrepl.replication.source.table_warnings import table_warnings
 from tests.support.received import Received
 
 

@@ -19,7 +19,11 @@ from airflow_provider_pgrepl.errors import (
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.tables import pause_tables, resume_tables, retry_tables
+from airflow_provider_pgrepl.replication.app.operations.tables import (
+    pause_tables,
+    resume_tables,
+    retry_tables,
+)
 from airflow_provider_pgrepl.replication.changelog.layout import floor_app
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN

@@ -21,9 +21,9 @@ from airflow_provider_pgrepl.errors import (
     SlotBusyError,
     StateError,
 )
-from airflow_provider_pgrepl.replication.app.teardown import teardown
-from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.slot_record import read_slot
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection
 from tests.support.kept import Kept

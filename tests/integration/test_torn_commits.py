@@ -27,7 +27,9 @@ def torn(dsn, tmp_path, monkeypatch) -> Received:
         points.append(ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": 0}))
     execute(dsn, "insert into t values (1)")
     told = one.slot().confirmed_flush_lsn
-    monkeypatch.setattr("airflow_provider_pgrepl.replication.receiver.Receiver._send_status", lambda *_: None)
+    monkeypatch.setattr(
+        "airflow_provider_pgrepl.replication.receiving.receiver.Receiver._send_status", lambda *_: None
+    )
     one.receive()
     monkeypatch.undo()
     assert one.slot().confirmed_flush_lsn == told

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.source.relations import read_relation
-from airflow_provider_pgrepl.replication.state.drift import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from tests.support.altered import Altered, done
 from tests.support.replicated import execute
 

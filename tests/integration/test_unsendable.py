@@ -10,11 +10,11 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import Retry, UnsendableError
-from airflow_provider_pgrepl.replication.app.reception import Reception
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import Receiver
-from airflow_provider_pgrepl.replication.source.preflight import check_source
-from airflow_provider_pgrepl.replication.source.server_warnings import ALWAYS_SENDABLE
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source
+from airflow_provider_pgrepl.replication.source.preflight.server_warnings import ALWAYS_SENDABLE
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_bytes

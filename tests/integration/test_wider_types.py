@@ -1,10 +1,10 @@
-"""state/widening.py against PostgreSQL: which ALTER … TYPE writes the table anew, and which texts stay."""
+"""drift/widening.py against PostgreSQL: which ALTER … TYPE writes the table anew, and which texts stay."""
 
 from __future__ import annotations
 
+from airflow_provider_pgrepl.replication.drift.widening import Widening, find_widening
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.relations import find_relation
-from airflow_provider_pgrepl.replication.state.widening import Widening, find_widening
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.conftest import Connection
 
 WIDENINGS = [

@@ -8,7 +8,7 @@ import io
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.copy_csv import whole_rows
+from airflow_provider_pgrepl.replication.lake.copying.csv import whole_rows
 
 VALUES = st.text(alphabet='ab",\n', max_size=300)
 

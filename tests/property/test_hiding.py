@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.changelog.hiding import without_hidden
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.receiving.excluded_values import without_hidden
 
 WIDTHS = {1: 1, 2: 3, 3: 4}
 VALUES = st.sampled_from([None, "", "a", "ü", "classified"])

@@ -13,10 +13,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
-from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy_csv import read_csv
+from airflow_provider_pgrepl.replication.lake.copying.csv import read_csv
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.relations import find_relation
 from tests.support.nested_types import SCALARS, Declared, Made, hstore, made_types, or_null
 from tests.support.rendered import lake_texts, source_texts
 

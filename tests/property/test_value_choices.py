@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy_csv import OddValueError, read_csv
+from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, read_csv
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.values import typed_column

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy_csv import OddValueError, whole_rows
+from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, whole_rows
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values.gregorian import days_since_epoch
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of

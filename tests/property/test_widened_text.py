@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.widened_text import widened_text
+from airflow_provider_pgrepl.replication.lake.evolving.widened_text import widened_text
 from airflow_provider_pgrepl.replication.relation import Column
 
 FLOATS = st.binary(min_size=4, max_size=4).map(lambda raw: struct.unpack("<f", raw)[0])

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.wire import messages
+from airflow_provider_pgrepl.replication.wire import logical_messages
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Split, Splitter
 from tests.support import wire_bytes as wire
 
@@ -168,7 +168,11 @@ def test_random_bytes_give_messages_or_a_wire_error(stream: list[bytes]) -> None
 @PATIENT
 @given(st.binary(max_size=60), st.sampled_from("RTM"))
 def test_control_messages_parse_or_are_refused(data: bytes, tag: str) -> None:
-    parse = {"R": messages.parse_relation, "T": messages.parse_truncate, "M": messages.parse_message}[tag]
+    parse = {
+        "R": logical_messages.parse_relation,
+        "T": logical_messages.parse_truncate,
+        "M": logical_messages.parse_message,
+    }[tag]
     with contextlib.suppress(WireError):
         parse(tag.encode() + data)
 
@@ -177,9 +181,11 @@ def test_control_messages_parse_or_are_refused(data: bytes, tag: str) -> None:
 @given(st.data())
 def test_every_cut_of_a_control_message_is_refused(data: st.DataObject) -> None:
     message = data.draw(CHANGES)[25:]
-    parse = {"R": messages.parse_relation, "T": messages.parse_truncate, "M": messages.parse_message}.get(
-        chr(message[0])
-    )
+    parse = {
+        "R": logical_messages.parse_relation,
+        "T": logical_messages.parse_truncate,
+        "M": logical_messages.parse_message,
+    }.get(chr(message[0]))
     if parse is None:
         return
     parse(message)

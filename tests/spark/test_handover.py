@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from airflow_provider_pgrepl.replication.app import beginning
+from airflow_provider_pgrepl.replication.app.snapshotting import epoch_beginning
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source import snapshot
-from airflow_provider_pgrepl.replication.source.exported_snapshot import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
+from airflow_provider_pgrepl.replication.source.copy import keeper
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
@@ -54,7 +54,7 @@ def test_a_commit_at_the_consistent_point_is_applied_once(spark, dsn, tmp_path, 
         return exported
 
     with monkeypatch.context() as patched:
-        patched.setattr(beginning, "export_slot", export_where_a_commit_begins)
+        patched.setattr(epoch_beginning, "export_slot", export_where_a_commit_begins)
         replicated.snapshot()
     assert replicated.lake_rows("public.t")["id"].to_pylist() == [1]
     replicated.catch_up()
@@ -83,16 +83,16 @@ def test_ddl_between_export_and_copy_takes_another_snapshot(spark, dsn, tmp_path
         "insert into t select g, g from generate_series(1, 100) g",
     )
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
-    keep, kept = snapshot.keep, []
+    keep, kept = keeper.keep, []
 
-    def keep_after_ddl(*arguments: object, **named: object) -> snapshot.Keeper:
+    def keep_after_ddl(*arguments: object, **named: object) -> keeper.Keeper:
         kept.append(arguments)
         if len(kept) == 1:
             execute(dsn, ddl)
         return keep(*arguments, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(snapshot, "keep", keep_after_ddl)
+        patched.setattr(keeper, "keep", keep_after_ddl)
         replicated.snapshot()
     assert len(kept) == 2
     replicated.assert_equal("public.t")

@@ -11,13 +11,13 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog import reader
-from airflow_provider_pgrepl.replication.lake import snapshot as snapshot_copy
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
+from airflow_provider_pgrepl.replication.lake.applying.tasks import CatchUp
+from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.shares import CatchUp
-from airflow_provider_pgrepl.replication.lake.table import app_id
-from airflow_provider_pgrepl.replication.lake.table_work import TableWork
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
 from tests.conftest import closing_connection

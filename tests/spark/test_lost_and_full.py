@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.replication.lake import range_copies
+from airflow_provider_pgrepl.replication.lake.copying import range_copies
 from tests.support.in_process import InProcess
 from tests.support.loop_disk import disk
 from tests.support.replicated import execute

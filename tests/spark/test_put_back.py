@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lake import apply as applier
+from airflow_provider_pgrepl.replication.lake.applying import applier
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.points import Points

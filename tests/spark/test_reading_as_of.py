@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.read import (
     consistent_read,
     create_views,
 )
-from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of
 from tests.support.in_process import InProcess
 from tests.support.landed import Landed

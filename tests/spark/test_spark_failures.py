@@ -16,7 +16,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {root!r})
 from airflow_provider_pgrepl.errors import SparkError
-from airflow_provider_pgrepl.replication.lake.range_copies import RangeCopies
+from airflow_provider_pgrepl.replication.lake.copying.range_copies import RangeCopies
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
 from types import SimpleNamespace

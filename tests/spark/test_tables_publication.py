@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.removal import remove_tables
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute

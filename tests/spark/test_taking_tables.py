@@ -13,9 +13,9 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.membership import new_tables
+from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake import snapshot as snapshot_copy
+from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.store import Store

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import event_trigger
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from tests.support.handed import Handed
 from tests.support.replicated import plain, quoted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
-from airflow_provider_pgrepl.replication.wire.messages import RelationMessage
+from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
 from tests.support import wire_bytes as wire
 
 TEXT = 25

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.changelog.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.changelog.stamping import Stamper
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiving.version_tagging import Stamper
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up

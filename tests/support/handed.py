@@ -6,16 +6,16 @@ from datetime import UTC, datetime
 
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.copy import write_range
+from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.copying.range import write_range
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
-from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.copy_ranges import plan_ranges
-from airflow_provider_pgrepl.replication.source.relations import find_relation
-from airflow_provider_pgrepl.replication.state.hidden_columns import without_excluded_defaults
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
 from tests.conftest import closing_connection
 from tests.support.received import Received

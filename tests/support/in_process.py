@@ -18,12 +18,12 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.apply import Applier
+from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
-from airflow_provider_pgrepl.replication.lake.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import wait_until

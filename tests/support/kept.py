@@ -6,12 +6,12 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.table import open_table
-from airflow_provider_pgrepl.replication.lake.table_work import TableResult
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source.catalog import read_server
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.handed import Handed

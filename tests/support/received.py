@@ -24,12 +24,13 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiver import KeepaliveRule, Receiver
-from airflow_provider_pgrepl.replication.source import catalog, publication
+from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
-from airflow_provider_pgrepl.replication.source.slot_creation import export_slot
-from airflow_provider_pgrepl.replication.source.slot_record import Slot, read_slot
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 from tests.support.replicated import Replicated, wait_until
 
 _OPS = tuple("IUDTRMG")
@@ -49,7 +50,7 @@ class Received(Replicated):
                 publication.create_publication(source, self.pipeline.publication, relations)
             with export_slot(self.dsn, self.pipeline.slot, temporary=False, timeout_s=30) as exported:
                 pass
-            server = catalog.read_server(source)
+            server = read_server(source)
             found = publication.read_publication(source, self.pipeline.publication)
         assert found is not None
         record = EpochRecord(
@@ -145,7 +146,7 @@ class Received(Replicated):
     def source_lsn(self) -> LSN:
         """All that was committed before this call is at or before it."""
         with self.source() as source:
-            return catalog.wal_lsn(source)
+            return wal_lsn(source)
 
 
 def wait_until_seen(receiver: Receiver, lsn: LSN, timeout: float = 150) -> None:

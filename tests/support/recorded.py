@@ -8,10 +8,10 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.source.catalog import read_server
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.publication import create_publication
-from airflow_provider_pgrepl.replication.source.relations import read_relations
-from airflow_provider_pgrepl.replication.source.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy_csv import read_csv
+from airflow_provider_pgrepl.replication.lake.copying.csv import read_csv
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.source.relations import find_relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.support.scalar_types import DAY, Case
 
 # Of all built-in types, so that psycopg2 gives texts as they come.

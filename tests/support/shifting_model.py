@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.judge import Kind, judge
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
-from airflow_provider_pgrepl.replication.state.drift import Kind, judge
-from airflow_provider_pgrepl.replication.wire.messages import RelationMessage
+from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 TABLE = TableName("public", "t")

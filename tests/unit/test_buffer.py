@@ -1,4 +1,4 @@
-"""changelog/buffer.py: whole transactions apart from the open one, and memory that stays bounded."""
+"""receiving/buffer.py: whole transactions apart from the open one, and memory that stays bounded."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""lake/copied_choices.py: which choices hold for a table, those of its copy or those of the pipeline file."""
+"""lake/applying/copied_choices.py: which choices hold for a table, its copy's or the pipeline file's."""
 
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copied_choices import changed_choices, pipeline_of
+from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, pipeline_of
 from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
 
 T = TableName("public", "t")

@@ -11,11 +11,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError
-from airflow_provider_pgrepl.replication.lake.declared_bounds import declared_columns
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.statistics import MOST_COLUMNS, has_safe_bounds
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.statistics import MOST_COLUMNS, has_safe_bounds
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     app_id,
     bounded_columns,
     commit_nothing,
@@ -25,6 +24,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 APP = app_id("p", Epoch(1))

@@ -1,4 +1,4 @@
-"""state/drift.py: what counts as a change of shape, and how it is said."""
+"""drift/judge.py: what counts as a change of shape, and how it is said."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.judge import judge, judge_catalog
+from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, Standing, TableName
-from airflow_provider_pgrepl.replication.state.drift import judge, judge_catalog
-from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 RECORDED = Relation(
     oid=7,

@@ -9,10 +9,10 @@ import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge, judge_catalog
+from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.relation import Column, Partition, PgType, Relation, TableName
-from airflow_provider_pgrepl.replication.state.drift import Verdict, judge, judge_catalog
-from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.wire.messages import WireColumn
+from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 ID = Column("id", 1, 23, -1, "integer", is_key=True, not_null=True, xmin=10)

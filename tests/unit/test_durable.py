@@ -17,16 +17,16 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
-from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
-from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     app_id,
     commit_snapshot,
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.announced import relation

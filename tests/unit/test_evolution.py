@@ -1,4 +1,4 @@
-"""lake/evolution.py: changes and lake rows from one relation of a table into the next."""
+"""lake/evolving/translation.py: changes and lake rows from one relation of a table into the next."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.evolution import evolved, translated
+from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, translated
 from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import table_of

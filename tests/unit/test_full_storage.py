@@ -16,9 +16,9 @@ from airflow_provider_pgrepl.errors import LakeUnavailableError, Retry
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch, create_changelog, mark
-from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.table import commit_snapshot, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.table import commit_snapshot, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage.refusal import delta_errors, is_full, is_refusal, refusal
 from tests.support.announced import relation

@@ -12,7 +12,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.copy import write_files
+from airflow_provider_pgrepl.replication.lake.copying.range import write_files
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.history.place import (
@@ -24,7 +25,6 @@ from airflow_provider_pgrepl.replication.lake.history.place import (
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema

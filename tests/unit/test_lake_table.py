@@ -12,9 +12,9 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
-from airflow_provider_pgrepl.replication.lake.parquet_files import WrittenFile
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     CLOSED,
     app_id,
     commit_nothing,

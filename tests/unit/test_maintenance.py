@@ -1,4 +1,4 @@
-"""lake/maintenance.py and lake/table_files.py on real Delta tables."""
+"""lake/maintenance.py and lake/delta/table_files.py on real Delta tables."""
 
 from __future__ import annotations
 

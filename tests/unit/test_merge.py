@@ -21,14 +21,14 @@ from airflow_provider_pgrepl.errors import (
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     app_id,
     commit_properties,
     commit_snapshot,
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema

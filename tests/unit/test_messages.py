@@ -1,11 +1,11 @@
-"""wire/messages.py: Relation, Truncate and Message as PostgreSQL sends them."""
+"""wire/logical_messages.py: Relation, Truncate and Message as PostgreSQL sends them."""
 
 from __future__ import annotations
 
 import pytest
 
 from airflow_provider_pgrepl.errors import WireError
-from airflow_provider_pgrepl.replication.wire.messages import (
+from airflow_provider_pgrepl.replication.wire.logical_messages import (
     LogicalMessage,
     RelationMessage,
     TruncateMessage,

@@ -13,9 +13,9 @@ from deltalake import QueryBuilder
 
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
-from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.table import app_id, commit_snapshot, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, TableName
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column

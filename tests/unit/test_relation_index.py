@@ -8,7 +8,7 @@ from deltalake import write_deltalake
 from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 
 def announced(name: str) -> RelationRecord:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, SnapshotError, TableError
-from airflow_provider_pgrepl.replication.lake.table_queue import copy_tables
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import copy_tables
 from airflow_provider_pgrepl.replication.relation import TableName
 
 TABLES = [TableName("public", f"t{number}") for number in range(9)]

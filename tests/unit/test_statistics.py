@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.replication.lake.compaction import compact_small_files
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     app_id,
     commit_snapshot,
     open_table,
 )
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import quote_identifier
 

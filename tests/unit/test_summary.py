@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from airflow_provider_pgrepl.replication.app.summary import Summary
+from airflow_provider_pgrepl.replication.app.status.summary import Summary
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 GOOD = Summary(

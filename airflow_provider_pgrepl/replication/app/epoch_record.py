@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError
-from airflow_provider_pgrepl.replication.app.membership import Records
+from airflow_provider_pgrepl.replication.app.requested_tables import Records
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
-from airflow_provider_pgrepl.replication.app.membership import Records
+from airflow_provider_pgrepl.replication.app.requested_tables import Records
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.config import Pipeline

@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.errors import SourceError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.slot_record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
 log = logging.getLogger(__name__)
 

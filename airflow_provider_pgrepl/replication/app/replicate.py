@@ -17,26 +17,26 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
-from airflow_provider_pgrepl.replication.app.lasting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
-from airflow_provider_pgrepl.replication.app.reception import Reception
+from airflow_provider_pgrepl.replication.app.reconnecting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
-from airflow_provider_pgrepl.replication.app.summary import SummaryLog
+from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.apply import Applier
+from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.catalog import wal_lsn
+from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.preflight import check_role
+from airflow_provider_pgrepl.replication.source.preflight.check import check_role
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

@@ -23,19 +23,19 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.beginning import begin_epoch
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner, find_epoch, has_tables
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
-from airflow_provider_pgrepl.replication.app.membership import (
+from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
     retire_strangers,
     unrecorded,
     wishes_of,
 )
-from airflow_provider_pgrepl.replication.app.start_check import check_addable, check_known
-from airflow_provider_pgrepl.replication.app.taking import Outcome, Taking
+from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import begin_epoch
+from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_addable, check_known
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, Taking
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
@@ -44,15 +44,15 @@ from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.run_result import leave_result
-from airflow_provider_pgrepl.replication.source import event_trigger
-from airflow_provider_pgrepl.replication.source.preflight import check_source, check_surroundings
-from airflow_provider_pgrepl.replication.source.selection import (
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
     Selected,
     Wishes,
     check_choices,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.source.slot_record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

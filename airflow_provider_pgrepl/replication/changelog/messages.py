@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage
 from airflow_provider_pgrepl.replication.values.binary import Binary
-from airflow_provider_pgrepl.replication.wire.messages import DDL_PREFIX
+from airflow_provider_pgrepl.replication.wire.logical_messages import DDL_PREFIX
 
 MESSAGE_SCHEMA = pa.schema(
     [

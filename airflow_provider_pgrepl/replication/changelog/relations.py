@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 
 from airflow_provider_pgrepl.replication.relation import Relation, Standing
-from airflow_provider_pgrepl.replication.wire.messages import RelationMessage, WireColumn
+from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
-from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors

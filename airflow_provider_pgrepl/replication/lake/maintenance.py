@@ -14,6 +14,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.points_budget import (
@@ -22,7 +23,6 @@ from airflow_provider_pgrepl.replication.lake.points_budget import (
     versions_by_path,
     within_budget,
 )
-from airflow_provider_pgrepl.replication.lake.table_files import TableFiles
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 

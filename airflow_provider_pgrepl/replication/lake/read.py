@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.errors import ChangelogError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.reading.as_of import (
@@ -35,7 +36,6 @@ from airflow_provider_pgrepl.replication.lake.reading.table_version import Table
 from airflow_provider_pgrepl.replication.lake.reading.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.reading.views import create_views
 from airflow_provider_pgrepl.replication.lake.session import check_delta
-from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 

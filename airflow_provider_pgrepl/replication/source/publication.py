@@ -11,17 +11,17 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source import time_limit
+from airflow_provider_pgrepl.replication.source.catalog.relations import (
+    COLUMN_LISTS_SINCE,
+    GENERATED_COLUMNS_SINCE,
+)
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.relations import (
-    COLUMN_LISTS_SINCE,
-    GENERATED_COLUMNS_SINCE,
-)
-from airflow_provider_pgrepl.replication.source.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
 
 _PARTITIONS_PATIENCE_S = 0.5
 

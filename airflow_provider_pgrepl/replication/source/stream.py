@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
 from airflow_provider_pgrepl.replication.wire.columns import HEADER, POSTGRES_EPOCH_US
-from airflow_provider_pgrepl.replication.wire.messages import without_content
+from airflow_provider_pgrepl.replication.wire.logical_messages import without_content
 
 _KEEPALIVE = struct.Struct(">cqqB")
 _STATUS = struct.Struct(">cqqqqB")

@@ -9,6 +9,12 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    RELATION_APP,
+    RESNAPSHOT_HINT,
+    epoch_of,
+    read_position,
+)
 from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
 from airflow_provider_pgrepl.replication.lake.history.table import append_versions, snapshot_app
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
@@ -17,12 +23,6 @@ from airflow_provider_pgrepl.replication.lake.merging.merge import (
     apply_changes,
     check_columns,
     slices,
-)
-from airflow_provider_pgrepl.replication.lake.table import (
-    RELATION_APP,
-    RESNAPSHOT_HINT,
-    epoch_of,
-    read_position,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation

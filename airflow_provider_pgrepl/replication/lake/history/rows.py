@@ -13,12 +13,12 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.history import place as history
 from airflow_provider_pgrepl.replication.lake.history.versions import EndedVersions, ended_versions
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
 from airflow_provider_pgrepl.replication.values import (

@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, check_ours, open_table
 from airflow_provider_pgrepl.replication.lake.history import place as layout
 from airflow_provider_pgrepl.replication.lake.history.rows import closed, current_rows
 from airflow_provider_pgrepl.replication.lake.history.table import (
@@ -19,7 +20,6 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     snapshot_marks,
 )
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
-from airflow_provider_pgrepl.replication.lake.table import CLOSED, app_id, check_ours, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED

@@ -14,9 +14,8 @@ from deltalake import DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema, history_uri
-from airflow_provider_pgrepl.replication.lake.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     CLOSED,
     allow_timestamp_without_tz,
     app_id,
@@ -27,6 +26,7 @@ from airflow_provider_pgrepl.replication.lake.table import (
     earlier_apps,
     open_table,
 )
+from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema, history_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
 from airflow_provider_pgrepl.replication.storage import delta_errors, durable, storage_errors

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, Schema
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, read_position
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
@@ -24,7 +25,6 @@ from airflow_provider_pgrepl.replication.lake.merging.merge_rows import RowsComm
 from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import bytes_before
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
 from airflow_provider_pgrepl.replication.values import lake_schema

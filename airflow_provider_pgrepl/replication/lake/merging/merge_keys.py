@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import HeldKeys
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, replaced, take
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.relation import quote_identifier
 
 

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import Collapsed
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, take
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column, typed_columns
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
 
-from airflow_provider_pgrepl.replication.lake.statistics import has_safe_bounds, writer_properties
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     Result,
     bounded_columns,
     commit_nothing,

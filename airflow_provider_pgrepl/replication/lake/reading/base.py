@@ -9,16 +9,16 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
-from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
-from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
-from airflow_provider_pgrepl.replication.lake.relations_in_force import read_relations
-from airflow_provider_pgrepl.replication.lake.table import (
+from airflow_provider_pgrepl.replication.lake.delta.table import (
     EXPORTED_APP,
     RELATION_APP,
     RESNAPSHOT_HINT,
     open_table,
 )
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
+from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 

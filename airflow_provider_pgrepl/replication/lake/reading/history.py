@@ -16,7 +16,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.evolution import evolved
+from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import (
     FROM_EPOCH,
     FROM_LSN,

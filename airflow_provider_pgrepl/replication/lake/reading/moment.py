@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_floor_lsn,
 )
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.lake.table import app_id
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 

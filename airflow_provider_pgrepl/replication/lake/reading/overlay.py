@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.evolution import evolved, is_same_layout
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import walk_relations
+from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, is_same_layout
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
 from airflow_provider_pgrepl.replication.lake.reading.entries import entries_of
 from airflow_provider_pgrepl.replication.lake.reading.replaced import Replaced
-from airflow_provider_pgrepl.replication.lake.relations_in_force import walk_relations
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
 from airflow_provider_pgrepl.replication.lake.reading.entries import (
@@ -24,7 +25,6 @@ from airflow_provider_pgrepl.replication.lake.reading.entries import (
     replaced,
     value,
 )
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 

@@ -15,6 +15,8 @@ from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import Walk, walk_relations
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.base import Base, Bases, membership, no_relation
@@ -23,8 +25,6 @@ from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
 from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lake.reading.verification import Unverified, find_unverified
-from airflow_provider_pgrepl.replication.lake.relations_in_force import Walk, walk_relations
-from airflow_provider_pgrepl.replication.lake.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.values import lake_schema

@@ -18,14 +18,14 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.commit_files import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.drift.judge import judge
+from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
+from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptChanges
-from airflow_provider_pgrepl.replication.lake.table import open_table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
-from airflow_provider_pgrepl.replication.state.drift import judge
-from airflow_provider_pgrepl.replication.state.drift_kind import Kind
-from airflow_provider_pgrepl.replication.wire.messages import WireColumn
+from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 
 class UnverifiedWarning(UserWarning):

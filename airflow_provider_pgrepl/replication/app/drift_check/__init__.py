@@ -1,0 +1,1 @@
+"""The catalog looked at without a row, and migrations tried."""

@@ -1,0 +1,240 @@
+"""check_drift: whether the tables at the source are still what their lake tables were built for.
+
+The stream tells of DDL only before the next change of that table. This looks at the catalog, at any time and
+whether the pipeline runs or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import DriftError, PgReplError, PrivilegeError, Remedy
+from airflow_provider_pgrepl.replication.app.access import Access, not_recorded
+from airflow_provider_pgrepl.replication.app.drift_check.awaited_truncate import (
+    may_be_truncated,
+    wait_until_applied,
+)
+from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
+from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
+from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import (
+    find_relation,
+    read_relation,
+    read_relations,
+)
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.preflight.table_problems import right_problems
+from airflow_provider_pgrepl.replication.source.server import written_lsn
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+_IN_LAKE = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+_DRIFT_ERRORS = (DriftError.__name__, PrivilegeError.__name__)
+_AWAITED = "all its files are new ones, as after a TRUNCATE of which the stream has not told yet"
+_CAUSE_GONE = "the cause is gone: retry the table"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A relation that is not as it was recorded: what happened, and the error if it cannot go on."""
+
+    reason: str
+    error: PgReplError | None
+
+
+def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
+    """Compare every table in the lake with the catalog as it is now.
+
+    Tables that cannot go on are put in error, unless told otherwise; what their lake tables will follow by
+    themselves is only reported. May wait, a minute or so, until a running pipeline has applied what was
+    committed before: a TRUNCATE of a partitioned table looks like drift until then. Raises PublicationError
+    when the publication is gone, was made anew or publishes less; StateError for a pipeline that is not set
+    up; SourceConnectionError, PrivilegeError.
+    """
+    pipeline = access.pipeline
+    with access.source("drift") as source, access.store("drift") as store:
+        if store.read_pipeline(pipeline.name) is None:
+            raise not_recorded(pipeline.name)
+        # What was seen comes before what is compared with it: `mark_errored` leaves alone what changed since.
+        records = store.read_tables(pipeline.name)
+        watched = _watched(records)
+        _check_publications(source, pipeline, watched.values())
+        current = _with_partitions(source, pipeline, current_relations(source, pipeline, _relations(watched)))
+        rights, seen_at = lost_rights(source, _relations(watched)), written_lsn(source)
+        awaited = [
+            relation
+            for relation in _relations(watched)
+            if may_be_truncated(relation, current[relation.table], pipeline)
+        ]
+        is_settled = not awaited or wait_until_applied(store, pipeline.name, seen_at)
+        if awaited:
+            # What the stream told of a TRUNCATE until then is recorded by now.
+            again = _watched(store.read_tables(pipeline.name))
+            watched = {table: again[table] for table in watched if table in again}
+        findings = find_drift(pipeline, _relations(watched), current, rights)
+        if not is_settled:
+            findings |= {known.table: Finding(_AWAITED, rights.get(known.oid)) for known in awaited}
+        report = _Report(store, pipeline, seen_at, put_in_error)
+        tables = tuple(report.drifts(watched, findings))
+        new = _new_tables(source, pipeline, records)
+    return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables)
+
+
+def find_drift(
+    pipeline: Pipeline,
+    recorded: Iterable[Relation],
+    current: Mapping[TableName, Relation | None],
+    rights: Mapping[int, PgReplError],
+) -> dict[TableName, Finding]:
+    """What became of these relations, by the names that they were recorded with.
+
+    `rights` are the errors of tables that may not be read any more, by oid.
+    """
+    findings = {}
+    for relation in recorded:
+        verdict = judge_catalog(relation, current[relation.table], pipeline)
+        if verdict.kind is Kind.UNSAFE:
+            error: PgReplError | None = DriftError(verdict.reason, verdict.hint, verdict.remedy)
+        else:
+            error = rights.get(relation.oid)
+        if error is not None or verdict.kind is Kind.SAFE:
+            reason = error.message if error is not None else verdict.reason
+            findings[relation.table] = Finding(reason, error)
+    return findings
+
+
+def current_relations(
+    source: Connection, pipeline: Pipeline, recorded: list[Relation], *, planned: bool = False
+) -> dict[TableName, Relation | None]:
+    """Each relation as it is now: the table itself, else the one that has taken its name, else None.
+
+    `planned`: see `read_relations`.
+    """
+    oids = {relation.table: relation.oid for relation in recorded}
+    found = read_relations(source, oids.values(), pipeline.publication, planned=planned)
+    for table, oid in oids.items():
+        if oid not in found and (successor := find_relation(source, table)) is not None:
+            oids[table] = successor.oid
+    taken = set(oids.values()) - found.keys()
+    found |= read_relations(source, taken, pipeline.publication, planned=planned) if taken else {}
+    return {table: found.get(oid) for table, oid in oids.items()}
+
+
+def _with_partitions(
+    source: Connection, pipeline: Pipeline, current: dict[TableName, Relation | None]
+) -> dict[TableName, Relation | None]:
+    """Partitioned ones read once more, with what only looking into their partitions tells."""
+    return {
+        table: read_relation(
+            source,
+            relation.oid,
+            pipeline.publication,
+            had_rows=True,
+            trusts_owners=pipeline.trust_table_owners,
+        )
+        if relation is not None and relation.partitions
+        else relation
+        for table, relation in current.items()
+    }
+
+
+def _watched(records: Mapping[TableName, TableRecord]) -> dict[TableName, TableRecord]:
+    return {table: record for table, record in records.items() if _is_watched(record)}
+
+
+def _relations(watched: Mapping[TableName, TableRecord]) -> list[Relation]:
+    return [record.relation for record in watched.values() if record.relation is not None]
+
+
+def _new_tables(
+    source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
+) -> tuple[str, ...]:
+    if pipeline.new_tables == "ignore":
+        return ()
+    return tuple(str(table) for table in new_tables(source, pipeline, records))
+
+
+def _is_watched(record: TableRecord) -> bool:
+    if record.relation is None:
+        return False
+    return record.state in _IN_LAKE or _is_drift_error(record)
+
+
+def _is_drift_error(record: TableRecord) -> bool:
+    """Whether it stopped for what this looks for: a check must not depend on who was the first to see it."""
+    return record.state is TableState.ERRORED and record.error in _DRIFT_ERRORS
+
+
+def _check_publications(source: Connection, pipeline: Pipeline, watched: Iterable[TableRecord]) -> None:
+    oids = {
+        record.relation.publication_oid
+        for record in watched
+        if record.relation is not None and record.state in _IN_LAKE
+    }
+    for oid in sorted(oids - {0}):
+        check_publication(source, pipeline.publication, oid)
+
+
+def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgReplError]:
+    """Of each table that the role may not read, or not as a whole, what it lacks; by oid."""
+    if not any(right_problems(source, relations)):
+        return {}
+    found: dict[int, PgReplError] = {}
+    for relation in relations:
+        problems = list(right_problems(source, [relation]))
+        if problems:
+            hint = "; ".join(problem.hint for problem in problems)
+            found[relation.oid] = PrivilegeError(
+                "; ".join(problem.message for problem in problems),
+                f"{hint}; then retry the table",
+                Remedy.GRANT,
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Turns findings into lines of the report, and tables that cannot go on into ones in error."""
+
+    store: Store
+    pipeline: Pipeline
+    lsn: LSN
+    put_in_error: bool
+
+    def drifts(
+        self, watched: dict[TableName, TableRecord], findings: dict[TableName, Finding]
+    ) -> Iterator[TableDrift]:
+        for table, record in watched.items():
+            finding = findings.get(table)
+            if record.state is TableState.ERRORED:
+                yield self._in_error(record, finding)
+            elif finding is not None:
+                yield from self._found(record, finding)
+
+    def _found(self, record: TableRecord, finding: Finding) -> Iterator[TableDrift]:
+        table, state = str(record.table), record.state.value
+        if finding.error is None:
+            yield TableDrift(table, Kind.SAFE.value, finding.reason, state=state)
+            return
+        marked = self.put_in_error and self.store.mark_errored(
+            self.pipeline.name, record, finding.error, lsn=self.lsn
+        )
+        if self.put_in_error and not marked:
+            # Somebody was quicker: taken anew, it has not drifted; found by another, it is in error.
+            now = self.store.read_tables(self.pipeline.name).get(record.table)
+            if now is not None and _is_drift_error(now):
+                yield self._in_error(now, finding)
+            return
+        yield TableDrift(table, Kind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
+
+    def _in_error(self, record: TableRecord, finding: Finding | None) -> TableDrift:
+        helps = record.remedy is not None and record.remedy.allows_retry
+        gone = helps and (finding is None or finding.error is None)
+        hint = _CAUSE_GONE if gone else record.hint
+        return TableDrift(str(record.table), Kind.UNSAFE.value, record.reason, hint, record.state.value)

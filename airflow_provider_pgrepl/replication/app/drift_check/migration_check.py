@@ -1,0 +1,121 @@
+"""check_migration: what a migration does to a pipeline's tables, tried in a transaction that is undone."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+
+from airflow_provider_pgrepl.errors import PublicationError
+from airflow_provider_pgrepl.replication.app.drift_check.check import Finding, current_relations, find_drift
+from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    row,
+    rows,
+    source_errors,
+)
+from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    Wishes,
+    resolve_tables,
+    select_tables,
+)
+from airflow_provider_pgrepl.replication.source.publication import read_identity
+
+_HAS_ROW = "SELECT EXISTS (SELECT FROM ONLY {})"
+_TABLES = "SELECT oid::bigint FROM pg_catalog.pg_class WHERE relkind = 'r'"
+
+
+def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 300.0) -> DriftReport:
+    """Run the migration on this database, judge every table of the pipeline, and undo it all.
+
+    Meant for a copy, as CI has one: it takes the migration's locks while it runs, and numbers that it draws
+    from sequences stay drawn. The publication need not be there. Raises ConfigError, with the line where
+    known, when the SQL fails or cannot be tried; TableError when the database lacks tables of the pipeline;
+    SourceConnectionError, also when a lock is not to be had.
+    """
+    with closing(connect(dsn, f"migration {pipeline.name}")) as connection, undone(connection):
+        before = resolve_tables(connection, pipeline)
+        publication = read_identity(connection, pipeline.publication)
+        holders = _tables_with_rows(connection)
+        run_on_trial(connection, sql, pipeline.lock_timeout_s, timeout_s)
+        current = current_relations(
+            connection, pipeline, before, planned=pipeline.publication_mode == "create"
+        )
+        attached = {
+            table: relation and _with_had_rows(connection, relation, holders)
+            for table, relation in current.items()
+        }
+        findings = find_drift(pipeline, before, attached, {})
+        new = _new_tables(connection, pipeline, before)
+        problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
+    tables = tuple(_drift(table, finding, attached.get(table)) for table, finding in findings.items())
+    return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
+
+
+def _drift(table: TableName, finding: Finding, became: Relation | None) -> TableDrift:
+    if finding.error is None:
+        return TableDrift(str(table), Kind.SAFE.value, finding.reason)
+    return TableDrift(str(table), Kind.UNSAFE.value, finding.reason, _hint(table, became))
+
+
+def _hint(table: TableName, became: Relation | None) -> str:
+    """What to do about a migration that nobody has run yet: at the source there is nothing to set back."""
+    change = "change the migration into one that the lake follows, or run it and then take the table"
+    if became is None:
+        return f"{change} out of the pipeline: PgRemoveTablesOperator, or pgrepl remove FILE.json '{table}'"
+    if became.table != table:
+        return (
+            f"{change} out of the pipeline, and in again under its new name: PgRemoveTablesOperator and"
+            f" PgAddTablesOperator, or pgrepl remove FILE.json '{table}' and pgrepl snapshot FILE.json --add"
+            f" '{became.table}'"
+        )
+    return f"{change} anew: PgResnapshotOperator, or pgrepl snapshot FILE.json --tables '{table}'"
+
+
+def _tables_with_rows(connection: Connection) -> frozenset[int]:
+    """Tables that are there before the migration, and so may hold rows where it will be run."""
+    with source_errors("listing the tables"):
+        return frozenset(oid for (oid,) in rows(connection, _TABLES))
+
+
+def _with_had_rows(connection: Connection, relation: Relation, holders: frozenset[int]) -> Relation:
+    """With what is to be thought of its partitions: a copy need not hold the rows that the source has."""
+    with source_errors("looking into the partitions"):
+        return replace(
+            relation,
+            partitions=tuple(
+                replace(
+                    part, had_rows=part.oid in holders or row(connection, _HAS_ROW.format(part.table.sql))[0]
+                )
+                for part in relation.partitions
+            ),
+        )
+
+
+def _new_tables(connection: Connection, pipeline: Pipeline, before: list[Relation]) -> tuple[str, ...]:
+    """Tables that a pattern matches, and that neither were there before nor are those that were, renamed."""
+    if pipeline.new_tables == "ignore":
+        return ()
+    selected = select_tables(connection, pipeline, Wishes())
+    known, names = {relation.oid for relation in before}, {relation.table for relation in before}
+    return tuple(
+        str(relation.table)
+        for relation in selected.relations
+        if relation.table in selected.matched - names and relation.oid not in known
+    )
+
+
+def _publication_problems(connection: Connection, pipeline: Pipeline, oid: int | None) -> tuple[str, ...]:
+    if oid is None:
+        return ()
+    try:
+        check_publication(connection, pipeline.publication, oid)
+    except PublicationError as error:
+        return (error.message,)
+    return ()

@@ -1,0 +1,101 @@
+"""DriftReport: what a check for drift found, small enough for XCom, and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from airflow_provider_pgrepl.replication.choices import NewTables
+from airflow_provider_pgrepl.replication.drift.kind import Kind
+
+_NEW_TABLES = {
+    "add": "taken by the next run of the snapshot app",
+    "ignore": "left out",
+    "error": "not replicated: run the snapshot app with --add, or set new_tables to add or ignore",
+}
+
+
+@dataclass(frozen=True)
+class TableDrift:
+    """A table that is not what its lake table was built for.
+
+    `kind`: `safe` (the lake table follows with the next row) or `unsafe`. `state`: that in which the check
+    found it; empty where none is known. `put_in_error`: whether this check has put it in error.
+    """
+
+    table: str
+    kind: str
+    reason: str
+    hint: str = ""
+    state: str = ""
+    put_in_error: bool = False
+
+    def to_text(self) -> str:
+        lines = [f"{self.table}: {self._title()}: {self.reason}"]
+        if self.hint:
+            lines.append(f"  hint: {self.hint}")
+        return "\n".join(lines)
+
+    def _title(self) -> str:
+        if self.kind != Kind.UNSAFE:
+            return "safe"
+        if self.state == "errored":
+            return "unsafe, in error already"
+        return "unsafe, now in error" if self.put_in_error else "unsafe"
+
+
+@dataclass(frozen=True)
+class DriftReport:
+    """What a check found. `tables` are those that changed, of `checked` that were looked at.
+
+    `problems` are of the pipeline as a whole. `new_tables` are those that its patterns match and that it does
+    not have, unless it is to ignore them.
+    """
+
+    pipeline: str
+    checked: int
+    tables: tuple[TableDrift, ...] = ()
+    new_tables: tuple[str, ...] = ()
+    new_tables_policy: NewTables = "add"
+    problems: tuple[str, ...] = ()
+
+    @property
+    def unsafe(self) -> tuple[TableDrift, ...]:
+        return tuple(table for table in self.tables if table.kind == Kind.UNSAFE)
+
+    @property
+    def is_unsafe(self) -> bool:
+        """Whether something stops, or is not as the pipeline's policies want it."""
+        refused = bool(self.new_tables) and self.new_tables_policy == "error"
+        return bool(self.unsafe or self.problems or refused)
+
+    @property
+    def found_anything(self) -> bool:
+        return bool(self.tables or self.new_tables or self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Of JSON's types only."""
+        fields = asdict(self)
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        tables = tuple(TableDrift(**table) for table in fields["tables"])
+        named = {name: tuple(fields[name]) for name in ("new_tables", "problems")}
+        return cls(**{**fields, "tables": tables, **named})
+
+    def to_text(self) -> str:
+        """For people: a line for each table, and what to do about it."""
+        lines = [f"pipeline {self.pipeline}: {self._summary()}", *self.problems]
+        lines += [table.to_text() for table in self.tables]
+        if self.new_tables:
+            lines.append(f"new: {', '.join(self.new_tables)}: {_NEW_TABLES[self.new_tables_policy]}")
+        return "\n".join(lines)
+
+    def _summary(self) -> str:
+        if not self.tables:
+            return f"{self.checked} tables checked, none has drifted"
+        return (
+            f"{self.checked} tables checked, {len(self.tables)} drifted, {len(self.unsafe)} of them unsafely"
+        )

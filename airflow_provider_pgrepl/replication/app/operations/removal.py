@@ -1,0 +1,137 @@
+"""remove_tables: tables leave a pipeline."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from airflow_provider_pgrepl.errors import ConfigError, SlotBusyError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations import waiting
+from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake import dropping
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+log = logging.getLogger(__name__)
+
+_BEING_COPIED = (TableState.PENDING, TableState.SNAPSHOTTING)
+
+
+def remove_tables(
+    access: Access,
+    tables: Iterable[TableName | str],
+    drop_lake_tables: bool = False,
+    timeout_s: float = 60.0,
+) -> None:
+    """Take tables out of the pipeline, and out of its publication when that is its own.
+
+    Their lake tables stay as they are, or are dropped with their histories; points that name them cannot be
+    read for them any more then. The apps may run meanwhile. A table that was removed before is removed again
+    as far as anything is left of it, so that what was interrupted can be run again.
+
+    Raises ConfigError for names that are not among the pipeline's tables, and for the last tables of all;
+    SlotBusyError when somebody copies or applies them for longer than the timeout, or holds a lock at the
+    source: run it again then; LakeError for a lake table that the pipeline has not written; PrivilegeError.
+    """
+    name = access.pipeline.name
+    deadline = waiting.Deadline(timeout_s)
+    with access.store("remove") as store:
+        records = _removable(access, store, tables, drop_lake_tables)
+        chosen = [record.table for record in records]
+        if drop_lake_tables or any(record.state in _BEING_COPIED for record in records):
+            waiting.lock(store, name, "snapshot", deadline)
+        _set_removed(store, name, records)
+        _unpublish(access, store, records)
+        if drop_lake_tables:
+            _drop(access, store, chosen, deadline)
+
+
+def check_removable(access: Access, tables: Iterable[TableName | str], *, drop_lake_tables: bool) -> None:
+    """Whether these could be removed, as far as can be told beforehand. Raises what `remove_tables` does."""
+    with access.store("remove") as store:
+        _removable(access, store, tables, drop_lake_tables)
+
+
+def _removable(
+    access: Access, store: Store, tables: Iterable[TableName | str], drop_lake_tables: bool
+) -> list[TableRecord]:
+    pipeline = access.pipeline
+    records = choose(store, pipeline.name, tables)
+    _refuse_last(store, pipeline.name, records)
+    if drop_lake_tables:
+        epoch = read_epoch(changelog_uri(pipeline.lake_root)).epoch
+        chosen = [record.table for record in records]
+        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name, epoch)
+    return records
+
+
+def _refuse_last(store: Store, name: str, records: Sequence[TableRecord]) -> None:
+    leaving = {record.table for record in records}
+    staying = [
+        table
+        for table, record in store.read_tables(name).items()
+        if table not in leaving and record.state is not TableState.REMOVED
+    ]
+    if not staying and any(record.state is not TableState.REMOVED for record in records):
+        raise ConfigError(
+            f"no table would be left in pipeline {name}",
+            "use teardown to give up the pipeline with its slot and publication",
+        )
+
+
+def _set_removed(store: Store, name: str, records: Sequence[TableRecord]) -> None:
+    def is_done(record: TableRecord) -> bool:
+        return record.state is TableState.REMOVED and record.membership == "removed"
+
+    change(
+        store,
+        name,
+        records,
+        lambda _: None,
+        lambda record: is_done(record) or store.move(name, record, TableState.REMOVED, membership="removed"),
+    )
+
+
+def _unpublish(access: Access, store: Store, records: Sequence[TableRecord]) -> None:
+    name = access.pipeline.name
+    recorded = store.read_pipeline(name)
+    if recorded is None or not recorded.publication_owned:
+        return
+    others = [record for record in store.read_tables(name).values() if record.state is not TableState.REMOVED]
+    with access.source("remove") as source:
+        tables = {record.table for record in records} | _renamed(source, records, others)
+        left = drop_tables(source, recorded.publication, tables, access.pipeline.lock_timeout_s)
+    for table in left:
+        log.info("table %s is no longer in publication %s", table, recorded.publication)
+
+
+def _renamed(
+    source: Connection, records: Iterable[TableRecord], others: Sequence[TableRecord]
+) -> set[TableName]:
+    """What these tables are called now; without those that the pipeline has under their new names."""
+    oids = {record.relation.oid for record in records if record.relation is not None}
+    oids -= {record.relation.oid for record in others if record.relation is not None}
+    return table_names(source, oids) - {record.table for record in others}
+
+
+def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: waiting.Deadline) -> None:
+    root, since = access.pipeline.lake_root, store.now()
+    # Whether there are changes or not, a batch begins that knows the new states.
+    writer.mark(changelog_uri(root))
+    try:
+        waiting.wait_until_let_go(store, access.pipeline.name, since, deadline)
+    except SlotBusyError as busy:
+        raise SlotBusyError(
+            "the tables are removed, but their lake tables not dropped: the replication app did not end its"
+            f" batch in time ({busy.message})",
+            "run the same again: it goes on where it stopped",
+        ) from None
+    for table in dropping.drop_lake_tables(root, tables):
+        log.info("lake table %s is dropped", table)

@@ -1,0 +1,119 @@
+"""Whether a table that stopped can go on from where it stands, without a new copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.replication.app.operations.chosen_tables import raise_all
+from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    open_changelog,
+    read_durable_lsn,
+    read_floor_lsn,
+)
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import check_publication
+from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
+from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.lake.applying.copied_choices import pipeline_of
+from airflow_provider_pgrepl.replication.lake.applying.table_position import read_standing
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.preflight.table_problems import right_problems
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.values import lake_schema
+
+
+@dataclass
+class Continuation:
+    """What source and lake have for tables that are to go on. One look at the changelog serves them all."""
+
+    source: Connection
+    pipeline: Pipeline
+    epoch: EpochRecord
+    floor: LSN
+    changelog: DeltaTable = field(repr=False)
+    _points: Points = field(init=False, repr=False)
+    _index: RelationIndex = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._points = Points(self.pipeline.lake_root)
+        self._index = RelationIndex(relations_uri(self.pipeline.lake_root))
+
+    @classmethod
+    def open(cls, source: Connection, pipeline: Pipeline) -> Continuation:
+        """Raises ChangelogError, LakeUnavailableError; PublicationError when the publication has a gap."""
+        changelog = open_changelog(changelog_uri(pipeline.lake_root))
+        epoch = EpochRecord.from_json(changelog.metadata().description)
+        check_publication(source, epoch.publication, epoch.publication_oid)
+        return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog)
+
+    def check(self, record: TableRecord) -> Relation:
+        """What the lake table is for now.
+
+        Raises LakeTableError without a copy of this epoch, ChangelogError when changes that it needs are no
+        longer kept, GapError when a transaction among them was skipped, DriftError when it is not what the
+        source has, or was sent what it cannot follow, PrivilegeError when the source cannot be read.
+        """
+        relation = self._relation_in_lake(record)
+        publication = self.epoch.publication
+        current = read_relation(self.source, relation.oid, publication) or find_relation(
+            self.source, relation.table, publication
+        )
+        copied = pipeline_of(self.pipeline, record.config, record.table)
+        verdict = judge_catalog(relation, current, copied)
+        if verdict.kind is Kind.UNSAFE:
+            hint, remedy = verdict.hint, verdict.remedy
+            if _needs_copy(record) and not _needs_copy(verdict):
+                hint, remedy = record.hint, record.remedy
+            raise DriftError(f"{record.table}: {verdict.reason}", hint, remedy)
+        if _needs_copy(record):
+            raise DriftError(f"{record.table}: {record.reason}", record.hint, record.remedy)
+        raise_all(list(right_problems(self.source, [relation])))
+        return relation
+
+    def _relation_in_lake(self, record: TableRecord) -> Relation:
+        anew = f"take it anew: run the snapshot app with --tables '{record.table}'"
+        if record.relation is None or record.position_lsn is None:
+            raise LakeTableError(f"{record.table}: was never copied as a whole", anew)
+        table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
+        point = self._points.last_of(record.table, self.epoch.epoch)
+        app = app_id(self.pipeline.name, self.epoch.epoch)
+        standing = read_standing(table, app, str(record.table), point)
+        if standing is None:
+            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", anew)
+        problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
+        if problem is not None:
+            raise type(problem)(f"{record.table}: {problem.message}", anew)
+        check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
+        announced = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
+        return announced.catalog if announced and announced.catalog else record.relation
+
+    def choices(self, record: TableRecord, relation: Relation) -> str | None:
+        """The pipeline file as it is now, if the table is one that it would have made; else None."""
+        if record.config is None:
+            return None
+        now = self.pipeline
+        try:
+            before = Pipeline.from_json(record.config)
+        except PgReplError:
+            return None
+        histories = [pipeline.policy(relation.table).history for pipeline in (before, now)]
+        if histories[0] != histories[1] or lake_schema(relation, before) != lake_schema(relation, now):
+            return None
+        return now.to_json()
+
+
+def _needs_copy(known: TableRecord | Verdict) -> bool:
+    """Whether nothing else helps. It may have stopped at what the stream has sent, which is there still,
+    whatever the catalog shows."""
+    return known.remedy is not None and not known.remedy.allows_retry

@@ -1,0 +1,214 @@
+"""Going on without a transaction that the server itself cannot send: never by itself, and never unsaid.
+
+The gap is in the changelog before the slot is told. Every table that the transaction may have changed stops
+there, and has to be taken anew; what is read as of a moment across the gap is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, UnsendableError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
+from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
+from airflow_provider_pgrepl.replication.app.operations.chosen_tables import choose, recorded
+from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
+from airflow_provider_pgrepl.replication.changelog.gaps import Gap, find_gap, gap_error
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps, record_gap
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_STOPPED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A transaction that is left out.
+
+    `touched`: tables of the pipeline that it may have changed, which are in error until they are taken anew.
+    `named`: untouched ones, as the operator says; `seen`: as the WAL shows.
+    """
+
+    lsn: LSN
+    xid: int
+    touched: tuple[TableName, ...]
+    named: tuple[TableName, ...]
+    seen: tuple[TableName, ...]
+
+    def to_text(self) -> str:
+        """What it costs, for people."""
+        lines = [
+            f"the transaction at {self.lsn} (xid {self.xid}) is left out for good",
+            f"in error until they are taken anew (snapshot app with --tables): {_names(self.touched)}",
+            f"not changed by it, as you say: {_names(self.named)}",
+            f"not changed by it, as the WAL shows: {_names(self.seen)}",
+            "its logical messages, if it had any, are lost",
+        ]
+        return "\n".join(lines)
+
+
+def skip_transaction(
+    access: Access, lsn: LSN | str, untouched: Iterable[TableName | str] = (), *, dry_run: bool = False
+) -> Skipped:
+    """Move the slot past the one transaction at a commit LSN, once all before it is durable; or only say what
+    that costs. Of what is due before, the changelog gets all in either case.
+
+    `untouched`: tables that it has surely not changed. Run again after it died, it finishes. Raises
+    SlotBusyError while an app of the pipeline runs, ConfigError when that is not the transaction that the
+    server cannot send, SlotError when there is none such, and what receiving raises.
+    """
+    wanted = _parse(lsn)
+    name = access.pipeline.name
+    with access.store("skip") as store, access.source("skip") as source:
+        store.lock(name, "snapshot")
+        store.lock(name, "replicate")
+        settle_lake(access.pipeline)
+        records = recorded(store, name)
+        named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
+        gap, seen = _done(access, wanted), frozenset[int]()
+        if gap is not None:
+            _check_spared(gap, records, named)
+        else:
+            _recall(access, records)
+            receiver = _receive(access, source, wanted)
+            gap, seen = _find(access, source, receiver, records, named)
+            if not dry_run:
+                record_gap(access.pipeline, gap, receiver.progress.sequence)
+        if not dry_run:
+            pass_gaps(source, access.pipeline)
+            _put_in_error(store, name, records, gap)
+        return _skipped(gap, records, named, seen)
+
+
+def _parse(lsn: LSN | str) -> LSN:
+    try:
+        return LSN.parse(lsn) if isinstance(lsn, str) else lsn
+    except ValueError as error:
+        raise ConfigError(f"--lsn: {error}") from None
+
+
+def _done(access: Access, lsn: LSN) -> Gap | None:
+    """The gap, if an earlier run has got as far as to record it."""
+    changelog = open_changelog(changelog_uri(access.pipeline.lake_root))
+    record = EpochRecord.from_json(changelog.metadata().description)
+    check_owner(access.pipeline, record)
+    return find_gap(changelog, record.epoch, lsn)
+
+
+def _recall(access: Access, records: Mapping[TableName, TableRecord]) -> None:
+    epoch = read_epoch(changelog_uri(access.pipeline.lake_root))
+    recall_relations(access.pipeline, epoch, records.values())
+
+
+def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName]) -> None:
+    late = [str(table) for table in named if _may_lack(records[table], gap)]
+    if late:
+        raise ConfigError(
+            f"--untouched: the transaction at {gap.lsn} was skipped already, as one that may have changed"
+            f" {', '.join(late)}",
+            "take these anew: run the snapshot app with --tables",
+        )
+
+
+def _receive(access: Access, source: Connection, wanted: LSN) -> Receiver:
+    """Have all that committed before it in the changelog; the receiver that has ended at it."""
+    target = wal_lsn(source)
+    receiver = Receiver(access.dsn, access.pipeline)
+    try:
+        receiver.start()
+        while not receiver.failed.wait(_POLL_S):
+            if receiver.progress.seen_lsn >= target:
+                raise SlotError(
+                    f"the server has sent everything up to {target}: nothing was skipped",
+                    "start the replication app",
+                )
+            receiver.request_keepalive()
+    finally:
+        receiver.stop()
+    error, unsent = receiver.error, receiver.unsent
+    assert error is not None
+    if not isinstance(error, UnsendableError) or unsent is None:
+        raise error
+    if unsent.commit_lsn != wanted:
+        raise ConfigError(
+            f"--lsn: the server cannot send the transaction at {LSN(unsent.commit_lsn)}, not at {wanted}",
+            "give that one, if it is the one that you want to lose",
+        )
+    return receiver
+
+
+def _find(
+    access: Access,
+    source: Connection,
+    receiver: Receiver,
+    records: Mapping[TableName, TableRecord],
+    named: list[TableName],
+) -> tuple[Gap, frozenset[int]]:
+    """The gap, and the tables that the WAL shows to be unchanged."""
+    begun, slot = receiver.unsent, read_slot(source, access.pipeline.slot)
+    assert begun is not None
+    every = _oids(access, records)
+    spared = {oid for table in named for oid in every.get(table, ())}
+    oids = {oid for found in every.values() for oid in found} - spared
+    seen = frozenset[int]()
+    if slot is not None and slot.restart_lsn is not None:
+        with access.source("skip, WAL of") as wal:  # which may take too long, and is given up then
+            seen = untouched_tables(wal, oids, slot.restart_lsn, LSN(begun.commit_lsn), begun.xid)
+    why = receiver.error.message if isinstance(receiver.error, PgReplError) else ""
+    return Gap(begun, frozenset(oids - seen), why), seen
+
+
+def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[TableName, set[int]]:
+    """By name, every oid that a table has had, as far as state and lake know."""
+    found: dict[TableName, set[int]] = {}
+    for record in records.values():
+        if record.relation is not None:
+            found.setdefault(record.table, set()).add(record.relation.oid)
+    for announced in RelationIndex(relations_uri(access.pipeline.lake_root)).all():
+        message = announced.message
+        found.setdefault(TableName(message.schema, message.name), set()).add(message.oid)
+    return found
+
+
+def _put_in_error(store: Store, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap) -> None:
+    """What the replication app would do when it comes to the gap."""
+    for record in records.values():
+        if record.state not in _STOPPED or not _may_lack(record, gap):
+            continue
+        if not store.mark_errored(pipeline, record, gap_error(gap.lsn, record.table), gap.lsn):
+            log.info("table %s was changed by another process meanwhile", record.table)
+
+
+def _may_lack(record: TableRecord, gap: Gap) -> bool:
+    """Whether a copy from before the gap lacks what may have been in it."""
+    if record.relation is None or record.position_lsn is None:
+        return False
+    return record.relation.oid in gap.relations and record.position_lsn < gap.lsn
+
+
+def _skipped(
+    gap: Gap, records: Mapping[TableName, TableRecord], named: list[TableName], seen: frozenset[int]
+) -> Skipped:
+    touched = [record.table for record in records.values() if _may_lack(record, gap)]
+    shown = [r.table for r in records.values() if r.relation is not None and r.relation.oid in seen]
+    return Skipped(gap.lsn, gap.begun.xid, tuple(touched), tuple(named), tuple(shown))
+
+
+def _names(tables: Iterable[TableName]) -> str:
+    return ", ".join(map(str, tables)) or "none"

@@ -1,0 +1,158 @@
+"""Operations on single tables of a pipeline, whether its apps run or not: pause, resume, retry, remove.
+
+All tables are checked before any is changed. The others, the slot and the apps go on meanwhile: the
+replication app looks at the states before each batch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import PgReplError, StateError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.chosen_tables import (
+    change,
+    choose,
+    raise_all,
+    recorded,
+)
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
+from airflow_provider_pgrepl.replication.app.operations.retry import Continuation
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+__all__ = ["Retried", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
+
+log = logging.getLogger(__name__)
+
+_S = TableState
+_APPLIED = (_S.CATCHING_UP, _S.STREAMING)
+_INSTEAD = {
+    _S.PENDING: "run the snapshot app: it has not been copied yet",
+    _S.SNAPSHOTTING: "wait for the snapshot app, or run it again if it has died",
+    _S.ERRORED: "retry it, or take it anew: run the snapshot app with --tables",
+    _S.PAUSED: "resume it",
+    _S.REMOVED: "add it again: run the snapshot app with --tables",
+}
+
+
+@dataclass(frozen=True)
+class Retried:
+    """What became of a table that was tried again; `refused` says why it stays in error."""
+
+    table: TableName
+    refused: PgReplError | None = None
+
+
+def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
+    """Let these tables stand still; their changes are kept in the changelog as long as they are paused.
+
+    A batch that runs is finished. Tables that are paused stay so. Raises ConfigError for names that are not
+    among the pipeline's tables, StateError for tables that nothing is applied to.
+    """
+    name = access.pipeline.name
+    with access.store("pause") as store:
+        change(
+            store,
+            name,
+            choose(store, name, tables),
+            lambda record: _must_be(record, "paused", (*_APPLIED, _S.PAUSED)),
+            lambda record: record.state is _S.PAUSED or store.move(name, record, _S.PAUSED),
+        )
+
+
+def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
+    """Have paused tables catch up with the others. Tables that are applied to already stay as they are.
+
+    Raises ConfigError for names that are not among the pipeline's tables, StateError for tables that cannot
+    be resumed.
+    """
+    name = access.pipeline.name
+    with access.store("resume") as store:
+        change(
+            store,
+            name,
+            choose(store, name, tables),
+            _not_resumable,
+            lambda record: record.state in _APPLIED or store.move(name, record, _S.CATCHING_UP),
+        )
+    _wake(access)
+
+
+def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None) -> tuple[Retried, ...]:
+    """Have tables in error catch up from where they stand, without a new copy; None: all that are in error.
+
+    Whether the cause is gone is looked at as far as source, lake and changelog tell; a cause that is still
+    there puts the table in error again. Where the pipeline file has other choices now, and the lake table
+    looks the same under them, they hold from here on.
+
+    Tables that were named are tried again all or none: raises what the first of them is refused for, naming
+    all (LakeTableError without a copy, ChangelogError when changes are no longer kept, DriftError,
+    PrivilegeError, StateError when it is not in error). Otherwise the result says it of each. Raises also
+    what concerns all: StateError, ChangelogError, PublicationError, ConfigError for unknown names.
+    """
+    name = access.pipeline.name
+    with access.store("retry") as store:
+        if tables is None:
+            errored = [r for r in recorded(store, name).values() if r.state is _S.ERRORED]
+            if not errored:
+                return ()
+        else:
+            errored = choose(store, name, tables)
+            raise_all(_problems(errored))
+            errored = [record for record in errored if record.state is _S.ERRORED]
+        with access.source("retry") as source:
+            lake = Continuation.open(source, access.pipeline)
+            checked = [(record, *_checked(lake, record)) for record in errored]
+        if tables is not None:
+            raise_all([refused for _, _, refused in checked if refused is not None])
+        for record, relation, _ in checked:
+            if relation is not None and not store.move(
+                name, record, _S.CATCHING_UP, config=lake.choices(record, relation)
+            ):
+                log.info("table %s was changed by another process meanwhile", record.table)
+    if any(relation is not None for _, relation, _ in checked):
+        _wake(access)
+    return tuple(Retried(record.table, refused) for record, _, refused in checked)
+
+
+def _problems(records: list[TableRecord]) -> list[PgReplError]:
+    found = (_must_be(record, "tried again", (*_APPLIED, _S.ERRORED)) for record in records)
+    return [problem for problem in found if problem is not None]
+
+
+def _checked(lake: Continuation, record: TableRecord) -> tuple[Relation | None, PgReplError | None]:
+    try:
+        relation = lake.check(record)
+        lake.choices(record, relation)
+    except PgReplError as error:
+        return None, error
+    return relation, None
+
+
+def _not_resumable(record: TableRecord) -> PgReplError | None:
+    if record.state is _S.PAUSED and record.relation is None:
+        return StateError(
+            f"{record.table}: was paused before it was copied", "run the snapshot app with --tables"
+        )
+    return _must_be(record, "resumed", (*_APPLIED, _S.PAUSED))
+
+
+def _must_be(record: TableRecord, done: str, states: tuple[TableState, ...]) -> PgReplError | None:
+    if record.state in states:
+        return None
+    return StateError(f"{record.table}: is {record.state}, and cannot be {done}", _INSTEAD[record.state])
+
+
+def _wake(access: Access) -> None:
+    """Have a replication app that waits for changes look at its tables. It does so with the next change, too,
+    which is why what fails here stops nothing."""
+    try:
+        writer.mark(changelog_uri(access.pipeline.lake_root))
+    except Exception as error:  # deltalake raises many kinds
+        log.warning("the replication app could not be woken: %s", type(error).__name__)

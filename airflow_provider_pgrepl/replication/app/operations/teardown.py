@@ -1,0 +1,218 @@
+"""teardown: a pipeline is given up; of what it made at its source, nothing is left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    LakeError,
+    NoChangelogError,
+    PgReplError,
+    PrivilegeError,
+    StateError,
+)
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations import waiting
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.dropping import (
+    check_droppable,
+    drop_lake_tables,
+    drop_system_folder,
+)
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+
+
+@dataclass
+class TornDown:
+    """What was dropped, or would be, and what stays: in words."""
+
+    dropped: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    def to_text(self) -> str:
+        lines = [f"{label} {what}" for label, group in self._groups() for what in group]
+        return "\n".join(lines) or "nothing was left of it"
+
+    def _groups(self) -> tuple[tuple[str, list[str]], ...]:
+        return ("dropped:", self.dropped), ("kept:   ", self.kept)
+
+
+def teardown(
+    access: Access, drop_lake: bool = False, timeout_s: float = 60.0, *, dry_run: bool = False
+) -> TornDown:
+    """Drop the pipeline's slot, publication, event trigger, temporary slots, and what is recorded of it; with
+    `drop_lake` also its lake tables and changelog. What was not made by the pipeline stays.
+
+    Nothing that runs is ended: while an app holds the pipeline's locks, or the slot is read, it waits, and
+    gives up after `timeout_s`. What is recorded goes last, so that what was interrupted can be run again;
+    what is gone already is as good as dropped. `dry_run` only says what would be done.
+
+    Raises SlotBusyError (run it again), StateError when the pipeline is recorded with another source,
+    LakeError for a lake of another pipeline that was to be dropped, SourceConnectionError, PrivilegeError.
+    """
+    pipeline = access.pipeline
+    with access.source("teardown") as source, Store(access.state_dsn, f"teardown {pipeline.name}") as store:
+        work = _Teardown(pipeline, source, store, drop_lake, waiting.Deadline(timeout_s))
+        return work.run(dry_run=dry_run)
+
+
+@dataclass
+class _Teardown:
+    pipeline: Pipeline
+    source: Connection
+    store: Store
+    drop_lake: bool
+    deadline: waiting.Deadline
+    result: TornDown = field(default_factory=TornDown)
+
+    def run(self, *, dry_run: bool) -> TornDown:
+        if not dry_run:
+            waiting.lock(self.store, self.pipeline.name, "replicate", self.deadline)
+            waiting.lock(self.store, self.pipeline.name, "snapshot", self.deadline)
+        self._recorded = _recorded(self.store, self.pipeline.name)
+        self._epoch = self._read_epoch()
+        self._check_place()
+        for step in (self._slots, self._event_trigger, self._publication, self._lake, self._state):
+            step(dry_run)
+        return self.result
+
+    def _read_epoch(self) -> EpochRecord | None:
+        """The lake's word; without it all goes by what is recorded."""
+        try:
+            epoch = read_epoch(changelog_uri(self.pipeline.lake_root))
+        except NoChangelogError:
+            return None
+        except PgReplError:
+            if self.drop_lake:
+                raise
+            return None
+        if epoch.pipeline == self.pipeline.name:
+            return epoch
+        if self.drop_lake:
+            raise LakeError(
+                f"the lake {self.pipeline.lake_root} belongs to the pipeline {epoch.pipeline!r}",
+                "nothing was dropped",
+            )
+        return None
+
+    def _check_place(self) -> None:
+        known, server = self._recorded, read_server(self.source)
+        if known is not None and server.system_identifier != known.system_identifier:
+            raise StateError(
+                f"pipeline {known.name} is recorded with the server of system identifier"
+                f" {known.system_identifier}, and this is {server.system_identifier}: nothing was dropped",
+                "give the connection of that server; if it no longer exists, delete the pipeline's row from"
+                " _pgrepl.pipelines",
+            )
+        if self.drop_lake and known is not None and known.lake != self.pipeline.lake_root:
+            raise ConfigError(f"pipeline {known.name} is recorded with the lake {known.lake}, not this one")
+        if self.drop_lake and self._epoch is not None:
+            check_droppable(self.pipeline.lake_root, self._tables(), self.pipeline.name, self._epoch.epoch)
+
+    def _slots(self, dry_run: bool) -> None:
+        name = self._recorded.slot if self._recorded else self.pipeline.slot
+        if read_slot(self.source, name) is not None:
+            if self._is_ours(name, "slot"):
+                self._done(f"slot {name}")
+            else:
+                self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's")
+        if not dry_run and self._is_ours(name, "slot"):
+            self.deadline.retry(lambda: drop_slot(self.source, name))
+            self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
+
+    def _event_trigger(self, dry_run: bool) -> None:
+        was_there = event_trigger.is_present(self.source, self.pipeline.name)
+        if read_server(self.source).in_recovery:
+            if was_there:
+                self.result.kept.append("the event trigger: tear down with the primary for a source")
+            return
+        if not dry_run:
+            try:
+                event_trigger.uninstall(self.source, self.pipeline.name)
+            except PrivilegeError:
+                self.result.kept.append(
+                    "the event trigger: it takes event-trigger-sql --remove, and a superuser"
+                )
+                return
+        if was_there:
+            self._done("the event trigger")
+
+    def _publication(self, dry_run: bool) -> None:
+        name = self._recorded.publication if self._recorded else self.pipeline.publication
+        found = read_identity(self.source, name)
+        if found is None:
+            return
+        if not self._owns_publication(name, found[0]):
+            self.result.kept.append(f"publication {name}, which this pipeline has not made")
+            return
+        if read_server(self.source).in_recovery:
+            self.result.kept.append(f"publication {name}: drop it on the primary")
+            return
+        if not dry_run:
+            drop_publication(self.source, name)
+        self._done(f"publication {name}")
+
+    def _is_ours(self, name: str, what: str) -> bool:
+        """By what is recorded, or where nothing is any more, by the lake."""
+        if self._recorded is not None:
+            return bool(getattr(self._recorded, f"{what}_owned"))
+        return self._epoch is not None and getattr(self._epoch, what) == name
+
+    def _owns_publication(self, name: str, oid: int) -> bool:
+        if self._recorded is None and (
+            self.pipeline.publication_mode != "create"
+            or not self._epoch
+            or self._epoch.publication_oid != oid
+        ):
+            return False
+        return self._is_ours(name, "publication")
+
+    def _lake(self, dry_run: bool) -> None:
+        root = self.pipeline.lake_root
+        if not self.drop_lake:
+            if self._epoch is not None:
+                self.result.kept.append(f"the lake {root}: a snapshot into it would begin a new epoch")
+            return
+        if self._epoch is None and self._recorded is None:
+            return
+        tables = sorted(self._tables())
+        if not dry_run:
+            drop_lake_tables(root, tables)
+            drop_system_folder(root)
+        self._done(f"the lake {root} with {len(tables)} tables and the changelog")
+
+    def _tables(self) -> set[TableName]:
+        """All that the pipeline ever had in the lake, as far as state or points remember."""
+        known = set(self.store.read_tables(self.pipeline.name)) if self._recorded else set()
+        named = {key for point in Points(self.pipeline.lake_root).all() for key in point.tables}
+        return known | {TableName.parse(key) for key in named if not is_history(key)}
+
+    def _state(self, dry_run: bool) -> None:
+        if not dry_run:
+            if self._recorded is not None:
+                self.store.forget_pipeline(self.pipeline.name)
+            self.store.remove_schema()
+        if self._recorded is not None:
+            self._done(f"what was recorded of pipeline {self.pipeline.name}")
+
+    def _done(self, what: str) -> None:
+        self.result.dropped.append(what)
+
+
+def _recorded(store: Store, name: str) -> PipelineRecord | None:
+    try:
+        return store.read_pipeline(name)
+    except StateError:
+        return None  # no schema: never set up, or torn down

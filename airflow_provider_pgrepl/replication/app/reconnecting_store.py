@@ -1,0 +1,101 @@
+"""A store that outlives its connection, which ends when the server is restarted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+from typing import Any, Self, cast
+
+from airflow_provider_pgrepl.errors import SlotBusyError, SourceConnectionError
+from airflow_provider_pgrepl.replication.receiving.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from airflow_provider_pgrepl.replication.state.store import Purpose, Store
+
+log = logging.getLogger(__name__)
+
+Wait = Callable[[float], bool]
+"""Waits so many seconds; whether it is time to end."""
+
+
+def open_lasting_store(dsn: str, role: str, reconnect_s: float, wait: Wait) -> Store:
+    """A store that, when its connection was lost, connects and takes its locks again, and then does once more
+    what failed. Every statement of a store may be done twice.
+
+    After `reconnect_s`, or when it is time to end, the error stands. Progress is not waited for: it is soon
+    written again.
+    """
+    return cast(Store, _LastingStore(dsn, role, reconnect_s, wait))
+
+
+class _LastingStore:
+    def __init__(self, dsn: str, role: str, reconnect_s: float, wait: Wait) -> None:
+        self._dsn = dsn
+        self._role = role
+        self._reconnect_s = reconnect_s
+        self._wait = wait
+        self._locks: list[tuple[str, Purpose]] = []
+        self._reopening = threading.RLock()
+        self._store = Store(dsn, role)
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        @wraps(method)
+        def call(*arguments: Any, **named: Any) -> Any:
+            store = self._store
+            try:
+                return getattr(store, name)(*arguments, **named)
+            except SourceConnectionError:
+                self._reopen(store, 0.0 if name == "write_progress" else self._reconnect_s)
+                return getattr(self._store, name)(*arguments, **named)
+
+        return call
+
+    def lock(self, pipeline: str, purpose: Purpose) -> None:
+        self._store.lock(pipeline, purpose)
+        self._locks.append((pipeline, purpose))
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _reopen(self, lost: Store, patience_s: float) -> None:
+        """Connect again, unless another thread has done so. Raises what the last attempt did."""
+        deadline, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
+        while True:
+            with self._reopening:
+                if self._store is not lost:
+                    return
+                try:
+                    self._store = self._open()
+                except (SourceConnectionError, SlotBusyError):
+                    # A lock is held until the server has noticed that we are gone, or by another process.
+                    if time.monotonic() + pause_s > deadline:
+                        raise
+                else:
+                    lost.close()
+                    log.info("connected to the state database again")
+                    return
+            if self._wait(pause_s):
+                deadline = 0.0
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _open(self) -> Store:
+        store = Store(self._dsn, self._role)
+        try:
+            for pipeline, purpose in self._locks:
+                store.lock(pipeline, purpose)
+        except BaseException:
+            store.close()
+            raise
+        return store

@@ -1,0 +1,88 @@
+"""Which tables belong to a pipeline: those of its file less what operators removed, and what they added."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    Selected,
+    Wishes,
+    lists,
+    select_tables,
+)
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import Membership
+
+log = logging.getLogger(__name__)
+
+Records = Mapping[TableName, TableRecord]
+
+
+def wishes_of(records: Records) -> Wishes:
+    """What the recorded tables say of who belongs to the pipeline."""
+    return Wishes(
+        added=frozenset(table for table, record in records.items() if record.membership == "added"),
+        removed=frozenset(table for table, record in records.items() if record.membership == "removed"),
+        replicated=frozenset(
+            table
+            for table, record in records.items()
+            if record.membership != "removed" and record.state is not TableState.REMOVED
+        ),
+    )
+
+
+def belongs(pipeline: Pipeline, table: TableName, record: TableRecord | None) -> bool:
+    """Whether a table is to be replicated; a pattern holds also those that have yet to be made."""
+    if record is not None and record.membership != "configured":
+        return record.membership == "added"
+    return lists(pipeline, table)
+
+
+def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
+    """What is to be recorded of a table that is wanted."""
+    return "configured" if lists(pipeline, table) else "added"
+
+
+def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> list[TableName]:
+    """Tables that a pattern of the pipeline matches now and that are not recorded. Raises SourceError."""
+    return unrecorded(select_tables(connection, pipeline, wishes_of(records)), records)
+
+
+def unrecorded(selected: Selected, records: Records) -> list[TableName]:
+    """Those among what patterns stand for that are not recorded."""
+    return sorted(selected.matched - records.keys())
+
+
+def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableName]:
+    """Which of the new tables a run is not to take, by the pipeline's `new_tables`.
+
+    Raises ConfigError, naming them, where there must be none.
+    """
+    found = frozenset(new)
+    if not found or pipeline.new_tables == "add":
+        return frozenset()
+    names = ", ".join(map(str, sorted(found)))
+    if pipeline.new_tables == "error":
+        raise ConfigError(
+            f"new tables match the patterns of the pipeline: {names}",
+            "take them: run the snapshot app with --add; or set new_tables to add or ignore. What is"
+            " replicated already goes on",
+        )
+    log.info("new tables are left out (new_tables: ignore; the snapshot app's --add takes them): %s", names)
+    return found
+
+
+def retire_strangers(store: Store, pipeline: Pipeline, records: Records) -> None:
+    """Tables that neither file nor operator wants any more stop here; what is in the lake of them stays."""
+    for table, record in records.items():
+        if record.state is TableState.REMOVED or record.membership == "removed":
+            continue
+        if not belongs(pipeline, table, record):
+            store.set_state(pipeline.name, table, TableState.REMOVED)
+            log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)

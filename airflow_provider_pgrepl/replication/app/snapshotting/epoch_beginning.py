@@ -1,0 +1,112 @@
+"""The beginning of an epoch: publication, slot, changelog, and the copy of every table at one snapshot."""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import Claims
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import ATTEMPTS, Outcome, Taking
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
+from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.copy import keeper
+from airflow_provider_pgrepl.replication.source.preflight.selection import Wishes
+from airflow_provider_pgrepl.replication.source.server import Server, read_server
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
+
+log = logging.getLogger(__name__)
+
+
+def begin_epoch(
+    taking: Taking, relations: list[Relation], wishes: Wishes, last: EpochRecord | None
+) -> Outcome:
+    """Make publication and slot, and copy these tables at the slot's snapshot.
+
+    Tables that were not finished when that snapshot was lost are taken under another one, into the epoch that
+    has begun. Raises SlotError or PublicationError for what is somebody else's, SnapshotError when no
+    snapshot could be held; no slot is left then.
+    """
+    pipeline, server = taking.pipeline, read_server(taking.source)
+    claims = Claims(taking.access.dsn, taking.source, pipeline, taking.store)
+    claims.claim(server, last)
+    # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
+    drop_slot(taking.source, pipeline.slot)
+    claims.prepare_publication(relations)
+    for attempt in range(1, ATTEMPTS + 1):
+        drop_slot(taking.source, pipeline.slot)
+        exported = export_slot(
+            taking.access.dsn, pipeline.slot, temporary=False, timeout_s=pipeline.slot_timeout_s
+        )
+        try:
+            record, copied = _begin(taking, exported, claims, server, relations, last)
+            break
+        except SnapshotError as error:
+            if attempt == ATTEMPTS:
+                drop_slot(taking.source, pipeline.slot)
+                raise
+            log.warning("the snapshot cannot be used, taking another: %s", error.message)
+    unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
+    if copied.lost is None or not unfinished:
+        return Outcome(tuple(copied.done), copied.failed)
+    log.warning(
+        "the snapshot was lost while it was copied: %s. Finished tables are kept; under a new one these are"
+        " copied from their beginning: %s",
+        copied.lost.message,
+        ", ".join(map(str, sorted(unfinished))),
+    )
+    more = taking.take(unfinished, wishes, record)
+    return Outcome((*copied.done, *more.copied), copied.failed | more.failed)
+
+
+def _begin(
+    taking: Taking,
+    exported: ExportedSnapshot,
+    claims: Claims,
+    server: Server,
+    relations: list[Relation],
+    last: EpochRecord | None,
+) -> tuple[EpochRecord, Copied]:
+    pipeline = taking.pipeline
+    with exported, _keep(taking, exported, relations) as keeper:
+        exported.close()
+        record = EpochRecord(
+            pipeline.name,
+            Epoch(last.epoch + 1 if last else 1),
+            server.system_identifier,
+            server.timeline,
+            pipeline.slot,
+            pipeline.publication,
+            claims.publication_oid(),
+            exported.consistent_point,
+        )
+        _open_epoch(taking, record, last)
+        taking.announce(relations)
+        return record, taking.copy(keeper, exported, record, begins_epoch=True)
+
+
+def _keep(taking: Taking, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
+    try:
+        return taking.keep(exported, relations)
+    except BaseException:
+        exported.close()
+        drop_slot(taking.source, taking.pipeline.slot)
+        raise
+
+
+def _open_epoch(taking: Taking, record: EpochRecord, last: EpochRecord | None) -> None:
+    uri = changelog_uri(taking.pipeline.lake_root)
+    try:
+        if last is None:
+            writer.create_changelog(uri, record)
+        else:
+            writer.begin_epoch(uri, record)
+    except BaseException:
+        # A slot that no changelog goes with would hold the source's WAL for nobody.
+        drop_slot(taking.source, taking.pipeline.slot)
+        raise
+    log.info("epoch %d begins at %s", record.epoch, record.consistent_point)

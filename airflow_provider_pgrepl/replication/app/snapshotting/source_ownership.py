@@ -1,0 +1,136 @@
+"""Claims: what of the source is the pipeline's own (slot, publication), and what is somebody else's."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import PublicationError, SlotError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
+from airflow_provider_pgrepl.replication.state.store import Store
+
+log = logging.getLogger(__name__)
+
+_ALL_CHANGES = "insert, update, delete, truncate"
+
+
+@dataclass
+class Claims:
+    """Nothing is dropped or altered that another pipeline, or a person, has made."""
+
+    dsn: str
+    source: Connection
+    pipeline: Pipeline
+    store: Store
+
+    def claim(self, server: Server, last: EpochRecord | None) -> None:
+        """Record slot and publication as ours before they exist; refuse what exists and is not.
+
+        `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost. Raises
+        SlotError or PublicationError.
+        """
+        pipeline = self.pipeline
+        known = None if last is None or last.system_identifier != server.system_identifier else last
+        ours = self.store.read_pipeline(pipeline.name)
+        found = read_slot(self.source, pipeline.slot)
+        slot_ours = (
+            ours.slot_owned and ours.slot == pipeline.slot
+            if ours is not None
+            else known is not None and known.slot == pipeline.slot
+        )
+        if found is not None and not slot_ours:
+            raise SlotError(
+                f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}",
+                "set `slot` to a name that is free, or drop that slot if nobody needs it",
+            )
+        found_publication = publication.read_identity(self.source, pipeline.publication)
+        creates = pipeline.publication_mode == "create"
+        publication_ours = (
+            ours.publication_owned and ours.publication == pipeline.publication
+            if ours is not None
+            else known is not None
+            and found_publication is not None
+            and (known.publication, known.publication_oid) == (pipeline.publication, found_publication[0])
+        )
+        if creates and found_publication is not None and not publication_ours:
+            raise PublicationError(
+                f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}",
+                'set `publication` to a name that is free, or `publication_mode` to "use"',
+            )
+        self.store.register(
+            pipeline,
+            server.system_identifier,
+            slot_owned=True,
+            publication_owned=creates,
+            replace=last is not None,
+        )
+
+    def prepare_publication(self, relations: list[Relation]) -> None:
+        """Make the publication, or check the one that is to be used. Raises PublicationError."""
+        pipeline = self.pipeline
+        found = publication.read_publication(self.source, pipeline.publication)
+        if pipeline.publication_mode == "create":
+            if found is not None:
+                publication.drop_publication(self.source, pipeline.publication)
+            publication.create_publication(self.source, pipeline.publication, relations)
+            return
+        if found is None:
+            raise PublicationError(
+                f"the publication {pipeline.publication} does not exist",
+                'create it, or set `publication_mode` to "create"',
+            )
+        missing = [str(relation.table) for relation in relations if relation.table not in found.tables]
+        if missing:
+            raise PublicationError(
+                f"the publication {pipeline.publication} lacks {', '.join(missing)}",
+                f"ALTER PUBLICATION {pipeline.publication} ADD TABLE {', '.join(missing)}",
+            )
+        if not (found.insert and found.update and found.delete and found.truncate):
+            raise PublicationError(
+                f"the publication {pipeline.publication} does not publish all of {_ALL_CHANGES}",
+                f"ALTER PUBLICATION {pipeline.publication} SET (publish = '{_ALL_CHANGES}')",
+            )
+
+    def publication_oid(self) -> int:
+        found = publication.read_identity(self.source, self.pipeline.publication)
+        if found is None:
+            raise PublicationError(f"the publication {self.pipeline.publication} was dropped meanwhile")
+        return found[0]
+
+    def check_publication(self, oid: int) -> None:
+        """Raises PublicationError when the epoch's publication is gone, or was made anew."""
+        found = publication.read_identity(self.source, self.pipeline.publication)
+        if found is None or found[0] != oid:
+            fate = "no longer exists" if found is None else "was dropped and made anew"
+            raise PublicationError(
+                f"the publication {self.pipeline.publication} {fate}",
+                "run the snapshot app with --new-epoch to take everything anew",
+            )
+
+    def publish(self, relations: list[Relation]) -> None:
+        """Add what the publication lacks, and see that the slot's reader hears of it.
+
+        Raises PublicationError; SnapshotError, with nothing changed, when a table could not be locked.
+        """
+        name = self.pipeline.publication
+        if self.pipeline.publication_mode == "create":
+            added = publication.add_tables(self.dsn, name, relations, self.pipeline.lock_timeout_s)
+            if added:
+                names = ", ".join(str(relation.table) for relation in added)
+                log.info("added to the publication %s: %s", name, names)
+                renew_walsender(self.source, self.pipeline.slot)
+            return
+        found = publication.read_publication(self.source, name)
+        held = found.tables if found else frozenset()
+        missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
+        if missing:
+            raise PublicationError(
+                f"the publication {name} lacks {missing}", f"ALTER PUBLICATION {name} ADD TABLE {missing}"
+            )

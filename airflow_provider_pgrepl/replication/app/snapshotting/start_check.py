@@ -1,0 +1,87 @@
+"""What a run of an app would refuse to begin with, asked of source and state before anything is started.
+
+It reads only, takes no lock, and refuses nothing that the app itself would not; what it cannot see, the app
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from airflow_provider_pgrepl.errors import ConfigError, StateError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.requested_tables import Records, wishes_of
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
+from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, select_tables
+from airflow_provider_pgrepl.replication.state.store import Store
+
+
+def check_replication(access: Access) -> None:
+    """Raise what keeps the replication app from receiving: login, rights, settings, a slot that is lost."""
+    check_surroundings(access.dsn, access.pipeline)
+    _read_records(access)
+
+
+def check_snapshot(
+    access: Access,
+    *,
+    anew: Collection[TableName] = (),
+    added: Collection[TableName] = (),
+    new_epoch: bool = False,
+) -> None:
+    """Raise what keeps the snapshot app from beginning; `anew` and `added` are tables that it is to take."""
+    records = _read_records(access)
+    if records is None or (not new_epoch and _has_begun(records)):
+        check_surroundings(access.dsn, access.pipeline)
+    else:
+        check_source(access.dsn, access.pipeline, wishes_of(records), new_epoch=new_epoch)
+    if records is not None and (anew or added):
+        _check_named(access, records, frozenset(anew), frozenset(added))
+
+
+def check_known(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
+    """Raises ConfigError for tables that are to be taken anew, and are not the pipeline's."""
+    strangers = sorted(set(wanted) - selected.tables - records.keys())
+    if strangers:
+        raise ConfigError(
+            f"--tables: {', '.join(map(str, strangers))} is not among the tables of the pipeline",
+            "add it to `tables` in the pipeline file, or take it with --add",
+        )
+
+
+def check_addable(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
+    """Raises TableError for a table that is to be added, and cannot be replicated."""
+    for table in sorted(set(wanted) - records.keys()):
+        if table in selected.problems:
+            raise selected.problems[table]
+
+
+def _check_named(
+    access: Access, records: Records, anew: frozenset[TableName], added: frozenset[TableName]
+) -> None:
+    wishes = wishes_of(records)
+    wishes = replace(
+        wishes,
+        added=wishes.added | added | (anew & wishes.removed),
+        removed=wishes.removed - added - anew,
+    )
+    with access.source("preflight") as source:
+        selected = select_tables(source, access.pipeline, wishes)
+    check_known(anew, selected, records)
+    check_addable(added, selected, records)
+
+
+def _has_begun(records: Records) -> bool:
+    """Whether a table was taken; the lake, which knows it for certain, is not asked here."""
+    return any(record.position_lsn is not None for record in records.values())
+
+
+def _read_records(access: Access) -> Records | None:
+    """The recorded tables; none where the state has not been set up, None where it cannot be read yet."""
+    with Store(access.state_dsn, f"preflight {access.pipeline.name}") as store:
+        try:
+            return store.read_tables(access.pipeline.name) if store.is_set_up() else {}
+        except StateError:
+            return None

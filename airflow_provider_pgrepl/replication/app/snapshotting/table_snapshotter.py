@@ -1,0 +1,242 @@
+"""Taking: tables into an epoch that runs, at a temporary slot's snapshot, with no effect on the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.requested_tables import Records, membership_of
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import Claims
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
+from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.copy import keeper
+from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
+from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, Wishes, select_tables
+from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
+from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How many snapshots are tried until one has brought a table into the lake."""
+
+_MENDED_HINT = "mend it, and run the snapshot app again: it takes what is in error; or remove the table"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run has done: tables that are in the lake anew, and those that are in error now, with why."""
+
+    copied: tuple[TableName, ...] = ()
+    failed: dict[TableName, PgReplError] = field(default_factory=dict)
+
+
+@dataclass
+class Taking:
+    """One run's connections, and what it does with them. `spark` gives the session when it is needed."""
+
+    access: Access
+    source: Connection
+    store: Store
+    spark: Callable[[], SparkSession]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.access.pipeline
+
+    def records(self) -> Records:
+        return self.store.read_tables(self.pipeline.name)
+
+    def take(self, tables: Collection[TableName], wishes: Wishes, record: EpochRecord) -> Outcome:
+        """Copy these tables, whatever state they are in; one that cannot be goes into error, and only that.
+
+        Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
+        not be used several times over. Before the first byte is copied the tables are then as they were.
+        """
+        left, copied, attempt = set(tables), list[TableName](), 1
+        failed: dict[TableName, PgReplError] = {}
+        claims = Claims(self.access.dsn, self.source, self.pipeline, self.store)
+        claims.check_publication(record.publication_oid)
+        while left:
+            relations, unfit = self._examine(left, wishes)
+            for table, fault in unfit.items():
+                self.put_in_error(table, fault)
+            failed |= unfit
+            left -= unfit.keys()
+            if not relations:
+                break
+            claims.publish(relations)
+            # Announced first: the applier's batches hold nothing of these tables that is not in the snapshot.
+            before = self.announce(relations)
+            exported = self._export(before)
+            try:
+                result = self._copy_at(exported, relations, before, record)
+            except (SnapshotError, PrivilegeError) as error:
+                lost: PgReplError = error
+            else:
+                copied += result.done
+                failed |= result.failed
+                left -= result.done.keys() | result.failed.keys()
+                if result.lost is None:
+                    break
+                attempt, lost = 0 if result.done else attempt, result.lost
+            if attempt >= ATTEMPTS:
+                raise lost
+            attempt += 1
+            log.warning(
+                "the snapshot cannot be used any more: %s. Under a new one these are copied from their"
+                " beginning: %s",
+                lost.message,
+                ", ".join(map(str, sorted(left))),
+            )
+        return Outcome(tuple(copied), failed)
+
+    def _examine(
+        self, tables: set[TableName], wishes: Wishes
+    ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
+        """As they are now: tables that can be copied, and why the others cannot."""
+        selected = select_tables(self.source, self.pipeline, wishes)
+        relations = [relation for relation in selected.relations if relation.table in tables]
+        unfit: dict[TableName, PgReplError] = {
+            table: selected.problems.get(table) or _gone(table)
+            for table in tables - selected_tables(selected)
+        }
+        faults = table_faults(self.source, self.pipeline, relations) if relations else {}
+        return [relation for relation in relations if relation.table not in faults], unfit | faults
+
+    def _export(self, before: list[TableRecord]) -> ExportedSnapshot:
+        name = f"pgrepl_tmp_{self.source.info.backend_pid}"
+        try:
+            return export_slot(self.access.dsn, name, temporary=True, timeout_s=self.pipeline.slot_timeout_s)
+        except BaseException:
+            self._take_back(before)
+            raise
+
+    def _copy_at(
+        self,
+        exported: ExportedSnapshot,
+        relations: list[Relation],
+        before: list[TableRecord],
+        record: EpochRecord,
+    ) -> Copied:
+        with exported:
+            try:
+                keeper = self.keep(exported, relations)
+            except BaseException:
+                self._take_back(before)
+                raise
+        with keeper:
+            return self.copy(keeper, exported, record)
+
+    def announce(self, relations: Iterable[Relation]) -> list[TableRecord]:
+        """Record that these tables are wanted and being copied; how those that were recorded stood."""
+        name, records = self.pipeline.name, self.records()
+        before = []
+        for relation in relations:
+            table = relation.table
+            record = records.get(table)
+            if record is None or record.state is TableState.REMOVED:
+                self.store.set_state(name, table, TableState.PENDING)
+            elif record.state is TableState.PAUSED:
+                self.store.set_state(name, table, TableState.CATCHING_UP)
+            self._record_membership(table, record)
+            self.store.set_state(name, table, TableState.SNAPSHOTTING)
+            if record is not None:
+                before.append(record)
+        return before
+
+    def _record_membership(self, table: TableName, record: TableRecord | None) -> None:
+        wanted = membership_of(self.pipeline, table)
+        if (record.membership if record else "configured") != wanted:
+            self.store.set_membership(self.pipeline.name, table, wanted)
+
+    def _take_back(self, before: Iterable[TableRecord]) -> None:
+        """Nothing was copied: tables go on, or stand, as they did. What never was copied stays due."""
+        for record in before:
+            state = TableState.CATCHING_UP if record.state is TableState.STREAMING else record.state
+            if state in (TableState.PENDING, TableState.SNAPSHOTTING):
+                continue
+            self.store.set_state(
+                self.pipeline.name,
+                record.table,
+                state,
+                error=record.error,
+                reason=record.reason,
+                hint=record.hint,
+                remedy=record.remedy,
+                lsn=record.lsn,
+            )
+            if record.membership == "removed":
+                self.store.set_membership(self.pipeline.name, record.table, record.membership)
+
+    def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
+        """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
+        return keeper.keep(
+            self.access.dsn,
+            exported.snapshot,
+            relations,
+            self.pipeline.publication,
+            self.pipeline.lock_timeout_s,
+            trusts_owners=self.pipeline.trust_table_owners,
+        )
+
+    def copy(
+        self,
+        keeper: keeper.Keeper,
+        exported: ExportedSnapshot,
+        record: EpochRecord,
+        *,
+        begins_epoch: bool = False,
+    ) -> Copied:
+        """Copy the keeper's tables, and have the applier look at what is new."""
+        for warning in table_warnings(keeper.relations, self.pipeline):
+            log.warning("%s", warning)
+        copy = SnapshotCopy(
+            self.spark(), self.access.dsn, self.pipeline, self.store, record, keeper, exported
+        )
+        copied = copy.run()
+        if begins_epoch:
+            copy.write_point()
+        writer.mark(changelog_uri(self.pipeline.lake_root))
+        return copied
+
+    def put_in_error(self, table: TableName, error: PgReplError) -> None:
+        """This table stops, and only this one."""
+        log.error("%s is in error: %s", table, str(error).removeprefix(f"{table}: "))
+        record = self.records().get(table)
+        if record is None or record.state is TableState.REMOVED:
+            self.store.set_state(self.pipeline.name, table, TableState.PENDING)
+        self._record_membership(table, record)
+        self.store.set_state(
+            self.pipeline.name,
+            table,
+            TableState.ERRORED,
+            error=type(error).__name__,
+            reason=error.message,
+            hint=error.hint or _MENDED_HINT,
+            remedy=error.remedy,
+        )
+
+
+def selected_tables(selected: Selected) -> set[TableName]:
+    """The tables that can be replicated."""
+    return {relation.table for relation in selected.relations}
+
+
+def _gone(table: TableName) -> PgReplError:
+    return TableError(f"{table}: cannot be replicated, or is no longer there")

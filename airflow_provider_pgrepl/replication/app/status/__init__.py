@@ -1,0 +1,1 @@
+"""How a pipeline is doing: read, summed up, written out."""

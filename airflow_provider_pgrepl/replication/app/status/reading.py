@@ -1,0 +1,256 @@
+"""What there is to say of a pipeline, whether its apps run or not: gathered from source, state and lake."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
+from airflow_provider_pgrepl.replication.app.lost_state import lost_state
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import address, connect
+from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+
+@dataclass(frozen=True)
+class SourceStatus:
+    address: str
+    server_version_num: int
+    wal_lsn: LSN
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """The slot; `held_bytes` is the WAL that the server keeps for it."""
+
+    name: str
+    active: bool
+    active_pid: int | None
+    held_bytes: int | None
+    wal_status: str | None
+    invalidation: str | None
+
+
+@dataclass(frozen=True)
+class AppStatus:
+    """What the replicate app last said of itself."""
+
+    holder: str
+    reported_at: datetime | None
+    changes_per_s: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """How far one step of the way is, and how many bytes of WAL lie between it and the source's end."""
+
+    lsn: LSN | None
+    lag_bytes: int | None
+
+
+@dataclass(frozen=True)
+class TableStatus:
+    """A table. All that was committed at or before `position_lsn` is in the lake; `lag_bytes` is the source's
+    WAL after it, or after the last consistent point where that is later and holds the table. `error`: the
+    class of its error, `error_lsn` where it happened."""
+
+    table: str
+    state: TableState
+    since: datetime
+    position_lsn: LSN | None
+    lag_bytes: int | None
+    rows_copied: int | None
+    error: str
+    reason: str
+    hint: str
+    error_lsn: LSN | None
+    bytes: TableBytes | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """`problems` says what could not be looked at. `steps`: received, durable, told, applied. `tables`:
+    without those that were removed.
+
+    `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
+    """
+
+    pipeline: str
+    lake: str
+    source: SourceStatus
+    set_up: bool
+    recorded: bool = True
+    epoch: int | None = None
+    slot: SlotStatus | None = None
+    app: AppStatus | None = None
+    steps: dict[str, Step] = field(default_factory=dict)
+    last_applied_commit_age_s: float | None = None
+    consistent_point: ConsistentPoint | None = None
+    tables: tuple[TableStatus, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Lake:
+    """What the lake itself knows, which is the truth about positions."""
+
+    epoch: EpochRecord | None = None
+    durable_lsn: LSN | None = None
+    point: ConsistentPoint | None = None
+    problems: tuple[str, ...] = ()
+
+
+def read_status(pipeline: Pipeline) -> Status:
+    """Ask source, state database (both named by the environment) and lake.
+
+    Raises ConfigError, SourceConnectionError, PrivilegeError. What else cannot be looked at is a problem in
+    the result.
+    """
+    dsn = process.source_dsn()
+    with closing(connect(dsn, f"status {pipeline.name}")) as connection:
+        end = wal_lsn(connection)
+        source = SourceStatus(address(dsn), read_server(connection).version_num, end)
+        slot = read_slot(connection, pipeline.slot)
+    recorded, progress, tables, problems = _read_state(pipeline)
+    lake = _read_lake(pipeline)
+    # Without a slot it was torn down, and its lake kept.
+    if not recorded and slot is not None and lake.epoch is not None:
+        lost = lost_state(pipeline, lake.epoch)
+        problems = (*problems, f"{lost.message}: {lost.hint}")
+    if lake == _Lake() and any(record.position_lsn is not None for record in tables):
+        away = lost_lake(pipeline)
+        problems = (*problems, f"{away.message}: {away.hint}")
+    applied = LSN(lake.point.lsn) if lake.point else None
+    statuses = tuple(
+        _table(pipeline, record, lake, end, progress)
+        for record in tables
+        if record.state is not TableState.REMOVED
+    )
+    return Status(
+        pipeline=pipeline.name,
+        lake=pipeline.lake_root,
+        source=source,
+        set_up=recorded or lake.epoch is not None,
+        recorded=recorded,
+        epoch=lake.epoch.epoch if lake.epoch else None,
+        slot=_slot(slot, end) if slot else None,
+        app=AppStatus(progress.holder, progress.updated_at, progress.changes_per_s) if progress else None,
+        steps={
+            "received": _step(progress.received_lsn if progress else None, end),
+            "durable": _step(lake.durable_lsn, end),
+            "told": _step(slot.confirmed_flush_lsn if slot else None, end),
+            "applied": Step(applied, _lag(applied, end)),
+        },
+        last_applied_commit_age_s=_age(lake.point),
+        consistent_point=lake.point,
+        tables=statuses,
+        problems=(*problems, *lake.problems),
+    )
+
+
+def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:
+    with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+        try:
+            if store.read_pipeline(pipeline.name) is None:
+                return False, None, [], ()
+        except StateError:
+            # Its schema is made by the first snapshot.
+            return False, None, [], ()
+        try:
+            tables = list(store.read_tables(pipeline.name).values())
+            return True, store.read_progress(pipeline.name), tables, ()
+        except StateError as error:
+            return True, None, [], (f"{error.message}: {error.hint}",)
+
+
+def _read_lake(pipeline: Pipeline) -> _Lake:
+    try:
+        changelog = open_changelog(changelog_uri(pipeline.lake_root))
+    except NoChangelogError:
+        return _Lake()
+    except Exception as error:
+        return _Lake(problems=(f"the changelog cannot be read: {type(error).__name__}",))
+    try:
+        epoch = EpochRecord.from_json(changelog.metadata().description)
+    except PgReplError as error:
+        return _Lake(problems=(error.message,))
+    problems: tuple[str, ...] = ()
+    if epoch.pipeline != pipeline.name:
+        problems = (f"the lake belongs to the pipeline {epoch.pipeline}",)
+    point = None
+    try:
+        point = Points(pipeline.lake_root).latest()
+    except LakeError as error:
+        problems = (*problems, error.message)
+    if point is not None:
+        positions: dict[str, int] = {key: LSN(position) for key, position in point.positions.items()}
+        shown = replace(point, lsn=LSN(point.lsn), positions=positions)
+        point = shown if point.epoch == epoch.epoch else None
+    return _Lake(epoch, read_durable_lsn(changelog), point, problems)
+
+
+def _table(
+    pipeline: Pipeline, record: TableRecord, lake: _Lake, end: LSN, progress: Progress | None
+) -> TableStatus:
+    standing = _standing(pipeline, record, lake)
+    whole = None if standing is None else standing.whole
+    in_lake = record.state not in (TableState.PENDING, TableState.SNAPSHOTTING)
+    return TableStatus(
+        table=str(record.table),
+        state=record.state,
+        since=record.since,
+        position_lsn=None if standing is None else standing.own,
+        lag_bytes=_lag(whole, end) if in_lake else None,
+        rows_copied=record.rows_copied,
+        error=record.error,
+        reason=record.reason,
+        hint=record.hint,
+        error_lsn=record.lsn,
+        bytes=progress.table_bytes.get(record.table.path) if progress else None,
+    )
+
+
+def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> Standing | None:
+    if lake.epoch is None:
+        return None
+    key, point = str(record.table), lake.point
+    try:
+        table = open_table(f"{pipeline.lake_root}/{record.table.path}")
+        named = point if point and key in point.tables else None
+        return read_standing(table, app_id(pipeline.name, lake.epoch.epoch), key, named)
+    except PgReplError:
+        return None
+
+
+def _slot(slot: Slot, end: LSN) -> SlotStatus:
+    held = None if slot.restart_lsn is None else max(0, end - slot.restart_lsn)
+    return SlotStatus(slot.name, slot.active, slot.active_pid, held, slot.wal_status, slot.invalidation)
+
+
+def _step(lsn: LSN | None, end: LSN) -> Step:
+    """Of an LSN before which all is done."""
+    return Step(lsn or None, max(0, end - lsn) if lsn else None)
+
+
+def _lag(position: LSN | None, end: LSN) -> int | None:
+    """Of a position, at which, too, all is done: the end of the WAL is not."""
+    return None if position is None else max(0, end - position - 1)
+
+
+def _age(point: ConsistentPoint | None) -> float | None:
+    if point is None or point.commit_ts is None:
+        return None
+    return max(0.0, (datetime.now(UTC) - point.commit_ts).total_seconds())

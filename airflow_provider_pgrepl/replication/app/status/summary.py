@@ -1,0 +1,188 @@
+"""SummaryLog: once a minute how a replication stands, for who reads its log, and as data."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.app.status.text import show_bytes
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying.applier import ApplierProgress
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiving.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.run_result import leave_result
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 60.0
+_NAMED = 20
+_SAMPLES = 120
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What is told. `changes` were received since the last time, `applied` since the start. There is no lag
+    while the lake has no consistent point; what the source could not be asked for is None."""
+
+    states: Mapping[TableState, int]
+    errored: tuple[str, ...]
+    changes: int
+    seconds: float
+    applied: int
+    applied_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
+    lag_s: float | None = None
+    lag_bytes: int | None = None
+    held_bytes: int | None = None
+
+    def to_text(self) -> str:
+        return "; ".join([self._tables(), self._changes(), self._lag()])
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same of JSON's types, small enough for XCom."""
+        return {
+            "tables": sum(self.states.values()),
+            "rows": self.applied,
+            "lsn": str(self.applied_lsn),
+            "states": {state.value: count for state, count in self.states.items() if count},
+            "errored": list(self.errored[:_NAMED]),
+            "changes_per_s": round(self.changes / max(self.seconds, 0.001), 1),
+            "lag_s": None if self.lag_s is None else round(self.lag_s, 1),
+            "lag_bytes": self.lag_bytes,
+            "wal_held_bytes": self.held_bytes,
+        }
+
+    def _tables(self) -> str:
+        states = ", ".join(f"{count} {state.value}" for state, count in self.states.items() if count)
+        text = f"{sum(self.states.values())} tables: {states or 'none'}"
+        if not self.errored:
+            return text
+        more = len(self.errored) - _NAMED
+        names = ", ".join(self.errored[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+        return f"{text} ({names})"
+
+    def _changes(self) -> str:
+        rate = self.changes / max(self.seconds, 0.001)
+        return (
+            f"{self.changes:,} changes received, {rate:,.0f}/s; {self.applied:,} rows applied since the start"
+        )
+
+    def _lag(self) -> str:
+        held = f"the slot holds {show_bytes(self.held_bytes)} of WAL"
+        if self.lag_bytes is not None:
+            lag = "" if self.lag_s is None else f"{self.lag_s:,.1f} s, "
+            return f"the lake is {lag}{show_bytes(self.lag_bytes)} behind the source; {held}"
+        if self.held_bytes is not None:
+            return f"the lake has no consistent point yet; {held}"
+        return "the source cannot be asked how far it is"
+
+
+class SummaryLog:
+    """Logs a summary every minute from `start` to `stop`, by connections of its own.
+
+    It is for people: when it cannot be made, that is all that happens.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        state_dsn: str,
+        pipeline: Pipeline,
+        received: Callable[[], ReceiverProgress],
+        applied: Callable[[], ApplierProgress],
+        interval_s: float | None = None,
+    ) -> None:
+        self._dsn = dsn
+        self._state_dsn = state_dsn
+        self._pipeline = pipeline
+        self._received = received
+        self._applied = applied
+        self._interval_s = interval_s or INTERVAL_S
+        self._stopping = threading.Event()
+        self._changes = received().changes
+        self._at = time.monotonic()
+        self._ends: deque[tuple[float, LSN]] = deque(maxlen=_SAMPLES)
+
+    def start(self) -> None:
+        """Begin; the first line comes after a minute."""
+        threading.Thread(target=self._run, name="pgrepl-summary", daemon=True).start()
+
+    def stop(self) -> None:
+        """No more lines; one that waits for an answer is not waited for."""
+        self._stopping.set()
+
+    def leave(self) -> None:
+        """Leave how it stands at the end as the run's result, unless it cannot be read just now."""
+        with suppress(PgReplError):
+            leave_result(self.read().to_dict())
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            try:
+                summary = self.read()
+                text = summary.to_text()
+                leave_result(summary.to_dict())
+            except Exception as error:
+                text = f"no summary: {error if isinstance(error, PgReplError) else type(error).__name__}"
+            if not self._stopping.is_set():
+                log.info("%s", text)
+
+    def read(self) -> Summary:
+        """How it stands now, and what came since the last time. Raises PgReplError."""
+        role = f"summary {self._pipeline.name}"
+        with Store(self._state_dsn, role) as store:
+            records = list(store.read_tables(self._pipeline.name).values())
+        records = [record for record in records if record.state is not TableState.REMOVED]
+        lag_s, lag_bytes, held = self._behind(role)
+        now, changes = time.monotonic(), self._received().changes
+        summary = Summary(
+            states=dict(Counter(record.state for record in records).most_common()),
+            errored=tuple(
+                sorted(str(record.table) for record in records if record.state is TableState.ERRORED)
+            ),
+            changes=changes - self._changes,
+            seconds=now - self._at,
+            applied=self._applied().changes,
+            applied_lsn=self._applied().applied_lsn,
+            lag_s=lag_s,
+            lag_bytes=lag_bytes,
+            held_bytes=held,
+        )
+        self._changes, self._at = changes, now
+        return summary
+
+    def _behind(self, role: str) -> tuple[float | None, int | None, int | None]:
+        """How far the lake is behind the source, in seconds and bytes, and how many bytes the slot holds."""
+        try:
+            with closing(connect(self._dsn, role)) as connection:
+                end = wal_lsn(connection)
+                slot = read_slot(connection, self._pipeline.slot)
+        except PgReplError:
+            return None, None, None
+        held = None if slot is None or slot.restart_lsn is None else max(0, end - slot.restart_lsn)
+        applied = self._applied()
+        self._ends.append((time.monotonic(), end))
+        if not applied.applied_lsn:
+            return None, None, held
+        # All that committed at the applied LSN is in: the WAL's end is the byte behind it.
+        return self._seconds(applied), max(0, end - applied.applied_lsn - 1), held
+
+    def _seconds(self, applied: ApplierProgress) -> float | None:
+        """The age of the last transaction in the lake; less, when the source has written none since then:
+        the time since its WAL ended at or before what is applied."""
+        ages = [time.monotonic() - at for at, end in self._ends if end <= applied.applied_lsn + 1]
+        if applied.commit_ts is not None:
+            ages.append((datetime.now(UTC) - applied.commit_ts).total_seconds())
+        return max(0.0, min(ages)) if ages else None

@@ -1,0 +1,238 @@
+"""A pipeline's status for people (aligned text) and for programs (JSON)."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_pgrepl.replication.app.status.reading import SlotStatus, Status, TableStatus
+from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+_WIDTH = 100
+_LABEL = 10
+_RECENT_S = 15.0
+_TABLE_HEADINGS = ("table", "state", "for", "position", "behind", "rows copied", "live", "kept", "written")
+_MEANING = {
+    "received": "read from the slot, as the replicate app last said",
+    "durable": "committed to the changelog",
+    "told": "confirmed to the slot",
+    "applied": "in the lake tables, at a consistent point",
+}
+
+
+def to_json(status: Status) -> str:
+    """One JSON object; LSNs as X/X, times in ISO 8601, lags in bytes of WAL behind the source."""
+    return json.dumps(_plain(asdict(status)), indent=2)
+
+
+def to_text(status: Status) -> str:
+    """Some lines that read well at 100 columns."""
+    if not status.set_up:
+        return "\n".join([*_heading(status), *_problems(status), "", *_not_set_up(status)])
+    parts = [
+        [*_heading(status), *_app(status), *_slot(status), *_problems(status)],
+        _steps(status),
+        _point(status),
+        _tables(status.tables),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in parts if lines)
+
+
+def show_bytes(count: int | None) -> str:
+    """`0 B`, `12.3 MiB`; `-` when not known."""
+    if count is None:
+        return "-"
+    size, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def show_duration(seconds: float) -> str:
+    """`0.4 s`, `2 min`, `3 h`, `5 days`: one unit is enough to see what is wrong."""
+    for limit, unit, divisor in ((60, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / divisor:.1f} s" if unit == "s" else f"{seconds / divisor:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} days"
+
+
+def _heading(status: Status) -> list[str]:
+    epoch = f", epoch {status.epoch}" if status.epoch is not None else ""
+    source = status.source
+    return [
+        _line("pipeline", f"{status.pipeline}{epoch}"),
+        _line("lake", status.lake),
+        _line(
+            "source",
+            f"{source.address}, PostgreSQL {source.server_version_num // 10_000}, WAL at {source.wal_lsn}",
+        ),
+    ]
+
+
+def _not_set_up(status: Status) -> list[str]:
+    slot = f", though there is a slot {status.slot.name}" if status.slot else ""
+    return textwrap.wrap(
+        f"Pipeline {status.pipeline} has not been set up yet{slot}: run the snapshot app first"
+        " (pgrepl snapshot FILE.json).",
+        _WIDTH,
+    )
+
+
+def _app(status: Status) -> list[str]:
+    if status.app is None or not status.app.holder:
+        return [_line("app", "the replicate app has not run yet")]
+    app = status.app
+    ago = f"last report {_ago(app.reported_at)}" if app.reported_at else "no report"
+    is_read = status.slot is not None and status.slot.active
+    if is_read and not is_recent(app.reported_at):
+        text = f"starts, hangs, or has ended unnoticed; was on {app.holder}, {ago}"
+        return [_line("app", text)]
+    if is_read:
+        return [_line("app", f"running on {app.holder}, {app.changes_per_s:,.0f} changes/s, {ago}")]
+    return [_line("app", f"not running; was on {app.holder}, {ago}")]
+
+
+def _slot(status: Status) -> list[str]:
+    slot = status.slot
+    if slot is None and not status.recorded:
+        text = "is gone, and the pipeline is not recorded in this database: the snapshot app would begin anew"
+        return [_line("slot", text)]
+    if slot is None:
+        return [_line("slot", "is gone: the pipeline needs a new epoch (snapshot app with --new-epoch)")]
+    lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
+    if slot.active and not (status.app and is_recent(status.app.reported_at)):
+        sender = f"select pg_terminate_backend({slot.active_pid})"
+        lines += _wrapped(f"hint: if no app of this pipeline runs any more, free the slot: {sender}")
+    return lines
+
+
+def is_recent(reported_at: datetime | None) -> bool:
+    """Whether an app that runs can have reported last at that time; it reports every two seconds."""
+    return reported_at is not None and (datetime.now(UTC) - reported_at).total_seconds() < _RECENT_S
+
+
+def _slot_state(slot: SlotStatus) -> str:
+    if slot.invalidation:
+        return f"lost ({slot.invalidation})"
+    reading = f"read by pid {slot.active_pid}" if slot.active else "not read by anybody"
+    return reading if slot.wal_status in (None, "reserved") else f"{reading}, WAL {slot.wal_status}"
+
+
+def _problems(status: Status) -> list[str]:
+    return [_line("problem", problem) for problem in status.problems]
+
+
+def _steps(status: Status) -> list[str]:
+    rows = [("step", "LSN", "behind the source", "meaning")]
+    for name, step in status.steps.items():
+        rows.append((name, _lsn(step.lsn), show_bytes(step.lag_bytes), _MEANING[name]))
+    return _aligned(rows, right={2})
+
+
+def _point(status: Status) -> list[str]:
+    point = status.consistent_point
+    if point is None:
+        return [_line("point", "no consistent point in this epoch yet")]
+    age = status.last_applied_commit_age_s
+    committed = f", last commit {show_duration(age)} ago" if age is not None else ""
+    held = sum(not is_history(key) for key in point.tables)
+    return [_line("point", f"{LSN(point.lsn)}{committed}, holds {_count(held, 'table')}")]
+
+
+def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
+    if not tables:
+        return ["no tables recorded"]
+    counts = Counter(table.state.value for table in tables)
+    summary = ", ".join(f"{count} {state}" for state, count in counts.most_common())
+    rows = [
+        ("table", "state", "for", "position", "behind the source", "rows copied", "live", "kept", "written")
+    ]
+    for table in tables:
+        copied = "-" if table.rows_copied is None else f"{table.rows_copied:,}"
+        age = (datetime.now(UTC) - table.since).total_seconds()
+        rows.append(
+            (
+                table.table,
+                table.state.value,
+                show_duration(max(0.0, age)),
+                _lsn(table.position_lsn),
+                show_bytes(table.lag_bytes),
+                copied,
+                *_bytes(table),
+            )
+        )
+    lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
+    notes = [line for table in tables for line in _note(table)]
+    return [f"{_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
+
+
+def _bytes(table: TableStatus) -> tuple[str, str, str]:
+    """What it takes in storage: its newest version; beside that, for points and readers; written so far."""
+    if table.bytes is None:
+        return "-", "-", "-"
+    return show_bytes(table.bytes.live), show_bytes(table.bytes.kept), show_bytes(table.bytes.written)
+
+
+def _note(table: TableStatus) -> list[str]:
+    if not table.reason:
+        return []
+    what = " ".join([table.error or "error", *([f"at {table.error_lsn}"] if table.error_lsn else [])])
+    since = f"since {table.since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    lines = [f"{table.table}: {what}, {since}", *_wrapped(table.reason)]
+    return [*lines, *_wrapped(f"hint: {table.hint}")] if table.hint else lines
+
+
+def _wrapped(text: str) -> list[str]:
+    """Names are not cut, and lines of a text stay lines."""
+    return [
+        line
+        for part in text.splitlines()
+        for line in textwrap.wrap(
+            part, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+        )
+    ]
+
+
+def _aligned(rows: Sequence[tuple[str, ...]], right: set[int]) -> list[str]:
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _line(label: str, text: str) -> str:
+    return f"{label:<{_LABEL}}{text}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _lsn(lsn: LSN | None) -> str:
+    return "-" if lsn is None else str(lsn)
+
+
+def _ago(moment: datetime) -> str:
+    return f"{show_duration(max(0.0, (datetime.now(UTC) - moment).total_seconds()))} ago"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, LSN):
+        return str(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value.isoformat() if isinstance(value, datetime) else value

@@ -1,0 +1,143 @@
+"""How a lake table follows its relation: what is done, and what the relation is from there on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.column_drift import (
+    ColumnJudge,
+    is_of_other_type,
+    type_change,
+)
+from airflow_provider_pgrepl.replication.drift.column_matching import Place, highest_attnum, unknown_attnums
+from airflow_provider_pgrepl.replication.drift.remedy import Finding, Remedy
+from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
+from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
+
+
+@dataclass(frozen=True)
+class Following:
+    """What of a safe drift has reached the rows that come next, and what has not."""
+
+    judge: ColumnJudge
+    places: list[Place]
+
+    @property
+    def changes(self) -> Iterator[str]:
+        """What became of columns, in sentences."""
+        for column in self._dropped():
+            yield f"column {show_identifier(column.name)} was dropped"
+        for before, now in self.retyped():
+            yield type_change(before, now)
+        left_out = " and is left out" if self._leaves_out else ""
+        for column in self._added():
+            yield f"column {show_identifier(column.name)} was added{left_out}"
+
+    def retyped(self) -> Iterator[tuple[Column, Column]]:
+        """Columns whose type is another one, in rows to come."""
+        for place in self.places:
+            if place.before is not None and is_of_other_type(place.before, self._column(place)):
+                yield place.before, self._column(place)
+        now = {column.attnum: column for column in self.judge.current.unpublished}
+        for column in self.judge.recorded.unpublished:
+            if column.attnum in now and is_of_other_type(column, now[column.attnum]):
+                yield column, now[column.attnum]
+
+    def _added(self) -> Iterator[Column]:
+        yield from (place.column for place in self.places if place.before is None)
+        known = {column.attnum for column in self.judge.recorded.unpublished}
+        yield from (column for column in self.judge.current.unpublished if column.attnum not in known)
+
+    def _dropped(self) -> Iterator[Column]:
+        recorded = self.judge.recorded
+        live = {place.attnum for place in self.places}
+        live |= {column.attnum for column in self.judge.current.unpublished}
+        for column in (*recorded.columns, *recorded.unpublished):
+            if column.attnum not in live:
+                yield column
+
+    @property
+    def _leaves_out(self) -> bool:
+        recorded = self.judge.recorded
+        return self.judge.pipeline.policy(recorded.table).on_drift == "ignore"
+
+    def _column(self, place: Place) -> Column:
+        """The column as rows to come have it: under the lake's name, and of the type that was sent."""
+        before, now, sent = place.before, place.now, place.sent
+        if before is None:
+            return replace(place.column, is_key=sent.is_identity and place.column.is_key)
+        if now is None or (now.type_oid, now.typmod) != (sent.type_oid, sent.typmod):
+            return before
+        name = before.name if self.judge.in_lake(before) else sent.name
+        return replace(now, name=name, is_key=before.is_key)
+
+    def relation(self, announced: RelationRecord) -> Relation:
+        """What the lake table is for from here on; the catalog's own where nothing is different."""
+        recorded, current = self.judge.recorded, self.judge.current
+        columns = tuple(self._column(place) for place in self.places)
+        dropped = (column for column in self._dropped() if self.judge.in_lake(column))
+        live = {column.attnum for column in (*columns, *current.unpublished)}
+        ignored = {attnum for attnum in recorded.ignored if attnum in live}
+        if self._leaves_out:
+            ignored |= {column.attnum for column in self._added()}
+        ignored |= set(self._renamed_and_left_out())
+        return replace(
+            current,
+            table=recorded.table,
+            columns=columns,
+            replica_identity=announced.message.replica_identity,
+            natts=self._natts(announced, columns),
+            dropped=tuple(sorted((*recorded.dropped, *dropped), key=lambda column: column.attnum)),
+            ignored=tuple(sorted(ignored)),
+        )
+
+    def _renamed_and_left_out(self) -> Iterator[int]:
+        """Columns that the lake leaves out by the names that they had: from here on by their attnums."""
+        for place in self.places:
+            before = place.before
+            if before is not None and place.sent.name != before.name and not self.judge.in_lake(before):
+                yield before.attnum
+
+    def _natts(self, announced: RelationRecord, columns: tuple[Column, ...]) -> int:
+        """The highest attnum up to which no column can have come that is not known.
+
+        It stays below attnums of columns that came and went unseen: rows that are still to come may be of
+        them, when the catalog has moved on.
+        """
+        recorded, current = self.judge.recorded, self.judge.current
+        if announced.same_columns and not unknown_attnums(recorded, current):
+            return current.natts
+        return max((highest_attnum(recorded), *(column.attnum for column in columns)))
+
+
+def policy_findings(following: Following, announced: RelationRecord) -> Iterator[Finding]:
+    """What the policy, or the way in which a type was changed, does not let the lake follow."""
+    if announced.using:
+        for before, now in following.retyped():
+            yield Finding(f"{type_change(before, now)} by an expression of its own (USING)")
+    judge = following.judge
+    if judge.pipeline.policy(judge.recorded.table).on_drift == "error":
+        for change in following.changes:
+            yield Finding(change, Remedy.POLICY)
+
+
+def lake_findings(recorded: Relation, relation: Relation, pipeline: Pipeline) -> Iterator[Finding]:
+    """Why there cannot be a lake table of this relation, other than what there was before."""
+    try:
+        lake_schema(relation, pipeline)
+    except (TableError, ConfigError) as error:
+        yield Finding(f"{error.message} ({error.hint})", Remedy.CHOICE)
+        return
+    known = set(choice_problems(_with_dropped(recorded), pipeline))
+    for problem in choice_problems(_with_dropped(relation), pipeline):
+        if problem not in known:
+            yield Finding(problem, Remedy.CHOICE)
+
+
+def _with_dropped(relation: Relation) -> Relation:
+    """A dropped column stands in the lake still, so that choices may go on naming it."""
+    return replace(relation, unpublished=(*relation.unpublished, *relation.dropped))

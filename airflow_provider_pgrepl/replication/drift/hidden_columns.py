@@ -1,0 +1,100 @@
+"""Which columns of the stream are not kept: those of `exclude_columns`, whatever their names are now. Pure.
+
+A publication could leave them out itself, by a list of columns. But then the server refuses to drop or retype
+any other column of the table, and sends no column that is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.column_matching import UnclearLayoutError, place_columns
+from airflow_provider_pgrepl.replication.relation import Column, ColumnName, Relation, TableName
+
+Catalogs = Callable[[int], Sequence[Relation]]
+"""What the catalog ever said of a relation, by its oid."""
+
+
+def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relation:
+    """The relation without what older rows have in columns that are excluded."""
+    names = _excluded(pipeline)
+    return _without_defaults(relation, _attnums(relation, names)) if names else relation
+
+
+@dataclass(frozen=True)
+class HiddenColumns:
+    """Says it of each relation that is announced.
+
+    A column is known by its attnum once it had an excluded name. Where it cannot be told which columns the
+    stream sends, more are hidden than need be: a table whose lake has one of those stops.
+    """
+
+    pipeline: Pipeline
+    catalogs: Catalogs
+
+    def mark(self, record: RelationRecord) -> RelationRecord:
+        """The record with the columns that are not kept, and nothing of their values."""
+        names = _excluded(self.pipeline)
+        if not names:
+            return record
+        message, known = record.message, list(self.catalogs(record.message.oid))
+        table = TableName(message.schema, message.name)
+        attnums = self._known(known, record.catalog)
+        hidden = {n for n, c in enumerate(message.columns) if ColumnName(table, c.name) in names}
+        if attnums:
+            hidden |= _places(record, known, attnums)
+        catalog = record.catalog and _without_defaults(record.catalog, attnums)
+        return replace(record, catalog=catalog, hidden=tuple(sorted(hidden)))
+
+    def bare(self, relation: Relation | None) -> Relation | None:
+        """What the catalog says, without what older rows have in columns that are not kept."""
+        if relation is None or not _excluded(self.pipeline):
+            return relation
+        return _without_defaults(relation, self._known(self.catalogs(relation.oid), relation))
+
+    def _known(self, known: Sequence[Relation], current: Relation | None) -> frozenset[int]:
+        names = _excluded(self.pipeline)
+        found = [_attnums(relation, names) for relation in (*known, *([current] if current else []))]
+        return frozenset().union(*found)
+
+
+def _excluded(pipeline: Pipeline) -> frozenset[ColumnName]:
+    return frozenset(map(ColumnName.parse, pipeline.exclude_columns))
+
+
+def _attnums(relation: Relation, names: frozenset[ColumnName]) -> frozenset[int]:
+    columns = (*relation.columns, *relation.unpublished)
+    return frozenset(c.attnum for c in columns if ColumnName(relation.table, c.name) in names)
+
+
+def _without_defaults(relation: Relation, attnums: frozenset[int]) -> Relation:
+    def bare(columns: Sequence[Column]) -> tuple[Column, ...]:
+        return tuple(replace(c, missing=None) if c.attnum in attnums else c for c in columns)
+
+    return replace(relation, columns=bare(relation.columns), unpublished=bare(relation.unpublished))
+
+
+def _places(record: RelationRecord, known: Sequence[Relation], attnums: frozenset[int]) -> set[int]:
+    """Where these columns may be among those of the message; everywhere, when nothing tells."""
+    layouts = list(_layouts(record, known))
+    if not layouts:
+        return set(range(len(record.message.columns)))
+    return {n for layout in layouts for n, attnum in enumerate(layout) if attnum in attnums}
+
+
+def _layouts(record: RelationRecord, known: Sequence[Relation]) -> Iterator[list[int]]:
+    """The attnums that the message's columns can have."""
+    if record.same_columns and record.catalog is not None:
+        yield [column.attnum for column in record.catalog.columns]
+        return
+    for relation in known:
+        if replace(record, catalog=relation).same_columns:
+            yield [column.attnum for column in relation.columns]
+        elif record.catalog is not None:
+            try:
+                yield [place.attnum for place in place_columns(relation, record, record.catalog)]
+            except UnclearLayoutError:
+                continue

@@ -1,0 +1,371 @@
+"""The applier: changelog commits into lake tables, batch by batch, one consistent point after each.
+
+A table's position in the lake is the truth; what the applier remembers only saves looking. A table it does
+not know to be level with the stream (after a start, a snapshot, an error mended) is brought forward from the
+changelog's live files, whatever Spark's checkpoint says, while the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.changelog import reader, writer
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import Level, Levels
+from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
+from airflow_provider_pgrepl.replication.lake.applying.checkpoint import checkpoint_uri, drop_checkpoint
+from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
+from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, stamp_at
+from airflow_provider_pgrepl.replication.lake.applying.tasks import (
+    RESULT,
+    CatchUp,
+    apply_items,
+    read_results,
+    warm_up,
+)
+from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lake.history.place import history_key
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+LOOK_INTERVAL_S = 30.0
+"""How often tables without changes are looked at: whether they still are as they were left."""
+_ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
+
+
+@dataclass
+class ApplierProgress:
+    """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise.
+
+    `level`: whether the last batch left none of them behind; what is left comes with the next one.
+    `idle_at`: when the last batch began, by the clock of the state database: no earlier one was running then.
+    """
+
+    version: int = -1
+    applied_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
+    commit_ts: datetime | None = None
+    changes: int = 0
+    batches: int = 0
+    level: bool = False
+    idle_at: datetime | None = None
+
+
+class Applier:
+    """Runs the streaming query. `error` holds what ended it, when something did."""
+
+    def __init__(self, spark: SparkSession, pipeline: Pipeline, store: Store, record: EpochRecord) -> None:
+        self._spark = spark
+        self._pipeline = pipeline
+        self._store = store
+        self._record = record
+        self._uri = changelog_uri(pipeline.lake_root)
+        self._points = Points(pipeline.lake_root)
+        self._tables = RecordedTables(pipeline, record, self._points)
+        self._levels = Levels()
+        # Files that hold no change of a table do not move its position: they must not be taken for ever.
+        # What was looked through is kept with the position above which it was.
+        self._looked_through: dict[int, tuple[LSN, LSN]] = {}
+        self._stopping = False
+        self._is_warm = False
+        self.batch_lock = threading.Lock()
+        """Held while a batch runs: whoever holds it knows that nothing is being applied."""
+        self.progress = ApplierProgress()
+        self.error: Exception | None = None
+        spark.dataSource.register(ChangelogSource)
+
+    def start(self, *, available_now: bool = False) -> StreamingQuery:
+        """Begin to apply: for good, or what the changelog holds now. Raises SparkError."""
+        with spark_errors("starting the streaming query"):
+            return self._start(available_now=available_now)
+
+    def _start(self, *, available_now: bool) -> StreamingQuery:
+        tasks = max(1, self._spark.sparkContext.defaultParallelism)
+        if not self._is_warm:
+            drop_checkpoint(self._pipeline.lake_root)
+            warm_up(self._spark, tasks)
+            self._is_warm = True
+        frame = (
+            self._spark.readStream.format(FORMAT)
+            .option("uri", self._uri)
+            .option("batch_bytes", str(self._pipeline.batch_bytes))
+            .option("tasks", str(tasks))
+            .load()
+        )
+        checkpoint = checkpoint_uri(self._pipeline.lake_root)
+        stream = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._on_batch)
+        if available_now:
+            return stream.trigger(availableNow=True).start()
+        return stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds").start()
+
+    def needed_above(self) -> LSN | None:
+        """The lowest position above which a table has a right to changes; None while one is copied.
+
+        0 when the position of one cannot be read: it may need all there is.
+        """
+        level, applied = self._levels.at(self.progress.version), self.progress.applied_lsn
+        needed = []
+        for record in self._store.read_tables(self._pipeline.name).values():
+            if record.state is TableState.SNAPSHOTTING:
+                return None
+            if record.relation is None or record.state not in (*_ACTIVE, TableState.PAUSED):
+                continue
+            if record.relation.oid in level:
+                needed.append(applied)
+            else:
+                standing = self._tables.standing(record)
+                needed.append(LSN(0) if standing is None else standing.whole)
+        return min(needed, default=None)
+
+    def stop(self, query: StreamingQuery) -> None:
+        """End between two batches; one that runs is finished first."""
+        self._stopping = True
+        with self.batch_lock:
+            pass
+        query.stop()
+
+    def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
+        with self.batch_lock:
+            if self._stopping:
+                raise _StoppedError
+            try:
+                with spark_errors("applying changes"):
+                    self._apply(frame)
+            except Exception as error:
+                self.error = error
+                raise
+
+    def _apply(self, frame: DataFrame) -> None:
+        started = time.monotonic()
+        self.progress.idle_at = self._store.now()
+        records = self._active_records()
+        mark, results = self._run_items(frame, records)
+        mark = self._settle_mark(mark)
+        if mark.epoch < self._record.epoch:
+            # Left over from before this epoch, whose snapshot holds it.
+            self.progress.version, self.progress.batches = mark.to_version, self.progress.batches + 1
+            return
+        self._take(results, records, mark)
+        self._look(records, results)
+        behind = self._levels.move(records, mark.from_version, mark.to_version)
+        level = self._catch_up(behind, records, mark) if behind else True
+        self._write_point(records, mark)
+        self._report(mark, results, started)
+        self.progress.level = level
+        if not level:
+            writer.mark(self._uri)
+
+    def _active_records(self) -> dict[int, TableRecord]:
+        """Tables to apply, by relation id; what is known of others, or older snapshots, is forgotten."""
+        tables = self._store.read_tables(self._pipeline.name).values()
+        active = {
+            record.relation.oid: record
+            for record in tables
+            if record.state in _ACTIVE and record.relation is not None
+        }
+        # One that was stopped and let go on between two batches has to be looked at again.
+        streaming = {oid: r for oid, r in active.items() if r.state is TableState.STREAMING}
+        self._levels.forget_others({oid: _snapshot_of(record) for oid, record in streaming.items()})
+        return active
+
+    def _run_items(
+        self, frame: DataFrame, records: dict[int, TableRecord]
+    ) -> tuple[WorkItem, list[TableResult]]:
+        """One Spark task per share of items; those of tables not level with the stream are left undone."""
+        works = {
+            oid: self._tables.work(records[oid], level.position, level.version)
+            for oid, level in self._levels.items()
+        }
+        levels = {oid: level.through for oid, level in self._levels.items()}
+        rows = frame.mapInArrow(apply_items(works, levels), RESULT).collect()
+        return read_results(row.result for row in rows)
+
+    def _look(self, records: dict[int, TableRecord], results: list[TableResult]) -> None:
+        """Whether tables that nobody had to open are as they were left."""
+        touched = {result.relation_id for result in results}
+
+        def stamp(oid: int, level: Level) -> str:
+            return stamp_at(self._tables.work(records[oid]), level.version, level.history_version)
+
+        for oid in self._levels.look(records.keys() - touched, stamp, LOOK_INTERVAL_S):
+            log.warning("table %s is not as it was left: it is looked at anew", records[oid].table)
+
+    def _settle_mark(self, mark: WorkItem) -> WorkItem:
+        """Check the epoch; ask the changelog itself where the batch's commits do not say."""
+        if self.progress.batches == 0 or not mark.epoch:
+            table = reader.open_changelog(self._uri)
+            mark = replace(mark, to_version=min(mark.to_version, int(table.version())))
+            if mark.to_version < table.version():
+                table = DeltaTable(self._uri, version=mark.to_version)
+            epoch = reader.read_epoch_number(table)
+            mark = replace(mark, epoch=epoch, durable_lsn=reader.read_durable_lsn(table))
+        if mark.epoch > self._record.epoch:
+            raise errors.FencedError(
+                f"epoch {mark.epoch} of the changelog began, this process applies epoch {self._record.epoch}"
+            )
+        return replace(mark, durable_lsn=max(mark.durable_lsn, self.progress.applied_lsn + 1))
+
+    def _take(self, results: list[TableResult], records: dict[int, TableRecord], mark: WorkItem) -> None:
+        for result in results:
+            record = records[result.relation_id]
+            if result.relation is not None:
+                self._record_relation(record, Relation.from_json(result.relation))
+            if result.has_gone_back:
+                log.warning("table %s has gone back to %s", record.table, LSN(result.position))
+                self._levels.pop(result.relation_id, None)
+            elif result.error is None:
+                self._levels[result.relation_id] = Level(
+                    _snapshot_of(record),
+                    mark.to_version,
+                    result.version,
+                    result.position,
+                    result.history_version,
+                    result.stamp,
+                )
+                self.progress.changes += result.changes
+            else:
+                self._levels.pop(result.relation_id, None)
+                del records[result.relation_id]
+                self._put_in_error(record, result)
+
+    def _record_relation(self, record: TableRecord, relation: Relation) -> None:
+        """What the lake table itself says already, for people and for the sensor to see."""
+        self._store.record_relation(self._pipeline.name, relation, _snapshot_of(record))
+
+    def _put_in_error(self, record: TableRecord, result: TableResult) -> None:
+        """A table's own trouble stays its own; any other ends us, unless the table left meanwhile.
+
+        A copy that was replaced during the batch may have refused what we had for it: the new one is looked
+        at with the next batch.
+        """
+        now = self._store.read_tables(self._pipeline.name).get(record.table)
+        if now is None or now.state not in _ACTIVE or now.position_lsn != record.position_lsn:
+            return
+        if result.stops_pipeline:
+            stops: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
+            raise stops(str(result.error), result.hint)
+        hint = f"\n  hint: {result.hint}" if result.hint else ""
+        log.error("table %s stops: %s%s", record.table, result.error, hint)
+        kind = getattr(errors, result.error_kind, errors.LakeTableError)
+        error = kind(str(result.error), result.hint, result.remedy)
+        lsn = LSN(result.error_lsn) if result.error_lsn else None
+        if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
+            log.info("table %s was changed by somebody else meanwhile", record.table)
+
+    def _catch_up(self, behind: list[int], records: dict[int, TableRecord], mark: WorkItem) -> bool:
+        """Bring tables forward from the live files, a batch of bytes each; whether all are level now."""
+        changelog, upto = reader.open_changelog(self._uri), LSN(mark.durable_lsn)
+        floor = reader.read_floor_lsn(changelog, self._record.epoch)
+        kept = floor, reader.read_durable_lsn(changelog)
+        standings = {oid: self._tables.standing(records[oid]) for oid in behind}
+        results = [
+            TableResult.of_error(oid, problem)
+            for oid, standing in standings.items()
+            if standing and (problem := standing.problem(_snapshot_of(records[oid]), *kept))
+        ]
+        refused = {result.relation_id for result in results}
+        needed = {oid: self._needed(oid, standings[oid]) for oid in behind if oid not in refused}
+        # Listed once: it costs the more the longer changes are kept, whatever the table.
+        lowest = min(needed.values(), default=LSN(0))
+        files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
+        jobs = [
+            CatchUp.plan(
+                self._work(records[oid], standings[oid]),
+                [file for file in files if file.max_lsn > above],
+                upto,
+                self._pipeline.batch_bytes,
+            )
+            for oid, above in needed.items()
+        ]
+        if jobs:
+            results += self._spark.sparkContext.parallelize(jobs, len(jobs)).map(CatchUp.run).collect()
+        self._take(results, records, mark)
+        unfinished = {job.work.relation.oid: job.reach_lsn for job in jobs if not job.is_last}
+        for oid, reach in unfinished.items():
+            if (level := self._levels.pop(oid, None)) is not None:
+                self._looked_through[oid] = LSN(level.position), reach
+        for oid in set(behind) & set(self._levels):
+            if records[oid].state is TableState.CATCHING_UP and self._store.move(
+                self._pipeline.name, records[oid], TableState.STREAMING
+            ):
+                log.info("table %s is level with the stream", records[oid].table)
+        return not unfinished and all(oid in self._levels for oid in needed if oid in records)
+
+    def _needed(self, oid: int, standing: Standing | None) -> LSN:
+        """Above which LSN the table needs what the changelog holds."""
+        if standing is None:
+            return LSN(0)
+        then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
+        return max(standing.whole, reach) if then <= standing.own else standing.whole
+
+    def _work(self, record: TableRecord, standing: Standing | None) -> TableWork:
+        if standing is None:
+            return self._tables.work(record)
+        return self._tables.work(record, standing.own, standing.known)
+
+    def _write_point(self, records: dict[int, TableRecord], mark: WorkItem) -> None:
+        """When all streaming tables are level: a point names those whose snapshot is not later than it."""
+        # A position says that what committed at or before it is in; the durable LSN is where a commit ended.
+        lsn = LSN(mark.durable_lsn - 1)
+        if mark.last_commit_us:
+            self.progress.commit_ts = datetime.fromtimestamp(mark.last_commit_us / 1e6, UTC)
+        if any(r.state is TableState.STREAMING and oid not in self._levels for oid, r in records.items()):
+            return
+        named = {
+            records[oid].table: level
+            for oid, level in self._levels.items()
+            if level.through == mark.to_version and level.snapshot <= lsn
+        }
+        latest = self._points.latest()
+        passed = latest is not None and latest.order > (self._record.epoch, lsn)
+        if not named or passed or any(level.position > lsn for level in named.values()):
+            # With an old checkpoint, tables may be ahead of the batch: they do not show its moment any more.
+            return
+        tables = {str(table): level.version for table, level in named.items()}
+        tables |= {
+            history_key(table): level.history_version
+            for table, level in named.items()
+            if level.history_version is not None
+        }
+        commit_ts = self.progress.commit_ts
+        if commit_ts is None and latest is not None and latest.epoch == self._record.epoch:
+            commit_ts = latest.commit_ts
+        positions = {str(table): level.position for table, level in named.items()}
+        point = ConsistentPoint(self._record.epoch, lsn, commit_ts, tables, positions)
+        self._points.append(point)
+        self.progress.applied_lsn = lsn
+
+    def _report(self, mark: WorkItem, results: list[TableResult], started: float) -> None:
+        self.progress.version = mark.to_version
+        self.progress.batches += 1
+        changes = sum(result.changes for result in results)
+        if changes:
+            seconds = time.monotonic() - started
+            log.debug("applied %d changes of %d tables in %.2f s", changes, len(results), seconds)
+
+
+def _snapshot_of(record: TableRecord) -> LSN:
+    return record.position_lsn or LSN(0)
+
+
+class _StoppedError(Exception):
+    """Refuses a batch that would begin after the stop."""

@@ -1,0 +1,80 @@
+"""From what is recorded of a pipeline's tables to the work on them."""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, pipeline_of
+from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+
+log = logging.getLogger(__name__)
+
+
+class RecordedTables:
+    """Makes the work of tables; remembers by which choices each was copied."""
+
+    def __init__(self, pipeline: Pipeline, record: EpochRecord, points: Points) -> None:
+        self._pipeline = pipeline
+        self._record = record
+        self._points = points
+        self._app = app_id(pipeline.name, record.epoch)
+        self._copied: dict[TableName, tuple[str | None, Pipeline]] = {}
+
+    def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableWork:
+        """The work of a table that has been copied; `position`: what it is known to have reached; `version`:
+        one that is known to be ours. Raises ConfigError, LakeError."""
+        assert record.relation is not None
+        return TableWork(
+            record.relation,
+            self._choices(record),
+            self._app,
+            changelog_uri(self._pipeline.lake_root),
+            version,
+            position,
+        )
+
+    def standing(self, record: TableRecord) -> Standing | None:
+        """Up to where a table is whole; None when it cannot be read: whoever works on it meets the same, and
+        reports it as the table's own error. Where it has gone back, points do not name it any more.
+
+        Raises LakeError.
+        """
+        try:
+            table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
+            point = self._points.last_of(record.table, self._record.epoch)
+            standing = read_standing(table, self._app, str(record.table), point)
+        except LakeTableError:
+            return None
+        if standing is not None and standing.seen is not None:
+            self._disown(record.table, standing)
+        return standing
+
+    def _disown(self, table: TableName, standing: Standing) -> None:
+        log.warning(
+            "table %s has gone back: its lake table is at %s, version %d, and a consistent point saw it at"
+            " %s; was its folder put back, or did it lose commits? It is brought forward from the changelog",
+            *(table, standing.own, standing.version, standing.seen),
+        )
+        self._points.disown(table, self._record.epoch, standing.own, standing.version)
+
+    def _choices(self, record: TableRecord) -> Pipeline:
+        config, pipeline = self._copied.get(record.table, (None, None))
+        if pipeline is None or config != record.config:
+            changed = changed_choices(self._pipeline, record.config, record.table)
+            if changed:
+                log.warning(
+                    "table %s: %s changed in the pipeline file; takes effect when the table is taken anew",
+                    record.table,
+                    ", ".join(changed),
+                )
+            pipeline = pipeline_of(self._pipeline, record.config, record.table)
+            self._copied[record.table] = record.config, pipeline
+        return pipeline

@@ -1,0 +1,254 @@
+"""What a Spark task does: bring one lake table forward from changelog files. No Spark in here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Remedy, Scope
+from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
+from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, epoch_of, read_position
+from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
+from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import Announced
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations, walk_relations
+from airflow_provider_pgrepl.replication.lake.history.apply import check_history
+from airflow_provider_pgrepl.replication.lake.history.place import history_uri
+from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import open_storage, refusal
+from airflow_provider_pgrepl.replication.values import lake_schema
+
+
+@dataclass(frozen=True)
+class TableWork:
+    """All a task needs to know of a table: where it lies, whose it is, what it was built for.
+
+    `relation`: as recorded; the lake table itself says better. `pipeline`: with the choices by which the
+    table was copied. `version`: a version of the lake table that is known to be ours; None when none is.
+    `position`: what the table is known to have reached: the files hold all of its changes above that.
+    """
+
+    relation: Relation
+    pipeline: Pipeline
+    app: str
+    changelog: str
+    version: int | None = None
+    position: int = 0
+
+    @property
+    def uri(self) -> str:
+        return f"{self.pipeline.lake_root}/{self.relation.table.path}"
+
+    @property
+    def history_uri(self) -> str | None:
+        """Where the past versions of its rows are kept; None when they are not."""
+        if not self.pipeline.policy(self.relation.table).history:
+            return None
+        return history_uri(self.pipeline.lake_root, self.relation.table)
+
+    def close(self) -> None:
+        """Forget the open tables: after an error they may not stand where the next work expects them."""
+        for uri in (self.uri, self.history_uri):
+            if uri is not None:
+                forget(uri)
+
+    @property
+    def announced(self) -> Announced:
+        return Announced(self.pipeline.lake_root, self.changelog, self.relation.oid)
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
+
+    `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
+    for now, None when that is what was recorded. `stamp`: of the commits at which it was left.
+    `has_gone_back`: it lacks what it was known to have; nothing was done.
+    """
+
+    relation_id: int
+    position: int = 0
+    version: int = 0
+    changes: int = 0
+    error: str | None = None
+    hint: str = ""
+    error_kind: str = ""
+    stops_pipeline: bool = False
+    error_lsn: int = 0
+    history_version: int | None = None
+    relation: str | None = None
+    remedy: Remedy | None = None
+    stamp: str = ""
+    has_gone_back: bool = False
+
+    @classmethod
+    def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
+        """Of a table that cannot be worked on, which is its own trouble."""
+        return cls(
+            relation_id,
+            error=error.message,
+            hint=error.hint,
+            error_kind=type(error).__name__,
+            remedy=error.remedy,
+        )
+
+    def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
+        """The same, for a table that stops before the transaction at an LSN."""
+        return replace(
+            self,
+            error=error.message,
+            hint=error.hint,
+            error_kind=type(error).__name__,
+            error_lsn=int(lsn),
+            remedy=error.remedy,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> TableResult:
+        fields = json.loads(text)
+        return cls(**{**fields, "remedy": fields["remedy"] and Remedy(fields["remedy"])})
+
+
+def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
+    """Apply what the files hold of the table below `upto_lsn`; errors come back as part of the result."""
+    relation_id = work.relation.oid
+    try:
+        return _apply(work, list(paths), upto_lsn)
+    except PgReplError as error:
+        work.close()
+        result = TableResult.of_error(relation_id, error)
+        return replace(result, stops_pipeline=error.scope is Scope.PIPELINE)
+    except OSError as error:
+        work.close()
+        told = refusal("the lake cannot be read or written", error)
+        return TableResult(
+            relation_id,
+            error=told.message,
+            hint=told.hint,
+            error_kind=type(told).__name__,
+            stops_pipeline=True,
+        )
+    except Exception as error:
+        # Its text may hold values of rows, so only its kind is told.
+        work.close()
+        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", hint=RESNAPSHOT_HINT)
+
+
+def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
+    table, left = open_newest(work.uri)
+    position = _position(table, work)
+    if position < work.position:
+        work.close()
+        return TableResult(work.relation.oid, position, int(table.version()), has_gone_back=True)
+    lake = _open(work, table, left)
+    filesystem, root = open_storage(work.changelog)
+    rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
+    rows = reader.rows_before(rows, upto_lsn)
+    work.announced.remember(rows)
+    stop = _first_stop(rows, work)
+    if stop is not None:
+        rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
+    walk = walk_relations(lake.first, rows, work.announced.find, work.pipeline)
+    work.announced.add(walk.unannounced, epoch_of(work.app))
+    opened = int(lake.table.version())
+    changes = lake.follow(walk)
+    # Delta lets a commit of ours pass after an append of somebody else's.
+    check_writers(lake.table, work.relation.table, opened)
+    result = TableResult(
+        work.relation.oid,
+        lake.position,
+        lake.table.version(),
+        changes,
+        history_version=None if lake.history is None else lake.history.version(),
+        relation=_changed_relation(work, lake),
+        stamp=_leave(work, lake),
+    )
+    stop = walk.stop or stop
+    return result if stop is None else result.stopped(*stop)
+
+
+def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | None:
+    """Where the table is to stop, whatever its shape, and why."""
+    truncate = refused_truncate(rows, work.relation, work.pipeline)
+    gap = first_gap(rows, work.relation.table)
+    stops: list[tuple[LSN, PgReplError]] = [stop for stop in (truncate, gap) if stop is not None]
+    return min(stops, key=lambda stop: stop[0], default=None)
+
+
+def stamp_at(work: TableWork, version: int, history_version: int | None) -> str:
+    """What tells the lake table, and its history, at these versions from others in their place."""
+    stamp = stamp_of(work.uri, version)
+    if work.history_uri is None or history_version is None:
+        return stamp
+    return f"{stamp} {stamp_of(work.history_uri, history_version)}"
+
+
+def _leave(work: TableWork, lake: EvolvingTable) -> str:
+    stamp = leave(lake.table, work.uri)
+    if work.history_uri is None or lake.history is None:
+        return stamp
+    return f"{stamp} {leave(lake.history, work.history_uri)}"
+
+
+def _position(table: DeltaTable, work: TableWork) -> LSN:
+    position = read_position(table, work.app)
+    if position is None:
+        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch", RESNAPSHOT_HINT)
+    return position
+
+
+def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable:
+    """Raises LakeTableError, FencedError when the table is not as this pipeline left it."""
+    known = max((version for version in (work.version, left) if version is not None), default=None)
+    if known is None or table.version() > known:
+        check_writers(table, work.relation.table, known)
+    built, first = _relations(work, table)
+    if left is None:
+        check_columns(table, lake_schema(built, work.pipeline), built)
+    history = None if work.history_uri is None else open_newest(work.history_uri)[0]
+    if history is not None:
+        check_history(table, history, work.relation, work.app)
+    return EvolvingTable(work.pipeline, work.app, table, history, built, first)
+
+
+def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
+    """What the table is for, and in what its next changes begin; an old one does not say: as recorded."""
+    versions = read_relations(table)
+    if versions is None:
+        return work.relation, work.relation
+    built = _relation_of(work, versions[0])
+    return built, built if versions[1] == versions[0] else _relation_of(work, versions[1])
+
+
+def _relation_of(work: TableWork, version: int) -> Relation:
+    if version == work.relation.version:
+        return work.relation
+    record = work.announced.find(version)
+    if record is None or record.catalog is None:
+        raise LakeTableError(
+            f"{work.relation.table}: the definition that its lake table is for is not known any more",
+            RESNAPSHOT_HINT,
+        )
+    return record.catalog
+
+
+def _changed_relation(work: TableWork, lake: EvolvingTable) -> str | None:
+    """The relation that the table is for now, if another than is recorded."""
+    versions = read_relations(lake.table)
+    if versions is None or versions[0] == work.relation.version:
+        return None
+    return _relation_of(work, versions[0]).to_json()

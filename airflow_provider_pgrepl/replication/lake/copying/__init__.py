@@ -1,0 +1,1 @@
+"""From COPY to lake tables: ranges, CSV, and the commit that ends a copy."""

@@ -1,0 +1,170 @@
+"""RangeCopies: one table's ranges, copied in Spark tasks; what failed is tried again, the rest is kept."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.accumulators import AccumulatorParam
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, write_range
+from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers, spark_error
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_PAUSES_S = (0.5, 5.0, 15.0)
+"""How long to wait before the ranges that failed are copied again; as often as there are pauses."""
+
+
+@dataclass(frozen=True)
+class CopyJob:
+    """A table's share of the snapshot, as it goes to the tasks."""
+
+    dsn: str
+    snapshot: str
+    relation: Relation
+    pipeline: Pipeline
+    position: LSN
+    exported_at: datetime
+
+    def copy(self, number: int, copy_range: CopyRange) -> RangeOutcome:
+        try:
+            files = write_range(
+                self.dsn,
+                self.snapshot,
+                copy_range,
+                self.relation,
+                self.pipeline,
+                self.position,
+                self.exported_at,
+            )
+        except errors.PgReplError as error:
+            return RangeOutcome(number, (), error.__class__.__name__, error.message, error.hint)
+        except Exception as error:
+            # Its text may hold values of rows, so only its kind is told.
+            return RangeOutcome(number, (), "TableError", f"unexpected {error.__class__.__name__}")
+        return RangeOutcome(number, tuple(files))
+
+
+@dataclass(frozen=True)
+class RangeOutcome:
+    """What a task has to say: the files, or the error, as data, so that no value travels in a traceback."""
+
+    number: int
+    files: tuple[WrittenFile, ...] = ()
+    error_kind: str = ""
+    message: str = ""
+    hint: str = ""
+
+    @property
+    def error(self) -> errors.PgReplError | None:
+        if not self.error_kind:
+            return None
+        kind: type[errors.PgReplError] = getattr(errors, self.error_kind)
+        return kind(self.message, self.hint)
+
+
+class _Gathered(AccumulatorParam[list[RangeOutcome]]):
+    """Brings each task's outcome to the driver when it ends, so that it is there when another one crashes."""
+
+    def zero(self, value: list[RangeOutcome]) -> list[RangeOutcome]:  # noqa: ARG002 - Spark's
+        return []
+
+    def addInPlace(  # noqa: N802 - Spark's name
+        self, value1: list[RangeOutcome], value2: list[RangeOutcome]
+    ) -> list[RangeOutcome]:
+        return value1 + value2
+
+
+class RangeCopies:
+    """One table's ranges under one keeper."""
+
+    def __init__(self, spark: SparkSession, job: CopyJob, keeper: Keeper) -> None:
+        self._spark = spark
+        self._job = job
+        self._keeper = keeper
+
+    def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
+        """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
+
+        Raises what a range failed with that trying again does not help, or has not helped; SnapshotError when
+        the keeper is gone, whatever is finished; TableError when the tasks themselves crash again and again.
+        """
+        done: dict[int, RangeOutcome] = {}
+        for pause in (*_PAUSES_S, None):
+            left = {number: part for number, part in enumerate(ranges) if number not in done}
+            error = self._try(left, done)
+            if error is None:
+                break
+            self._keeper.check()
+            if pause is None or (error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError)):
+                raise _told(error)
+            log.warning(
+                "%s: %d of %d ranges are copied and kept; the others, as one failed (%s), are copied again"
+                " under the same snapshot in %g s",
+                self._job.relation.table,
+                len(done),
+                len(ranges),
+                error.message,
+                pause,
+            )
+            time.sleep(pause)
+        self._keeper.check()
+        return [file for number in sorted(done) for file in done[number].files]
+
+    def _try(self, left: Mapping[int, CopyRange], done: dict[int, RangeOutcome]) -> errors.PgReplError | None:
+        """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
+        context = self._spark.sparkContext
+        gathered = context.accumulator([], _Gathered())
+        copy: Callable[[int, CopyRange], RangeOutcome] = self._job.copy
+        crash: errors.PgReplError | None = None
+        table = self._job.relation.table
+        try:
+            context.parallelize(list(left.items()), len(left)).foreach(
+                lambda part: gathered.add([copy(*part)])
+            )
+        except Py4JJavaError as error:
+            # Its text may hold values of rows. A context that has ended is no trouble of this table.
+            if context._jsc is None or context._jsc.sc().isStopped():
+                raise
+            trace = str(error)
+            crash = (
+                spark_error(f"copying {table}", trace)
+                if is_of_workers(trace)
+                else _CrashedError(
+                    f"{table}: Spark tasks that copy it have crashed",
+                    "see the logs of Spark's executors; with too little memory, a smaller"
+                    " snapshot_range_bytes helps",
+                )
+            )
+        failed: list[errors.PgReplError] = []
+        for outcome in gathered.value:
+            if outcome.error is None:
+                done[outcome.number] = outcome
+            else:
+                failed.append(outcome.error)
+        # What no retry helps comes first: it decides.
+        failed.sort(key=lambda error: error.retry is not errors.Retry.NEVER)
+        return failed[0] if failed else crash
+
+
+class _CrashedError(errors.TableError):
+    """Tasks that ended without a word."""
+
+
+def _told(error: errors.PgReplError) -> errors.PgReplError:
+    is_crash = isinstance(error, _CrashedError)
+    return errors.TableError(error.message, error.hint) if is_crash else error

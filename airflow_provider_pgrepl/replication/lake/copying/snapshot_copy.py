@@ -1,0 +1,162 @@
+"""SnapshotCopy: tables at one snapshot, range by range in Spark tasks, each table one commit."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
+from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
+from airflow_provider_pgrepl.replication.lake.delta.table import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
+from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
+from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.values import copied_part, lake_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+_RETRY_HINT = "mend it and run the snapshot app with --tables"
+
+
+class SnapshotCopy:
+    """Copies the keeper's tables, which are `snapshotting`. A table in error does not keep the others from
+    being copied."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        dsn: str,
+        pipeline: Pipeline,
+        store: Store,
+        record: EpochRecord,
+        keeper: Keeper,
+        exported: ExportedSnapshot,
+    ) -> None:
+        self._spark = spark
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._store = store
+        self._record = record
+        self._keeper = keeper
+        self._exported = exported
+        # A commit at the consistent point itself is not in the snapshot.
+        self._position = LSN(exported.consistent_point - 1)
+        self._index = RelationIndex(relations_uri(pipeline.lake_root))
+        watching = event_trigger.read_watching(keeper.connection, pipeline)
+        self._place = None if watching is None else Place(self._position, watching)
+        self._index_lock = threading.Lock()
+        self._versions: dict[str, int] = {}
+
+    def run(self) -> Copied:
+        """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
+        when all that were under way have been recorded."""
+        found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
+        relations = {relation.table: relation for relation in found}
+        plans = {table: self._plan(relation) for table, relation in relations.items()}
+        return copy_tables(
+            list(relations),
+            lambda table: self._copy(relations[table], plans[table]),
+            finished=lambda table, rows: self._finish(relations[table], rows),
+            failed=lambda table, error: self._put_in_error(relations[table], error),
+        )
+
+    def _finish(self, relation: Relation, rows: int) -> None:
+        self._store.record_snapshot(
+            self._pipeline.name, relation, self._position, rows, self._pipeline.to_json()
+        )
+        self._store.set_state(self._pipeline.name, relation.table, TableState.CATCHING_UP)
+
+    def write_point(self) -> None:
+        """Record the copies as a consistent point: the first moment of an epoch that can be read.
+
+        Only for the snapshot that begins it: from then on points are the replication app's.
+        """
+        if self._versions:
+            position, epoch, exported_at = self._moment
+            positions = {key: int(position) for key in self._versions if not is_history(key)}
+            point = ConsistentPoint(epoch, position, exported_at, self._versions, positions)
+            Points(self._pipeline.lake_root).append(point)
+
+    @property
+    def _moment(self) -> tuple[LSN, Epoch, datetime]:
+        """Position, epoch and time that the rows are of."""
+        return self._position, self._record.epoch, self._exported.exported_at
+
+    def _plan(self, relation: Relation) -> list[CopyRange] | errors.TableError:
+        """The table's ranges, or what keeps it, and no other, from being copied."""
+        try:
+            return self._keeper.plan(
+                copied_part(relation, self._pipeline), self._pipeline.snapshot_range_bytes
+            )
+        except errors.TableError as error:
+            return error
+
+    def _copy(self, relation: Relation, ranges: list[CopyRange] | errors.TableError) -> int:
+        if isinstance(ranges, errors.TableError):
+            raise ranges
+        started = time.monotonic()
+        keeps_history = self._pipeline.policy(relation.table).history
+        if keeps_history:
+            prepare_history(relation, self._pipeline, *self._moment)
+        job = CopyJob(
+            self._dsn,
+            self._keeper.snapshot,
+            relation,
+            self._pipeline,
+            self._position,
+            self._exported.exported_at,
+        )
+        files = RangeCopies(self._spark, job, self._keeper).run(ranges)
+        record = RelationRecord.of_catalog(relation)
+        with self._index_lock:
+            self._index.add(self._record.epoch, record, self._place)
+        if keeps_history:
+            self._versions[history_key(relation.table)] = end_all_versions(
+                relation, self._pipeline, *self._moment
+            )
+        self._versions[str(relation.table)] = commit_snapshot(
+            f"{self._pipeline.lake_root}/{relation.table.path}",
+            lake_schema(relation, self._pipeline),
+            files,
+            self._position,
+            self._pipeline.name,
+            self._record.epoch,
+            self._exported.exported_at,
+            record.version,
+        )
+        rows = sum(file.rows for file in files)
+        log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
+        return int(rows)
+
+    def _put_in_error(self, relation: Relation, error: errors.PgReplError) -> None:
+        log.error("%s: %s", relation.table, error)
+        self._store.set_state(
+            self._pipeline.name,
+            relation.table,
+            TableState.ERRORED,
+            error=type(error).__name__,
+            reason=error.message,
+            hint=error.hint or _RETRY_HINT,
+            remedy=error.remedy,
+            lsn=self._position,
+        )

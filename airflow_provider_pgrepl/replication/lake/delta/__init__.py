@@ -1,0 +1,1 @@
+"""Delta tables as files: reading, committing, bounds, compaction, and what others wrote."""

@@ -1,0 +1,53 @@
+"""Open lake tables of this worker process: opening one anew reads its whole log."""
+
+from __future__ import annotations
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import check_files, settle_log, stamp_of
+from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, open_table
+
+_handles: dict[str, tuple[DeltaTable, str]] = {}
+"""With the stamp of the commit at which this process left each."""
+
+
+def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
+    """The table's newest version, and the one at which this process left it; None when it had not opened it,
+    or it is not the same table any more: made anew, put back, or without its newest commits.
+
+    Raises LakeTableError.
+    """
+    table, stamp = _handles.get(uri, (None, ""))
+    if table is not None and stamp and stamp == stamp_of(uri, int(table.version())):
+        left = int(table.version())
+        _refresh(table)
+        # What others have committed since may have been emptied before it was read.
+        if all(stamp_of(uri, version) for version in range(left + 1, int(table.version()) + 1)):
+            return table, left
+    settle_log(uri, RESNAPSHOT_HINT)
+    table = open_table(uri)
+    check_files(table, RESNAPSHOT_HINT)
+    leave(table, uri)
+    return table, None
+
+
+def leave(table: DeltaTable, uri: str) -> str:
+    """Remember the table for the next work, as it is now; the stamp of its newest commit."""
+    stamp = stamp_of(uri, int(table.version()))
+    _handles[uri] = table, stamp
+    return stamp
+
+
+def forget(uri: str) -> None:
+    """After an error a handle may not stand where the next work expects it."""
+    _handles.pop(uri, None)
+
+
+def _refresh(table: DeltaTable) -> None:
+    try:
+        table.update_incremental()
+    except (DeltaError, OSError) as error:
+        name = type(error).__name__
+        raise LakeTableError(f"cannot open the lake table at {table.table_uri}: {name}") from error

@@ -1,0 +1,136 @@
+"""Rows into Parquet files of one lake table, which some Delta commit then adds."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_pgrepl.replication.lake.delta.statistics import (
+    columns_with_statistics,
+    delta_statistics,
+)
+from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors
+
+FILE_BYTES = 128 << 20
+ROW_GROUP_ROWS = 256 << 10
+ROW_GROUP_BYTES = 64 << 20
+_WRITE_OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    # A column with few values keeps its dictionary; one with many gives it up before it costs time.
+    "dictionary_pagesize_limit": 128 << 10,
+    "store_decimal_as_integer": True,
+    "store_schema": False,
+}
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A complete Parquet file: its path under the table's root and what a Delta `add` action says of it."""
+
+    path: str
+    size: int
+    rows: int
+    stats_json: str
+
+
+class ParquetFiles:
+    """Writes batches to files of about FILE_BYTES in a folder; a context manager.
+
+    `finish` completes and lists the files. Leaving the block without it removes all that were written.
+    Raises LakeError.
+    """
+
+    def __init__(self, lake_root: str, folder: str, schema: pa.Schema) -> None:
+        self._place = f"{lake_root}/{folder}"
+        self._schema = schema
+        self._filesystem, root = open_storage(lake_root)
+        self._folder = f"{root}/{folder}"
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._writer: pq.ParquetWriter | None = None
+        self._sink: Any = None
+        self._metadata: list[pq.FileMetaData] = []
+        self._names: list[str] = []
+        self._written: list[WrittenFile] = []
+        self._finished = False
+
+    def __enter__(self) -> ParquetFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._finished:
+            self._discard()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take a batch; small ones wait until they fill a row group."""
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
+            self._write_row_group()
+
+    def finish(self) -> list[WrittenFile]:
+        """Write what waits, close the last file, and list all of them (none when there were no rows)."""
+        if self._waiting_rows:
+            self._write_row_group()
+        self._close_file()
+        self._finished = True
+        return self._written
+
+    def _write_row_group(self) -> None:
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        with storage_errors(self._place):
+            writer = self._writer or self._open_file()
+            writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
+            if self._sink.tell() >= FILE_BYTES:
+                self._close_file()
+
+    def _open_file(self) -> pq.ParquetWriter:
+        self._filesystem.create_dir(self._folder, recursive=True)
+        self._names.append(f"part-{uuid.uuid4()}.zstd.parquet")
+        self._sink = self._filesystem.open_output_stream(f"{self._folder}/{self._names[-1]}")
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            metadata_collector=self._metadata,
+            write_statistics=columns_with_statistics(self._schema),
+            **_WRITE_OPTIONS,
+        )
+        return self._writer
+
+    def _close_file(self) -> None:
+        if self._writer is None:
+            return
+        with storage_errors(self._place):
+            self._writer.close()
+            size = self._sink.tell()
+            self._sink.close()
+            # Here, because whoever commits it may be on another host.
+            durable.flush_files(self._place, [self._names[-1]])
+        metadata = self._metadata.pop()
+        self._written.append(
+            WrittenFile(self._names[-1], size, metadata.num_rows, delta_statistics(metadata, self._schema))
+        )
+        self._writer = self._sink = None
+
+    def _discard(self) -> None:
+        """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
+        self._waiting = []
+        for part in (self._writer, self._sink):
+            if part is not None:
+                # Whatever it says: an unfinished file has no metadata that a writer could hand over.
+                with suppress(Exception):
+                    part.close()
+        for name in self._names:
+            with suppress(OSError):
+                self._filesystem.delete_file(f"{self._folder}/{name}")

@@ -1,0 +1,266 @@
+"""What lies in a Delta table's folder, from when to when it counts, and taking away what does not.
+
+deltalake's own vacuum was measured and left: it takes 13 ms for each version to keep, of which there may be
+thousands, knows no time below an hour, and writes two commits each time. This writes none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
+from airflow_provider_pgrepl.replication.state.progress import TableBytes
+from airflow_provider_pgrepl.replication.storage import durable, open_storage
+
+_LOG = "_delta_log"
+# Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
+_LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
+_COMMIT, _CHECKPOINT = "json", "checkpoint.parquet"
+_NOTHING_READ = -1
+
+
+@dataclass(frozen=True)
+class _Lifetime:
+    """A removed file: it counts in the versions from `added` up to, not including, `removed`."""
+
+    added: int
+    removed: int
+    removed_ms: int
+    size: int = 0
+
+    def holds_any(self, versions: Sequence[int]) -> bool:
+        """Of versions in order."""
+        index = bisect_left(versions, self.added)
+        return index < len(versions) and versions[index] < self.removed
+
+
+@dataclass(frozen=True)
+class _LogEntry:
+    version: int
+    name: str
+    kind: str
+    written: datetime
+
+
+class TableFiles:
+    """The files of one Delta table, followed from commit to commit; worth keeping between uses.
+
+    All methods raise LakeTableError when the table cannot be read.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._filesystem, self._root = open_storage(uri)
+        self._version = _NOTHING_READ
+        self._live: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._removed: dict[str, _Lifetime] = {}
+        self._written = 0
+        self._stamp = ""
+        self.measured = TableBytes(0, 0, 0)
+        """As of the last `measure`."""
+
+    def measure(self) -> TableBytes:
+        """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
+        with _readable(self._uri):
+            if not self._is_as_left() or self._has_news():
+                self._follow()
+        kept = sum(life.size for life in self._removed.values())
+        self.measured = TableBytes(sum(self._sizes.values()), kept, self._written)
+        return self.measured
+
+    def bytes_of(self, versions: Collection[int]) -> int:
+        """What is not in the newest version, and stays for these; as of the last use."""
+        in_order = sorted(versions)
+        return sum(life.size for life in self._removed.values() if life.holds_any(in_order))
+
+    def vacuum(
+        self,
+        kept: Collection[int],
+        now: datetime,
+        *,
+        grace: timedelta,
+        orphan_age: timedelta,
+        unread_after: int | None = None,
+    ) -> int:
+        """Delete files that neither a kept version nor the newest one needs; how many.
+
+        A file also stays for `grace` after its removal: for those who opened the newest version before, and
+        for a version that is to be kept and not yet known to be. `unread_after` is for a table that is read
+        commit by commit: what was added after that version stays, whatever became of it. What no commit has
+        named may be a writer's unfinished work, and stays until it is `orphan_age` old.
+        """
+        with _readable(self._uri):
+            self._follow()
+            versions = sorted(kept)
+            unread = self._version if unread_after is None else unread_after
+
+            def is_over(path: str, written: datetime) -> bool:
+                life = self._removed.get(path)
+                if life is None:
+                    return written < now - orphan_age
+                removed_early = life.removed_ms < (now - grace).timestamp() * 1000
+                return removed_early and life.added <= unread and not life.holds_any(versions)
+
+            present = dict(self._present())
+            doomed = [path for path, at in present.items() if path not in self._live and is_over(path, at)]
+            left = present.keys() - doomed
+            if doomed:
+                durable.flush_newest(self._uri)
+            self._delete(doomed)
+            self._delete_folders(_folders(doomed) - _folders(left))
+            self._removed = {path: life for path, life in self._removed.items() if path in left}
+        return len(doomed)
+
+    def clean_log(self, needed: int | None, now: datetime, *, age: timedelta) -> int:
+        """Delete log entries that no version from `needed` on (None: the newest) is built from; how many.
+
+        Goes up to a checkpoint and takes only entries older than `age`.
+        """
+        with _readable(self._uri):
+            self._follow()
+            entries = sorted(self._log_entries(), key=lambda entry: entry.version)
+            first = self._version if needed is None else min(needed, self._version)
+            base = max((version for version in _checkpoints(entries) if version <= first), default=0)
+            doomed = [entry for entry in entries if entry.version < base and entry.written < now - age]
+            if doomed:
+                durable.flush_checkpoint(self._uri, base)
+            # Oldest first: whatever ends this midway, what is left has no gap.
+            self._delete(f"{_LOG}/{entry.name}" for entry in doomed)
+        return len(doomed)
+
+    def checkpoint(self, every: int) -> bool:
+        """Write a checkpoint if the newest one is at least `every` versions old; whether it did.
+
+        deltalake writes them as it commits; this is for what it leaves out.
+        """
+        with _readable(self._uri):
+            table = DeltaTable(self._uri)
+            newest = max(_checkpoints(self._log_entries()), default=0)
+            due = int(table.version()) - newest >= every
+            if due:
+                table.create_checkpoint()
+                durable.flush_checkpoint(self._uri, int(table.version()))
+        return due
+
+    def _follow(self) -> None:
+        """Take in the commits since the last time."""
+        newest, written = int(DeltaTable(self._uri).version()), self._written
+        if not self._is_as_left():
+            self._begin(newest)
+        try:
+            self._read_up_to(newest)
+        except FileNotFoundError:
+            # The log was cleaned beyond where we were.
+            self._begin(newest)
+            self._read_up_to(newest)
+        self._written = max(written, self._written)
+        self._stamp = stamp_of(self._uri, self._version)
+
+    def _is_as_left(self) -> bool:
+        """Whether the commit that was read last is the same still. A folder may have been put back: files
+        that were removed may count again, also when versions have passed that one with other content."""
+        return self._version != _NOTHING_READ and stamp_of(self._uri, self._version) == self._stamp
+
+    def _has_news(self) -> bool:
+        next_commit = f"{self._root}/{_LOG}/{self._version + 1:020d}.json"
+        return bool(self._filesystem.get_file_info(next_commit).type == fs.FileType.File)
+
+    def _begin(self, newest: int) -> None:
+        """Start at the oldest version that can still be built; a file there was added at or before it."""
+        self._live, self._sizes, self._removed, self._written = {}, {}, {}, 0
+        entries = list(self._log_entries())
+        commits = {entry.version for entry in entries if entry.kind == _COMMIT}
+        oldest = newest
+        while oldest - 1 in commits:
+            oldest -= 1
+        if oldest == 0:
+            self._version = _NOTHING_READ
+            return
+        usable = [version for version in _checkpoints(entries) if oldest - 1 <= version <= newest]
+        self._version = min(usable, default=newest)
+        added = pa.table(DeltaTable(self._uri, version=self._version).get_add_actions())
+        paths = [unquote(path) for path in added["path"].to_pylist()]
+        self._live = dict.fromkeys(paths, 0)
+        self._sizes = dict(zip(paths, added["size_bytes"].to_pylist(), strict=True))
+
+    def _read_up_to(self, newest: int) -> None:
+        for version in range(self._version + 1, newest + 1):
+            with self._filesystem.open_input_stream(f"{self._root}/{_LOG}/{version:020d}.json") as source:
+                for line in source.read().splitlines():
+                    self._take(version, json.loads(line))
+            self._version = version
+
+    def _take(self, version: int, action: dict[str, Any]) -> None:
+        if "add" in action:
+            path = unquote(action["add"]["path"])
+            before = self._removed.pop(path, None)
+            self._live.setdefault(path, before.added if before else version)
+            self._sizes[path] = action["add"]["size"]
+            self._written += 0 if before else action["add"]["size"]
+        elif "remove" in action:
+            path = unquote(action["remove"]["path"])
+            added, size = self._live.pop(path, 0), self._sizes.pop(path, action["remove"].get("size") or 0)
+            at = action["remove"].get("deletionTimestamp") or 0
+            self._removed[path] = _Lifetime(added, version, at, size)
+
+    def _present(self) -> Iterator[tuple[str, datetime]]:
+        """Data files in the folder, by their path under it; never the log, nor what is hidden."""
+        for top in self._filesystem.get_file_info(fs.FileSelector(self._root)):
+            if top.base_name.startswith(("_", ".")):
+                continue
+            below = [top]
+            if top.type == fs.FileType.Directory:
+                below = self._filesystem.get_file_info(fs.FileSelector(top.path, recursive=True))
+            for info in below:
+                if info.type == fs.FileType.File and info.extension == "parquet":
+                    yield info.path.removeprefix(f"{self._root}/"), info.mtime
+
+    def _log_entries(self) -> Iterator[_LogEntry]:
+        for info in self._filesystem.get_file_info(fs.FileSelector(f"{self._root}/{_LOG}")):
+            match = _LOG_ENTRY.fullmatch(info.base_name)
+            if match and info.type == fs.FileType.File:
+                yield _LogEntry(int(match[1]), info.base_name, match[2], info.mtime)
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self._filesystem.delete_file(f"{self._root}/{path}")
+
+    def _delete_folders(self, folders: Iterable[str]) -> None:
+        """Folders of partitions that are no more. One that is not empty after all stays."""
+        for folder in folders:
+            selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
+            if not self._filesystem.get_file_info(selector):
+                with suppress(FileNotFoundError):
+                    self._filesystem.delete_dir(f"{self._root}/{folder}")
+
+
+def _checkpoints(entries: Iterable[_LogEntry]) -> list[int]:
+    return [entry.version for entry in entries if entry.kind == _CHECKPOINT]
+
+
+def _folders(paths: Iterable[str]) -> set[str]:
+    return {path.rpartition("/")[0] for path in paths} - {""}
+
+
+@contextmanager
+def _readable(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        raise LakeTableError(f"the files of {uri} cannot be seen to: {type(error).__name__}") from error

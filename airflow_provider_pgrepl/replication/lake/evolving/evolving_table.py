@@ -1,0 +1,116 @@
+"""A lake table and its history, open: changes go in stretch by stretch, and it evolves in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    RESNAPSHOT_HINT,
+    commit_nothing,
+    commit_properties,
+    read_position,
+    relation_marks,
+)
+from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import Stretch, Walk, read_relations
+from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
+from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Relation
+
+_CHANGES = pa.array(["I", "U", "D", "T"])
+
+
+@dataclass
+class EvolvingTable:
+    """Both handles must not be refreshed meanwhile.
+
+    `built`: the relation that the table is for; `first`: that in which the changes above its position begin.
+    """
+
+    pipeline: Pipeline
+    app: str
+    table: DeltaTable
+    history: DeltaTable | None
+    built: Relation
+    first: Relation
+
+    @property
+    def position(self) -> LSN:
+        position = read_position(self.table, self.app)
+        if position is None:
+            raise LakeTableError(
+                f"{self.built.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT
+            )
+        return position
+
+    def follow(self, walk: Walk) -> int:
+        """Bring the table through all stretches of a walk that began with `first`; how many changes it took.
+
+        Raises what `apply_changes`, `apply_with_history` and `Evolution.evolve` do.
+        """
+        evolved = self._steps_done(walk)
+        changes, before = 0, self.first
+        for number, stretch in enumerate(walk.stretches):
+            if number > evolved:
+                step = Evolution(before, stretch.begins, self.pipeline, self.app)
+                step.evolve(self.table, self.history)
+            changes += self._apply(stretch)
+            before = self.built = stretch.relation
+        self._settle(walk)
+        if changes:
+            for handle in (self.table, self.history):
+                if handle is not None:
+                    compact_small_files(handle, self.app)
+        return changes
+
+    def _steps_done(self, walk: Walk) -> int:
+        """Up to which stretch the table has evolved already, by somebody who died before the changes."""
+        if self.built.version == self.first.version:
+            return 0
+        for number, stretch in enumerate(walk.stretches):
+            if stretch.begins.version == self.built.version:
+                return number
+            if self._changes(stretch).num_rows:
+                break
+        if any(self._changes(stretch).num_rows for stretch in walk.stretches):
+            raise LakeChangedError(
+                f"{self.built.table}: the lake table is not for what its changes have become", RESNAPSHOT_HINT
+            )
+        return len(walk.stretches)
+
+    def _changes(self, stretch: Stretch) -> pa.Table:
+        return stretch.rows.filter(pc.is_in(stretch.rows["op"], _CHANGES))
+
+    def _apply(self, stretch: Stretch) -> int:
+        changes = self._changes(stretch)
+        return self._apply_changes(changes, stretch.relation).changes if changes.num_rows else 0
+
+    def _apply_changes(self, changes: pa.Table, relation: Relation) -> Applied:
+        if self.history is None:
+            return apply_changes(self.table, changes, relation, self.pipeline, self.app)
+        return apply_with_history(self.table, self.history, changes, relation, self.pipeline, self.app)
+
+    def _settle(self, walk: Walk) -> None:
+        """What was announced, and then changed nothing, is behind us: so must the position say, or the next
+        walk begins with it again."""
+        relations, rows = read_relations(self.table), walk.stretches[-1].rows
+        # What stands before a transaction says nothing of that one.
+        rows = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
+        if relations is None or relations[0] == relations[1] or rows.num_rows == 0:
+            return
+        position, commit_ts = LSN(rows["commit_lsn"][-1].as_py()), rows["commit_ts"][-1].as_py()
+        if self.history is not None and (read_position(self.history, self.app) or 0) < position:
+            properties = commit_properties(self.app, position, "history", commit_ts)
+            commit_nothing(self.history, self.app, position, properties)
+        marks = relation_marks(self.table, rows["relation_version"][-1].as_py())
+        properties = commit_properties(self.app, position, "changes", commit_ts, marks)
+        commit_nothing(self.table, self.app, position, properties)

@@ -1,0 +1,123 @@
+"""Reception: a receiver, replaced by a new one when its connection to the source was lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from airflow_provider_pgrepl.errors import SlotBusyError, SourceConnectionError, UnsendableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver, ReceiverProgress
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+_POLL_S = 0.1
+
+
+class Reception:
+    """Receives until stopped, or until something fails that connecting again does not mend.
+
+    An outage lasts from the first loss until a new receiver has made something durable, or has lived for as
+    long as an outage may last (`reconnect_s`); after that time the error stands. A new receiver takes the
+    slot and a new fence. Who has taken them meanwhile keeps them, also one that has ended since: what this
+    process knows of the lake is over then. That the server cannot send a transaction is believed when it says
+    so twice in a row of the same one: some of the errors by which it does are also those of chance.
+    """
+
+    def __init__(self, dsn: str, pipeline: Pipeline, keepalive: KeepaliveRule | None = None) -> None:
+        self._dsn = dsn
+        self._pipeline = pipeline
+        self._keepalive = keepalive
+        self.progress = ReceiverProgress()
+        self._receiver = self._make()
+        self._stopping = threading.Event()
+        self._watching: threading.Thread | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._unsent: int | None = None
+        self.error: BaseException | None = None
+        self.failed = threading.Event()
+
+    def start(self) -> None:
+        """Start receiving; raises what is wrong at the start."""
+        self._receiver.start()
+        self._watching = threading.Thread(target=self._watch, name="pgrepl-reception", daemon=True)
+        self._watching.start()
+
+    def stop(self) -> None:
+        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice."""
+        self._stopping.set()
+        if self._watching is not None:
+            self._watching.join()
+        self._receiver.stop()
+
+    def request_keepalive(self) -> None:
+        """Ask the server how far it is."""
+        self._receiver.request_keepalive()
+
+    def _make(self) -> Receiver:
+        return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress)
+
+    def _watch(self) -> None:
+        try:
+            self._replace_when_lost()
+        except BaseException as error:
+            self.error = error
+            self.failed.set()
+
+    def _replace_when_lost(self) -> None:
+        began = 0.0
+        while not self._stopping.is_set():
+            started, durable = time.monotonic(), self.progress.durable_lsn
+            while not self._receiver.failed.wait(_POLL_S):
+                if self._stopping.is_set():
+                    return
+            error = self._receiver.error
+            assert error is not None
+            self._receiver.stop()
+            if not self._receiver.has_ended or not self._may_help(error):
+                raise error
+            assert isinstance(error, SourceConnectionError | UnsendableError)
+            now = time.monotonic()
+            is_new = now - started > self._pipeline.reconnect_s or self.progress.durable_lsn > durable
+            if is_new or not began:
+                began, self._pause_s = now, FIRST_PAUSE_S
+            self._connect_again(began + self._pipeline.reconnect_s, error)
+
+    def _may_help(self, error: BaseException) -> bool:
+        """Whether to connect again after an error."""
+        if isinstance(error, SourceConnectionError):
+            log.warning("the connection to the source was lost; connecting again")
+            return True
+        if not isinstance(error, UnsendableError):
+            return False
+        unsent = self._receiver.unsent
+        place = int(self.progress.durable_lsn) if unsent is None else unsent.commit_lsn
+        if self._unsent == place:
+            return False
+        self._unsent = place
+        log.warning("the server failed to send a transaction; trying once more")
+        return True
+
+    def _connect_again(
+        self, deadline: float, error: SourceConnectionError | SlotBusyError | UnsendableError
+    ) -> None:
+        """A new receiver at work. Raises the last error when the time is over, and any other at once."""
+        while time.monotonic() + self._pause_s <= deadline:
+            if self._stopping.wait(self._pause_s):
+                return
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            receiver = self._make()
+            try:
+                receiver.start()
+            except (SourceConnectionError, SlotBusyError) as failure:
+                # The slot is busy until the server has noticed that we are gone, or for good.
+                error = failure
+                log.info("not connected yet: %s", failure.message)
+            else:
+                self._receiver = receiver
+                log.warning("connected to the source again; durable up to %s", self.progress.durable_lsn)
+                return
+        raise error

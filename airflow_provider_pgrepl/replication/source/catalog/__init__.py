@@ -1,0 +1,1 @@
+"""What pg_catalog says of tables: columns, types, partitions, and how they are published."""

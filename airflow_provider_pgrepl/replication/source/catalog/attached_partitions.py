@@ -1,0 +1,197 @@
+"""Attached partitions: which may have held rows when they became partitions. No stream tells of those.
+
+A partition made as one (CREATE TABLE … PARTITION OF) was empty. One that was attached, or lies below one that
+was, is looked into if it is small: a row that was there before counts. All that is not clear counts as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import psycopg2
+
+from airflow_provider_pgrepl.errors import SourceError
+from airflow_provider_pgrepl.replication.relation import Partition, Relation
+from airflow_provider_pgrepl.replication.source.catalog.owner_code import shut_owners_out
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+
+# `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
+# is replaced by RENAME, often in the transaction that attaches. ATTACH replaces those of all other columns:
+# one that is from before the link was made with the partition.
+_NODES = """
+WITH RECURSIVE part (oid, parent, relkind, relpages, linked, linked_cmin, linked_xmax) AS (
+    SELECT c.oid, 0::oid, c.relkind, 0, '0'::xid, '0'::cid, '0'::xid
+    FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s
+    UNION ALL
+    SELECT c.oid, i.inhparent, c.relkind, c.relpages, i.xmin, i.cmin, i.xmax
+    FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid AND NOT i.inhdetachpending
+        JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
+    WHERE part.relkind = 'p'
+)
+SELECT part.oid::bigint, part.parent::bigint, part.relkind::text, part.relpages,
+    born.xmin::text::bigint, born.cmin::text::bigint, pg_catalog.age(born.xmin),
+    part.linked::text::bigint, part.linked_cmin::text::bigint, pg_catalog.age(part.linked),
+    part.linked_xmax = '0'::xid,
+    EXISTS (SELECT FROM pg_catalog.pg_attribute own WHERE own.attrelid = part.oid AND own.attnum > 0
+        AND own.xmin = part.linked AND own.xmax = '0'::xid
+        AND own.cmin::text::bigint < part.linked_cmin::text::bigint),
+    class.relfilenode IN (0, class.oid), class.xmin::text::bigint
+FROM part JOIN pg_catalog.pg_attribute born ON born.attrelid = part.oid AND born.attnum = -1
+    JOIN pg_catalog.pg_class class ON class.oid = part.oid
+WHERE part.parent <> 0
+"""
+
+# A row is clearly later when the linking transaction wrote it after linking, or a later one did. Parts of the
+# linking transaction have numbers of their own, like later ones, but its count of commands goes on in them.
+# One that wrote the whole table anew is as good as its writer for all rows.
+_HAS_EARLIER_ROW = """
+SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true ELSE EXISTS (
+    SELECT FROM ONLY {table} AS r WHERE NOT CASE
+        WHEN r.xmin = %(rewriter)s::text::xid THEN false
+        WHEN r.xmin = %(linked)s::text::xid THEN r.xmax = '0'::xid AND r.cmin::text::bigint > %(linked_cmin)s
+        WHEN pg_catalog.age(r.xmin) < 0
+            OR pg_catalog.age(r.xmin) >= pg_catalog.age(%(linked)s::text::xid) THEN false
+        WHEN %(at_once)s THEN r.xmax = '0'::xid
+            AND NOT r.cmin::text::bigint BETWEEN %(born_cmin)s + 1 AND %(linked_cmin)s - 1
+        ELSE %(linked_cmin)s = 0 END
+) END
+"""
+
+_MOST_PAGES = 64
+_MOST_BYTES = _MOST_PAGES * 8192
+_MOST_TABLES = 32
+_XIDS = 1 << 32
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A table below a partitioned one: when it was made, and when linked to its parent."""
+
+    oid: int
+    parent: int
+    relkind: str
+    pages: int
+    born: int
+    born_cmin: int
+    born_age: int
+    linked: int
+    linked_cmin: int
+    linked_age: int
+    link_is_clear: bool
+    has_own_column: bool
+    has_first_file: bool
+    altered: int
+
+    @property
+    def is_made_as_one(self) -> bool:
+        """Whether PARTITION OF made it."""
+        return self.link_is_clear and self.linked == self.born and self.has_own_column
+
+    def is_older_than(self, leaf: _Node) -> bool:
+        """Whether it was linked before the leaf was made."""
+        if self.linked == leaf.born:
+            return self.link_is_clear and self.linked_cmin < leaf.born_cmin
+        return 0 <= leaf.born_age < self.linked_age
+
+
+def with_had_rows(
+    connection: Connection, relation: Relation, *, trusts_owners: bool = False, told_by: int = 0
+) -> Relation:
+    """The relation with `had_rows` of its partitions: see `say_had_rows`."""
+    said = say_had_rows(
+        connection, relation.oid, relation.partitions, trusts_owners=trusts_owners, told_by=told_by
+    )
+    return replace(relation, partitions=said)
+
+
+def say_had_rows(
+    connection: Connection,
+    oid: int,
+    found: Sequence[Partition],
+    *,
+    trusts_owners: bool = False,
+    told_by: int = 0,
+) -> tuple[Partition, ...]:
+    """A table's partitions with `had_rows`. Waits for no lock that the application holds.
+
+    `told_by`: the transaction that is read, if one is. A partition that was attached by a later one may have
+    been attached before, and have lost rows that are still to come: it counts as filled.
+
+    Looking into one takes a SELECT: where its owner could have code run by that, and is not trusted, it
+    counts as filled. The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
+    """
+    if not found:
+        return ()
+    nodes = {node.oid: node for node in (_Node(*row) for row in rows(connection, _NODES, {"oid": oid}))}
+    doubtful = {
+        part.oid: links
+        for part in found
+        if (links := list(_doubtful_links(nodes, part.oid))) or part.oid not in nodes
+    }
+    # Those linked last come first: of older ones the lake table has known for long.
+    looked_into = sorted(
+        (oid for oid, links in doubtful.items() if links), key=lambda oid: doubtful[oid][0].linked_age
+    )[:_MOST_TABLES]
+    partitions = {part.oid: part for part in found}
+    had_rows = set(doubtful) - {
+        oid
+        for oid in looked_into
+        if not (told_by and _may_be_there_again(nodes[oid], doubtful[oid], told_by))
+        and not _has_earlier_row(
+            connection, partitions[oid], nodes[oid], doubtful[oid], trusts_owners=trusts_owners
+        )
+    }
+    return tuple(replace(part, had_rows=part.oid in had_rows) for part in found)
+
+
+def _doubtful_links(nodes: dict[int, _Node], oid: int) -> Iterator[_Node]:
+    """The tables, from a leaf upwards, that were linked when the leaf may already have had rows."""
+    leaf = node = nodes.get(oid)
+    while leaf is not None and node is not None:
+        if not node.is_made_as_one and (node is leaf or not node.is_older_than(leaf)):
+            yield node
+        node = nodes.get(node.parent)
+
+
+def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
+    """Whether it was linked after that transaction, and there before it was linked."""
+    return any(
+        link.linked != leaf.born and 0 < (link.linked - told_by) % _XIDS < _XIDS // 2 for link in links
+    )
+
+
+def _has_earlier_row(
+    connection: Connection, part: Partition, leaf: _Node, links: list[_Node], *, trusts_owners: bool
+) -> bool:
+    if leaf.relkind != "r" or leaf.pages > _MOST_PAGES or not all(link.link_is_clear for link in links):
+        return True
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN READ ONLY")
+        try:
+            cursor.execute(f"LOCK TABLE ONLY {part.table.sql} IN ACCESS SHARE MODE NOWAIT")
+            # Any code, or that its owner can add some.
+            if not trusts_owners and shut_owners_out(connection, connection, {part.oid: part.table}) != {}:
+                return True
+            return any(_is_earlier(connection, part, leaf, link) for link in links)
+        except (psycopg2.Error, SourceError):
+            # Altered just now, gone, or no right to read it: nobody can say.
+            if connection.closed:
+                raise
+            return True
+        finally:
+            if not connection.closed:
+                cursor.execute("ROLLBACK")
+
+
+def _is_earlier(connection: Connection, part: Partition, leaf: _Node, link: _Node) -> bool:
+    values = {
+        "oid": part.oid,
+        "most": _MOST_BYTES,
+        "linked": str(link.linked),
+        "linked_cmin": link.linked_cmin,
+        "born_cmin": leaf.born_cmin,
+        "at_once": leaf.born == link.linked,
+        "rewriter": "0" if leaf.has_first_file else str(leaf.altered),
+    }
+    return bool(rows(connection, _HAS_EARLIER_ROW.replace("{table}", part.table.sql), values)[0][0])

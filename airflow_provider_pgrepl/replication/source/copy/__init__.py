@@ -1,0 +1,1 @@
+"""COPY of tables at one exported snapshot, which a session of its own keeps."""

@@ -1,0 +1,182 @@
+"""The event triggers at the source by which DDL has an exact place in the stream.
+
+Two triggers (DDL that ended, objects that were dropped), their function and its key in schema `_pgrepl`
+belong to one pipeline. `ddl_function.py` has the function, `ddl_message.py` what it says, `ddl_seal.py` how
+it is known to have said it.
+"""
+
+from __future__ import annotations
+
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError, SourceConnectionError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
+    IDENTITY,
+    SCHEMA,
+    body_of,
+    function_name,
+    in_schema,
+    install_script,
+    install_statements,
+    key_table,
+    removal_statements,
+    trigger_names,
+)
+
+_FUNCTION = """
+SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE n.nspname = %s AND p.proname = %s AND p.pronargs = 0
+"""
+
+_KEY_TABLE = """
+SELECT c.relkind = 'r' AND NOT c.relhasrules AND NOT c.relrowsecurity,
+    c.relowner = ALL (SELECT e.evtowner FROM pg_catalog.pg_event_trigger e
+        WHERE e.evtname = ANY (%s::text[])),
+    pg_catalog.has_table_privilege(c.oid, 'SELECT')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+"""
+
+_KEY = "SELECT key FROM <key>"
+_LOCK_WAIT_MS = 10_000
+_MADE_BY_ANOTHER = (
+    psycopg2.errors.LockNotAvailable,
+    psycopg2.errors.UniqueViolation,
+    psycopg2.errors.DuplicateObject,
+    psycopg2.errors.DuplicateFunction,
+    psycopg2.errors.DuplicateTable,
+    psycopg2.errors.InternalError_,
+)
+
+
+def install(connection: Connection, pipeline: Pipeline) -> None:
+    """Have the event triggers there, as this program wants them; nothing is written when they are.
+
+    Raises PrivilegeError when the role may not create them, ServerSettingError on a standby.
+    """
+    body = body_of(pipeline, connection.server_version)
+    with source_errors("installing the event trigger"):
+        if _is_current(connection, pipeline.name, body):
+            return
+        role = row(connection, "SELECT current_user::text")[0]
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
+                for statement in install_statements(pipeline.name, body, role):
+                    cursor.execute(statement)
+                cursor.execute("COMMIT")
+        except psycopg2.errors.InsufficientPrivilege as error:
+            connection.cursor().execute("ROLLBACK")
+            raise PrivilegeError(
+                f"role {role} may not create the event trigger of pipeline {pipeline.name}:"
+                f" {error.diag.message_primary}",
+                "let a superuser run, once, the SQL that `pgrepl event-trigger-sql"
+                " FILE.json` prints, or set event_trigger: false (DDL is then noticed early)",
+            ) from None
+        except _MADE_BY_ANOTHER:
+            connection.cursor().execute("ROLLBACK")
+            raise SourceConnectionError(
+                f"the event trigger of pipeline {pipeline.name} is being made by somebody else", "try again"
+            ) from None
+        except psycopg2.errors.ReadOnlySqlTransaction:
+            connection.cursor().execute("ROLLBACK")
+            raise ServerSettingError(
+                "the event trigger cannot be installed: the source is read-only",
+                "install it on the primary (event-trigger-sql prints the SQL), or set event_trigger: false",
+            ) from None
+        except BaseException:
+            if not connection.closed:
+                connection.cursor().execute("ROLLBACK")
+            raise
+
+
+def install_sql(connection: Connection, pipeline: Pipeline) -> str:
+    """The script by which a superuser makes them, for this server, and for the role of this connection."""
+    with source_errors("asking who will replicate"):
+        role = row(connection, "SELECT current_user::text")[0]
+    return install_script(pipeline, connection.server_version, role)
+
+
+def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
+    """Install or uninstall, as the pipeline wants it. Raises as those do."""
+    if pipeline.event_trigger:
+        install(connection, pipeline)
+    elif is_present(connection, pipeline.name):
+        uninstall(connection, pipeline.name)
+
+
+def uninstall(connection: Connection, pipeline: str) -> None:
+    """Take away what `install` made, the schema too when nothing else is in it. May be called again.
+
+    Raises PrivilegeError when the role may not.
+    """
+    if not is_present(connection, pipeline):
+        return
+    with source_errors("removing the event trigger"), connection.cursor() as cursor:
+        try:
+            for statement in removal_statements(pipeline):
+                cursor.execute(statement)
+        except psycopg2.errors.InsufficientPrivilege as error:
+            raise PrivilegeError(
+                f"the event trigger of pipeline {pipeline} cannot be removed: {error.diag.message_primary}",
+                "let a superuser run the SQL that `pgrepl event-trigger-sql FILE.json --remove` prints",
+            ) from None
+        if rows(connection, _EMPTY_SCHEMA, (SCHEMA,)):
+            cursor.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}")
+
+
+def is_installed(connection: Connection, pipeline: str) -> bool:
+    """Whether the event triggers are there and fire."""
+    return _read_identity(connection, pipeline) is not None
+
+
+def is_present(connection: Connection, pipeline: str) -> bool:
+    """Whether there is anything for `uninstall` to take away, whether it fires or not."""
+    names = list(trigger_names(pipeline))
+    with source_errors("looking for the event trigger"):
+        triggers = rows(
+            connection, "SELECT 1 FROM pg_catalog.pg_event_trigger WHERE evtname = ANY (%s::text[])", (names,)
+        )
+        return bool(triggers or rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
+
+
+def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:
+    """Which event trigger tells of DDL; None without one, and for a pipeline that wants none."""
+    return _read_identity(connection, pipeline.name) if pipeline.event_trigger else None
+
+
+def _read_identity(connection: Connection, pipeline: str) -> str | None:
+    with source_errors("reading the event trigger"):
+        found = rows(connection, IDENTITY, {"names": list(trigger_names(pipeline))})
+    return found[0][0] if found else None
+
+
+_EMPTY_SCHEMA = """
+SELECT 1 FROM pg_catalog.pg_namespace n WHERE n.nspname = %s
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_depend d
+        WHERE d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = n.oid)
+"""
+
+
+def read_key(connection: Connection, pipeline: str) -> bytes | None:
+    """What the event trigger's messages are sealed with; None when it is not there or may not be read.
+
+    A table that does not belong to whom the triggers belong to holds nothing that is worth believing.
+    """
+    with source_errors("reading the event trigger's key"):
+        found = rows(connection, _KEY_TABLE, (list(trigger_names(pipeline)), SCHEMA, key_table(pipeline)))
+        if not found or not all(found[0]):
+            return None
+        keys = rows(connection, _KEY.replace("<key>", in_schema(key_table(pipeline))))
+    return bytes(keys[0][0]) if len(keys) == 1 else None
+
+
+def _is_current(connection: Connection, pipeline: str, body: str) -> bool:
+    found = rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline)))
+    if not found or found[0][0] != body or not is_installed(connection, pipeline):
+        return False
+    return read_key(connection, pipeline) is not None

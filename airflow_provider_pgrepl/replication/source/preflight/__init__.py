@@ -1,0 +1,1 @@
+"""What is asked of server, role and tables before anything begins."""

@@ -1,0 +1,265 @@
+"""Which tables a pipeline replicates: its names and patterns against what is there."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.relation import ColumnName, Relation, TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.preflight.shape_problems import (
+    is_system,
+    shape_problems,
+    why_no_table,
+)
+
+log = logging.getLogger(__name__)
+
+_CANDIDATES = """
+SELECT c.oid::bigint, n.nspname, c.relname, c.relkind::text, c.relpersistence::text, c.relispartition
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = ANY (%s)
+"""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What is wanted beside the pipeline file: tables that an operator added, or removed; and those that are
+    replicated already, of which a pattern must not lose sight when they can be replicated no longer."""
+
+    added: frozenset[TableName] = frozenset()
+    removed: frozenset[TableName] = frozenset()
+    replicated: frozenset[TableName] = frozenset()
+
+
+@dataclass(frozen=True)
+class Selected:
+    """What `tables` stand for now: tables that can be replicated, by name, and why others cannot.
+
+    `matched`: those that are there by a pattern alone.
+    """
+
+    relations: tuple[Relation, ...]
+    problems: Mapping[TableName, TableError]
+    matched: frozenset[TableName]
+
+    @property
+    def tables(self) -> frozenset[TableName]:
+        return frozenset(relation.table for relation in self.relations) | self.problems.keys()
+
+
+def resolve_tables(
+    connection: Connection, pipeline: Pipeline, wishes: Wishes | None = None
+) -> list[Relation]:
+    """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
+
+    Raises ConfigError (insert_only lists a table that `tables` does not hold) or TableError, which lists
+    every table that cannot be replicated and why. A pattern leaves out what cannot be published without
+    harm (no key), what is no ordinary table, and partitions; they go with their partitioned table.
+    """
+    wishes = wishes or Wishes()
+    selected = select_tables(connection, pipeline, wishes)
+    problems = [error.message for error in selected.problems.values()]
+    if not selected.tables:
+        schemas = ", ".join(sorted(f"{schema}.*" for schema in _patterns(pipeline)))
+        problems = [f"{schemas}: no table that can be replicated"]
+    if problems:
+        raise TableError("\n".join(sorted(line for text in problems for line in text.splitlines())))
+    check_choices(pipeline, selected.tables | wishes.removed)
+    return list(selected.relations)
+
+
+def select_tables(connection: Connection, pipeline: Pipeline, wishes: Wishes) -> Selected:
+    """Likewise, with each table's problems as its own. Raises ConfigError, and TableError for a pattern that
+    can stand for no table at all."""
+    patterns = _patterns(pipeline)
+    insert_only = frozenset(TableName.parse(text) for text in pipeline.insert_only)
+    named = frozenset(TableName.parse(text) for text in pipeline.tables if not text.endswith(".*"))
+    _check_insert_only(insert_only, named | wishes.added | wishes.removed, patterns)
+    # What insert_only lists is wanted by name, be it through a pattern or not.
+    named |= insert_only | wishes.added
+    replicated = frozenset(table for table in wishes.replicated if table.schema in patterns) - named
+    return _Selection(
+        connection, pipeline, (named | replicated) - wishes.removed, patterns, insert_only, wishes.removed
+    ).select(by_pattern=replicated)
+
+
+def lists(pipeline: Pipeline, table: TableName) -> bool:
+    """Whether a pipeline file holds a table, by name or by a pattern."""
+    names = {TableName.parse(text) for text in (*pipeline.tables, *pipeline.insert_only) if text[-2:] != ".*"}
+    return table in names or table.schema in _patterns(pipeline)
+
+
+def _patterns(pipeline: Pipeline) -> frozenset[str]:
+    """The schemas of which a pipeline takes every table."""
+    texts = (text for text in pipeline.tables if text.endswith(".*"))
+    return frozenset(TableName.parse(text[:-1] + "any").schema for text in texts)
+
+
+def _check_insert_only(
+    insert_only: Iterable[TableName], named: frozenset[TableName], patterns: frozenset[str]
+) -> None:
+    strangers = sorted(table for table in insert_only if table not in named and table.schema not in patterns)
+    if strangers:
+        raise ConfigError(
+            f"insert_only: {', '.join(map(str, strangers))} not among the tables of the pipeline",
+            "list it in tables too, or take it out of insert_only",
+        )
+
+
+def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
+    """Choices for a table that is not replicated are a slip of the pen. Raises ConfigError."""
+    chosen = {
+        field: {ColumnName.parse(name).table for name in getattr(pipeline, field)}
+        for field in ("types", "text_columns", "exclude_columns", "per_column")
+    }
+    chosen["per_table"] = {TableName.parse(name) for name in pipeline.per_table}
+    strangers = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
+    if strangers:
+        listed = "; ".join(f"{field}: {', '.join(map(str, found))}" for field, found in strangers.items())
+        raise ConfigError(
+            f"{listed} not among the tables of the pipeline",
+            f"list it in tables too, or take it out of {' and '.join(strangers)}",
+        )
+
+
+class _Selection:
+    """One run of select_tables: collects relations and problems."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        pipeline: Pipeline,
+        named: frozenset[TableName],
+        patterns: frozenset[str],
+        insert_only: frozenset[TableName],
+        left_out: frozenset[TableName],
+    ) -> None:
+        self._connection = connection
+        self._pipeline = pipeline
+        self._named = named
+        self._patterns = patterns
+        self._insert_only = insert_only
+        self._left_out = left_out
+        self._problems: dict[TableName, list[str]] = defaultdict(list)
+
+    def select(self, by_pattern: frozenset[TableName]) -> Selected:
+        for schema in sorted(filter(is_system, self._patterns)):
+            raise TableError(f"{schema}.*: a system schema, which is never replicated")
+        chosen = self._choose()
+        relations = read_relations(
+            self._connection,
+            chosen,
+            self._pipeline.publication,
+            planned=self._pipeline.publication_mode == "create",
+        )
+        usable = [relation for relation in relations.values() if self._is_usable(relation)]
+        usable = [relation for relation in usable if relation.table not in self._problems]
+        problems = {
+            table: TableError("\n".join(f"{table}: {text}" for text in texts))
+            for table, texts in sorted(self._problems.items())
+        }
+        tables = {relation.table for relation in usable} | problems.keys()
+        return Selected(
+            tuple(sorted(usable, key=lambda relation: relation.table)),
+            problems,
+            frozenset(tables - self._named | tables & by_pattern),
+        )
+
+    def _choose(self) -> list[int]:
+        """Oids of the ordinary and partitioned tables that are named or match."""
+        schemas = sorted({table.schema for table in self._named} | self._patterns)
+        with source_errors("listing the tables"):
+            found = rows(self._connection, _CANDIDATES, (schemas,))
+        by_name = {TableName(schema, name): tuple(more) for _, schema, name, *more in found}
+        oids = {TableName(schema, name): oid for oid, schema, name, *_ in found}
+        chosen = []
+        for table in sorted(self._named):
+            problem = why_no_table(table, by_name.get(table))
+            if problem:
+                self._problems[table].append(problem)
+            else:
+                chosen.append(oids[table])
+        for schema in sorted(self._patterns):
+            chosen += self._matches(schema, by_name, oids)
+        self._refuse_partitions_beside_their_table(chosen)
+        return chosen
+
+    def _matches(
+        self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
+    ) -> list[int]:
+        return [
+            oids[table]
+            for table, facts in by_name.items()
+            if table.schema == schema
+            and table not in self._named
+            and table not in self._left_out
+            and not facts[2]
+            and why_no_table(table, facts) is None
+        ]
+
+    def _refuse_partitions_beside_their_table(self, chosen: list[int]) -> None:
+        with source_errors("reading the partitions"):
+            pairs = rows(
+                self._connection,
+                "SELECT c.oid::bigint, a.relid::oid::bigint FROM pg_catalog.pg_class c,"
+                " LATERAL pg_catalog.pg_partition_ancestors(c.oid) AS a (relid)"
+                " WHERE c.relispartition AND c.oid = ANY (%(oids)s::oid[])"
+                " AND a.relid <> c.oid AND a.relid::oid = ANY (%(oids)s::oid[])",
+                {"oids": chosen},
+            )
+        both = read_relations(self._connection, {oid for pair in pairs for oid in pair}, None)
+        for partition, ancestor in pairs:
+            self._problems[both[partition].table].append(
+                f"is a partition of {both[ancestor].table}, which is replicated as a whole; take the"
+                " partition out of tables"
+            )
+
+    def _is_usable(self, relation: Relation) -> bool:
+        """Whether it can be replicated; a named table that cannot be becomes a problem."""
+        if relation.table not in self._named and not _has_identity(relation):
+            log.info("%s has no usable key; the pattern leaves it out", relation.table)
+            return False
+        problems = [*self._shape_problems(relation), *self._key_problems(relation)]
+        if problems:
+            self._problems[relation.table] += problems
+        return not problems
+
+    def _shape_problems(self, relation: Relation) -> Iterable[str]:
+        return shape_problems(self._connection, self._pipeline, relation)
+
+    def _key_problems(self, relation: Relation) -> Iterable[str]:
+        """Why its rows cannot be told apart, by a key or, with REPLICA IDENTITY FULL, by all values."""
+        if not relation.key_columns and self._pipeline.policy(relation.table).deletes == "soft":
+            yield (
+                "it has no key, so deletes: soft cannot say which row of equal ones is marked; give it a"
+                " primary key, or set deletes to hard for it in per_table"
+            )
+        if _has_identity(relation) or relation.table in self._insert_only:
+            return
+        table = relation.table.sql
+        why = {
+            "n": "its replica identity is NOTHING",
+            "i": "its replica identity index is gone, or not published as a whole",
+            "f": "it has replica identity FULL, but no columns by which to tell rows apart",
+        }.get(relation.replica_identity, "it has no primary key that can serve as replica identity")
+        if relation.replica_identity == "f":
+            yield f"{why}; when its rows are only ever inserted, list it in insert_only"
+            return
+        yield (
+            f"{why}, and publishing it would make the application's UPDATE and DELETE on it fail. Either"
+            f" ALTER TABLE {table} ADD PRIMARY KEY (…); or, with a unique index over NOT NULL columns,"
+            f" ALTER TABLE {table} REPLICA IDENTITY USING INDEX …; or ALTER TABLE {table} REPLICA IDENTITY"
+            f" DEFAULT where a primary key exists; or ALTER TABLE {table} REPLICA IDENTITY FULL, with which"
+            " changes carry whole rows; or, when its rows are only ever inserted, list it in insert_only"
+        )
+
+
+def _has_identity(relation: Relation) -> bool:
+    return bool(relation.key_columns) or (relation.replica_identity == "f" and bool(relation.columns))

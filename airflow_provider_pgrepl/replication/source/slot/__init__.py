@@ -1,0 +1,1 @@
+"""Replication slots: made, looked at, moved on, dropped, and who reads them."""

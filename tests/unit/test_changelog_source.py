@@ -1,0 +1,209 @@
+"""lake/applying/changelog_source.py: batches of whole commits, as work items; and commits that are gone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.replication.changelog.writer import mark
+from airflow_provider_pgrepl.replication.lake.applying.changelog_source import ChangelogReader
+from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
+from tests.support import wire_bytes as wire
+from tests.support.changelogs import Written, new_changelog
+
+BEFORE_ALL = -1
+LIMIT = object()
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    return new_changelog(tmp_path)
+
+
+def source(uri: str, batch_bytes: int = 1 << 30, tasks: int = 2) -> ChangelogReader:
+    return ChangelogReader(uri, batch_bytes, tasks)
+
+
+def latest(reader: ChangelogReader, start: int) -> int:
+    return reader.latestOffset({"version": start}, LIMIT)["version"]
+
+
+def items(reader: ChangelogReader, start: int, end: int) -> dict[int, WorkItem]:
+    shares = reader.partitions({"version": start}, {"version": end})
+    texts = [text for share in shares for batch in reader.read(share) for text in batch.column(0).to_pylist()]
+    found = [WorkItem.from_json(text) for text in texts]
+    assert len({item.relation_id for item in found}) == len(found)
+    return {item.relation_id: item for item in found}
+
+
+def log_file(uri: str, version: int) -> Path:
+    return Path(uri) / "_delta_log" / f"{version:020d}.json"
+
+
+def test_a_start_without_a_checkpoint_begins_at_the_newest_commit_and_looks_at_the_tables(uri: str) -> None:
+    written = Written(uri)
+    written.transaction(100, r7=1)
+    newest = written.flush()
+    reader = source(uri)
+    assert reader.initialOffset() == {"version": BEFORE_ALL}
+    assert latest(reader, BEFORE_ALL) == newest
+    found = items(reader, BEFORE_ALL, newest)
+    assert list(found) == [MARK]
+    assert (found[MARK].from_version, found[MARK].to_version) == (BEFORE_ALL, newest)
+
+
+def test_each_touched_relation_is_one_item_with_its_files(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    written.transaction(100, r7=1, r8=1)
+    written.flush()
+    written.transaction(200, r8=1, r9=1)
+    end = written.flush()
+    reader = source(uri)
+    assert latest(reader, start) == end
+    found = items(reader, start, end)
+    assert {oid: len(item.paths) for oid, item in found.items()} == {MARK: 0, 7: 1, 8: 2, 9: 1}
+    assert {(item.from_version, item.to_version) for item in found.values()} == {(start, end)}
+    assert (found[MARK].epoch, found[MARK].durable_lsn) == (1, 208)
+    assert found[8].bytes > found[7].bytes > 0
+
+
+def test_items_are_shared_out_evenly(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    for n in range(6):
+        written.transaction(100 * n + 100, **{f"r{7 + n}": 5})
+        end = written.flush()
+    shares = source(uri, tasks=3).partitions({"version": start}, {"version": end})
+    assert len(shares) == 3
+    assert all(2 <= len(share.value) <= 3 for share in shares)
+
+
+def test_a_batch_ends_with_the_commit_that_fills_it(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    for lsn in (100, 200, 300, 400):
+        written.transaction(lsn, r7=10)
+        end = written.flush()
+    one = source(uri)._read(start + 1).record.bytes
+    assert latest(source(uri, batch_bytes=1), start) == start + 1
+    assert latest(source(uri, batch_bytes=2 * one), start) in (start + 2, start + 3)
+    assert latest(source(uri), start) == end
+
+
+def test_a_transaction_of_five_parts_stays_whole_whatever_the_limit(uri: str) -> None:
+    written = Written(uri, part_bytes=4_000)
+    start = written.writer.version
+    written.take(written.begin(100), *written.insert(7, *range(100)))
+    for _ in range(3):
+        written.take(*written.insert(7, *range(100)))
+    written.take(*written.insert(7, 1), written.commit(100))
+    end = written.flush()
+    assert end == start + 1
+    reader = source(uri, batch_bytes=1)
+    assert len(reader._read(end).files) == 5
+    assert latest(reader, start) == end
+    assert len(items(reader, start, end)[7].paths) == 5
+
+
+def test_without_new_commits_the_offset_stays(uri: str) -> None:
+    end = Written(uri).writer.version
+    assert latest(source(uri), end) == end
+
+
+def test_available_now_ends_at_what_was_there_when_it_began(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    written.transaction(100, r7=1)
+    end = written.flush()
+    reader = source(uri)
+    reader.prepareForTriggerAvailableNow()
+    written.transaction(200, r7=1)
+    assert written.flush() == end + 1
+    assert latest(reader, start) == end
+    assert latest(reader, end) == end
+
+
+def test_fences_keepalives_and_marks_are_batches_without_work(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    written.writer.record_keepalive(900)
+    mark(uri)
+    end = latest(source(uri), start)
+    assert end == start + 2
+    found = items(source(uri), start, end)
+    assert list(found) == [MARK]
+    assert found[MARK].durable_lsn == 900
+
+
+def test_messages_outside_relations_are_no_work(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    written.take(wire.put_message(100, "p", b"", transactional=False))
+    assert list(items(source(uri), start, written.flush())) == [MARK]
+
+
+def test_what_a_batch_used_is_forgotten_after_it(uri: str) -> None:
+    written = Written(uri)
+    start = written.writer.version
+    written.transaction(100, r7=1)
+    end = written.flush()
+    reader = source(uri)
+    latest(reader, start)
+    assert reader._commits
+    reader.commit({"version": end})
+    assert not reader._commits
+
+
+# Commits that are gone: tables know their position, so the stream begins again at the newest commit.
+
+
+def three_commits(uri: str) -> tuple[int, int]:
+    written = Written(uri)
+    start = written.writer.version
+    for lsn in (100, 200, 300):
+        written.transaction(lsn, r7=1)
+        end = written.flush()
+    return start, end
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+def test_a_checkpoint_older_than_the_log_goes_on_at_the_newest_commit(uri: str, available_now: bool) -> None:
+    start, end = three_commits(uri)
+    DeltaTable(uri).create_checkpoint()
+    log_file(uri, start + 1).unlink()
+    reader = source(uri)
+    if available_now:
+        reader.prepareForTriggerAvailableNow()
+    assert latest(reader, start) == end
+    found = items(reader, start, end)
+    assert list(found) == [MARK]
+    assert found[MARK].from_version == BEFORE_ALL
+    assert latest(reader, end) == end
+
+
+def test_a_gap_inside_a_batch_to_be_repeated_gives_no_half_work(uri: str) -> None:
+    start, end = three_commits(uri)
+    log_file(uri, start + 2).unlink()
+    found = items(source(uri), start, end)
+    assert list(found) == [MARK]
+    assert found[MARK].from_version == BEFORE_ALL
+
+
+def test_a_checkpoint_beyond_a_changelog_that_was_made_anew_goes_back_to_it(uri: str) -> None:
+    _, end = three_commits(uri)
+    shutil.rmtree(uri)
+    new_changelog(Path(uri).parent)
+    reader = source(uri)
+    assert latest(reader, end) == 0
+    found = items(reader, end, 0)
+    assert list(found) == [MARK]
+    assert (found[MARK].from_version, found[MARK].to_version) == (BEFORE_ALL, 0)
+
+
+def test_a_work_item_survives_its_json() -> None:
+    item = WorkItem(7, 1, 2, ("a", "b"), 3, 4, 5, 6)
+    assert WorkItem.from_json(item.to_json()) == item
