@@ -18,12 +18,12 @@ DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
 # Spark calls these: its streaming source, and the applications that it runs.
 CALLED_BY_SPARK = (
-    "lake.work",
-    "lake.shares",
-    "lake.apply",
+    "lake.applying.changelog_source",
+    "lake.applying.tasks",
+    "lake.applying.applier",
     "lake.spark_failures",
-    "lake.range_copies",
-    "lake.snapshot",
+    "lake.copying.range_copies",
+    "lake.copying.snapshot_copy",
     "app.",
 )
 
