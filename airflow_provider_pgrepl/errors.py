@@ -10,7 +10,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  ├─ PrivilegeError           a right is missing
     │  ├─ TableError               missing, not a table, no usable key        (table)
     │  ├─ SlotError                missing, invalidated, somebody else's
-    │  ├─ SlotBusyError            in use by another process                  (retry)
+    │  ├─ BusyError            in use by another process                  (retry)
     │  ├─ PublicationError         missing, re-made, somebody else's
     │  ├─ SnapshotError            the exported snapshot cannot be used       (retry)
     │  ├─ RewoundError             the source is not the one, or not at the point, it was
@@ -154,7 +154,7 @@ class SlotError(SourceError):
     """The slot is missing, invalidated, was moved, or is somebody else's."""
 
 
-class SlotBusyError(SourceError):
+class BusyError(SourceError):
     """The slot, or the pipeline's lock, is held by another process."""
 
     retry = Retry.TIMED

@@ -142,7 +142,7 @@ class PgReplicationHook(DbApiHook):
             return read_slot(connection, name)
 
     def drop_slot(self, name: str) -> None:
-        """Drop it; one that is not there is as good as dropped. Raises SlotBusyError while it is read."""
+        """Drop it; one that is not there is as good as dropped. Raises BusyError while it is read."""
         with self._connected() as connection:
             drop_slot(connection, name)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_pgrepl.errors import SlotBusyError
-from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.errors import BusyError
+from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.locked_file import LockedFile
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
@@ -51,7 +51,7 @@ class Adoption:
     say: Say
 
     def take(self) -> InCharge:
-        """Adopt what runs, or launch. Raises SlotBusyError while another task follows it, or it does
+        """Adopt what runs, or launch. Raises BusyError while another task follows it, or it does
         something else that is not to be broken off."""
         deadline = time.monotonic() + _BEGIN_WAIT_S
         while True:
@@ -59,7 +59,7 @@ class Adoption:
             if found is not None:
                 return found
             if time.monotonic() >= deadline:
-                raise SlotBusyError(
+                raise BusyError(
                     f"an application of pipeline {self.order.pipeline.name} runs on this host, and its folder"
                     f" below {self.place.folder} is gone",
                     "end its process (supervise.py, with that folder among its arguments)",
@@ -67,7 +67,7 @@ class Adoption:
             time.sleep(_POLL_S)
 
     def take_known(self, app: LocalApp) -> InCharge:
-        """Become the one that follows this application. Raises SlotBusyError while another task does."""
+        """Become the one that follows this application. Raises BusyError while another task does."""
         return self._in_charge(app, is_new=False)
 
     def _launch(self) -> InCharge | None:
@@ -97,7 +97,7 @@ class Adoption:
             return None
         different = self.order.differences(app.folder)
         if different and not (self.may_replace or self.is_fresh):
-            raise SlotBusyError(
+            raise BusyError(
                 f"another application of pipeline {self.order.pipeline.name} runs on this host, started with"
                 f" other values of {', '.join(different)}",
                 "it is left to end; this task can be tried again then",
@@ -116,7 +116,7 @@ class Adoption:
     def _in_charge(self, app: LocalApp, *, is_new: bool) -> InCharge:
         charge = app.take_charge(self.who, _CHARGE_WAIT_S)
         if charge is None:
-            raise SlotBusyError(
+            raise BusyError(
                 f"the application of pipeline {self.order.pipeline.name} on this host is followed by"
                 f" {app.follower() or 'another task'} already",
                 "end that task first: one task at a time replicates a pipeline, and one copies its tables",
@@ -128,7 +128,7 @@ class Adoption:
         for app in self.place.apps():
             if app.folder == own:
                 continue
-            if app.status() is Status.FAILED:
+            if app.status() is AppState.FAILED:
                 self.say(
                     logging.WARNING,
                     f"An earlier application ended with exit code {app.exit_code()} while no task followed"

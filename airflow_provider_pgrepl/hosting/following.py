@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
-from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.log_tail import LogTail
 from airflow_provider_pgrepl.replication.log_lines import LogLine
 
@@ -29,7 +29,7 @@ class ForsakenError(Exception):
 class End:
     """How an application ended, or that it was handed over and goes on. `result`: what it left behind."""
 
-    status: Status
+    status: AppState
     exit_code: int | None
     why: str
     result: dict[str, Any] | None
@@ -68,25 +68,25 @@ class Following:
             self._found.app.stop()
         return self._found.app.token
 
-    def status(self, handle: object) -> Status:
+    def status(self, handle: object) -> AppState:
         """Of the application that a handle stands for; LOST when it is none of this place.
 
         LOST, too, when it runs for another order: whoever begins anew finds it, and decides.
         """
         app = self._adoption.place.find(handle)
         if app is None:
-            return Status.LOST
+            return AppState.LOST
         status = app.status()
-        if status is Status.RUNNING and (app.is_stopping or self._adoption.order.differences(app.folder)):
-            return Status.LOST
+        if status is AppState.RUNNING and (app.is_stopping or self._adoption.order.differences(app.folder)):
+            return AppState.LOST
         return status
 
     def follow(self, handle: object) -> End:
-        """Pass on what it says until it has ended, or is handed over. Raises ForsakenError, SlotBusyError."""
+        """Pass on what it says until it has ended, or is handed over. Raises ForsakenError, BusyError."""
         if self._found is None:
             app = self._adoption.place.find(handle)
             if app is None:
-                return End(Status.LOST, None, "", None)
+                return End(AppState.LOST, None, "", None)
             self._found = self._adoption.take_known(app)
         end = self._follow(self._found.app)
         self._found.charge.release()
@@ -119,10 +119,10 @@ class Following:
         hand_over_at = time.monotonic() + (self._hand_over_after_s or float("inf"))
         while True:
             status = app.status()  # before the log, so that its last lines are not missed
-            for line in log.new_lines(ended=status is not Status.RUNNING):
+            for line in log.new_lines(ended=status is not AppState.RUNNING):
                 self._adoption.say(line.level, _shown(line))
             self._look_at_result(app)
-            if status is not Status.RUNNING:
+            if status is not AppState.RUNNING:
                 return self._concluded(app, status, log)
             if self._is_forsaken:
                 raise ForsakenError
@@ -131,7 +131,7 @@ class Following:
                 return End(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
 
-    def _concluded(self, app: LocalApp, status: Status, log: LogTail) -> End:
+    def _concluded(self, app: LocalApp, status: AppState, log: LogTail) -> End:
         end = End(status, app.exit_code(), log.why(), self._result)
         self._after_end()
         app.remove()

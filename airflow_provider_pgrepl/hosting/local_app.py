@@ -25,7 +25,7 @@ _children: dict[str, subprocess.Popen[bytes]] = {}
 """Supervisors started by this very process, which alone can reap them, by token."""
 
 
-class Status(Enum):
+class AppState(Enum):
     """How an application stands, as seen from this host."""
 
     RUNNING = "running"
@@ -90,12 +90,12 @@ class LocalApp:
         """Of its supervisor."""
         return _number(self.folder / supervise.PID)
 
-    def status(self) -> Status:
+    def status(self) -> AppState:
         alive = self._alive()  # before the exit code, which is written last
         code = self.exit_code()
         if code is None:
-            return Status.RUNNING if alive else Status.LOST
-        return Status.DONE if code == 0 else Status.FAILED
+            return AppState.RUNNING if alive else AppState.LOST
+        return AppState.DONE if code == 0 else AppState.FAILED
 
     def exit_code(self) -> int | None:
         """None while it runs, and when it went without leaving one."""
@@ -114,10 +114,10 @@ class LocalApp:
             if (pid := self.pid) is not None:
                 ask_to_end(pid, self.token)
 
-    def wait(self, timeout_s: float) -> Status:
+    def wait(self, timeout_s: float) -> AppState:
         """How it stands when it has ended, or when the time is over."""
         deadline = time.monotonic() + timeout_s
-        while self.status() is Status.RUNNING and time.monotonic() < deadline:
+        while self.status() is AppState.RUNNING and time.monotonic() < deadline:
             time.sleep(_POLL_S)
         return self.status()
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.locked_file import LockedFile
 from airflow_provider_pgrepl.hosting.private_folder import (
     is_private_folder,
@@ -62,7 +62,7 @@ class Place:
 
     def running(self) -> LocalApp | None:
         """The one that runs, if there is one."""
-        return next((app for app in self.apps() if app.status() is Status.RUNNING), None)
+        return next((app for app in self.apps() if app.status() is AppState.RUNNING), None)
 
     def apps(self) -> list[LocalApp]:
         """All that have left something here."""

@@ -9,7 +9,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_pgrepl.errors import PgReplError, Retry
 from airflow_provider_pgrepl.hosting.following import End
-from airflow_provider_pgrepl.hosting.local_app import Status
+from airflow_provider_pgrepl.hosting.local_app import AppState
 
 FORSAKEN = "the process of Airflow that watches this task has died; the application runs on"
 EXIT_NEVER = 78
@@ -36,7 +36,7 @@ def raise_unless_well(end: End, was_asked_to_stop: bool) -> None:
     if was_asked_to_stop:
         # Airflow goes by how `execute` ends: returning would count as success.
         raise AirflowException(f"stopped on request; the application ended with exit code {end.exit_code}")
-    if end.status is Status.LOST or end.exit_code is None:
+    if end.status is AppState.LOST or end.exit_code is None:
         raise AirflowException("the application vanished without an exit code: it or its host was killed")
     if end.exit_code:
         raise failure_of(end.exit_code, end.why)

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl import applications
 from airflow_provider_pgrepl.hooks.access import access_to
 from airflow_provider_pgrepl.hosting.adoption import Adoption
 from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError
-from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place
 from airflow_provider_pgrepl.links.task import DocumentationLink, LakeLink, StatusLink
@@ -229,7 +229,7 @@ class SparkAppOperator(SparkSubmitOperator):
         if self._following is None:
             # What was submitted before the Spark connection was changed is not the cluster's.
             is_one = isinstance(external_id, str) and not external_id.startswith("pgrepl-")
-            return str(super().get_job_status(external_id, context)) if is_one else Status.LOST.value
+            return str(super().get_job_status(external_id, context)) if is_one else AppState.LOST.value
         return self._following.status(external_id).value
 
     def is_job_active(self, status: str) -> bool:

@@ -223,7 +223,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PublicationStanding:
     """Which table has a relation's place now, and how the publication publishes it.
 
     `oid`: the relation's own; another one's that has its name, or 0, when it is gone. The others are those of
@@ -240,7 +240,7 @@ class Standing:
     partitions: tuple[Partition, ...] = ()
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Standing:
+    def from_dict(cls, fields: dict[str, Any]) -> PublicationStanding:
         partitions = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))
         return cls(**{**fields, "links": tuple(fields.get("links", ())), "partitions": partitions})
 
@@ -297,8 +297,8 @@ class Relation:
         return tuple(column for column in self.columns if column.is_key)
 
     @property
-    def standing(self) -> Standing:
-        return Standing(
+    def standing(self) -> PublicationStanding:
+        return PublicationStanding(
             self.oid,
             self.publication_oid,
             self.publication_xmin,

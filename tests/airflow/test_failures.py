@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.operators.pipeline_argument import read_flag, read_
 
 @pytest.mark.parametrize(
     ("error", "failure"),
-    [(errors.PrivilegeError, AirflowFailException), (errors.SlotBusyError, AirflowException)],
+    [(errors.PrivilegeError, AirflowFailException), (errors.BusyError, AirflowException)],
 )
 def test_an_error_becomes_the_failure_its_class_asks_for(
     error: type[errors.PgReplError], failure: type[AirflowException]

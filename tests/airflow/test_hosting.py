@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError
 from airflow_provider_pgrepl.hosting import supervise
 from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
 from airflow_provider_pgrepl.hosting.following import Following
-from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
 from airflow_provider_pgrepl.hosting.processes import ask_to_end
@@ -54,8 +54,8 @@ def launch(place: Place, journal: Journal, *arguments: str, stop_timeout_s: floa
         return Launcher(journal, *arguments, stop_timeout_s=stop_timeout_s)(claim)
 
 
-def ended(app: LocalApp) -> Status:
-    eventually(lambda: app.status() is not Status.RUNNING, "the end of the application")
+def ended(app: LocalApp) -> AppState:
+    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the application")
     return app.status()
 
 
@@ -66,9 +66,11 @@ def texts(app: LocalApp, **how: bool) -> list[str]:
 # --- one application ---
 
 
-@pytest.mark.parametrize(("code", "status"), [(0, Status.DONE), (75, Status.FAILED), (78, Status.FAILED)])
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, AppState.DONE), (75, AppState.FAILED), (78, AppState.FAILED)]
+)
 def test_the_exit_code_of_a_detached_application_is_known(
-    place: Place, journal: Journal, code: int, status: Status
+    place: Place, journal: Journal, code: int, status: AppState
 ) -> None:
     app = launch(place, journal, "--exit", str(code))
     assert ended(app) is status
@@ -80,7 +82,7 @@ def test_a_stop_lets_the_application_finish(place: Place, journal: Journal) -> N
     app = launch(place, journal)
     journal.wait_for("started")
     app.stop()
-    assert ended(app) is Status.DONE
+    assert ended(app) is AppState.DONE
     assert journal.pids("stopped") == journal.pids("started")
 
 
@@ -88,7 +90,7 @@ def test_an_application_that_does_not_stop_is_killed(place: Place, journal: Jour
     app = launch(place, journal, "--ignore-term", stop_timeout_s=0.5)
     pid = journal.wait_for("started")
     app.stop()
-    assert ended(app) is Status.FAILED
+    assert ended(app) is AppState.FAILED
     assert app.exit_code() == 128 + signal.SIGKILL
     assert not is_alive(pid)
 
@@ -100,7 +102,7 @@ def test_an_application_whose_supervisor_is_killed_ends_and_counts_as_lost(
     pid = journal.wait_for("started")
     assert app.pid is not None
     os.kill(app.pid, signal.SIGKILL)
-    assert ended(app) is Status.LOST
+    assert ended(app) is AppState.LOST
     eventually(lambda: not is_alive(pid), "the end of the application")
     assert journal.pids("stopped") == [pid]
 
@@ -110,7 +112,7 @@ def test_an_application_is_found_again_by_its_token_alone(place: Place, journal:
     journal.wait_for("started")
     found = place.find(app.token)
     assert found == app
-    assert found.status() is Status.RUNNING
+    assert found.status() is AppState.RUNNING
     found.stop()
     ended(app)
 
@@ -125,11 +127,11 @@ def test_a_process_that_got_the_id_of_an_application_is_not_taken_for_it(
     other = launch(Place(place.folder.parent / "other", "replicate", SHOP), journal)
     journal.wait_for("started", count=2)
     (app.folder / supervise.PID).write_text(str(other.pid))
-    assert app.status() is Status.LOST
+    assert app.status() is AppState.LOST
     app.stop()
-    assert other.status() is Status.RUNNING
+    assert other.status() is AppState.RUNNING
     other.stop()
-    assert ended(other) is Status.DONE
+    assert ended(other) is AppState.DONE
 
 
 def test_only_a_process_with_the_token_is_signalled() -> None:
@@ -278,9 +280,9 @@ def test_an_application_that_a_task_follows_is_not_taken_from_it(
 ) -> None:
     monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.3)
     first = Task(place, Launcher(journal)).take()
-    with pytest.raises(SlotBusyError, match="is followed by task replicate of shop already"):
+    with pytest.raises(BusyError, match="is followed by task replicate of shop already"):
         Task(place, Launcher(journal)).take()
-    assert first.app.status() is Status.RUNNING
+    assert first.app.status() is AppState.RUNNING
     first.app.stop()
     ended(first.app)
 
@@ -322,9 +324,9 @@ def test_a_copy_of_other_tables_is_left_to_end(place: Place, journal: Journal) -
     first = Task(place, Launcher(journal)).take()
     first.charge.release()
     other = Order(SHOP, STAND_IN, ["--tables", "public.a"])
-    with pytest.raises(SlotBusyError, match="started with other values of arguments"):
+    with pytest.raises(BusyError, match="started with other values of arguments"):
         Task(place, Launcher(journal), other, may_replace=False).take()
-    assert first.app.status() is Status.RUNNING
+    assert first.app.status() is AppState.RUNNING
     first.app.stop()
     ended(first.app)
 
@@ -383,7 +385,7 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
     end = task.following.follow(task.following.begin())
     assert end.handed_over
     [app] = place.apps()
-    assert app.status() is Status.RUNNING
+    assert app.status() is AppState.RUNNING
 
     second = Task(place, Launcher(journal)).take()
     assert second.app == app
@@ -393,5 +395,5 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
     app.hand_over()
     long_ago = (app.folder / supervise.HANDED_OVER).stat().st_mtime - supervise.HANDED_OVER_S - 1
     os.utime(app.folder / supervise.HANDED_OVER, (long_ago, long_ago))
-    assert ended(app) is Status.DONE
+    assert ended(app) is AppState.DONE
     assert journal.pids("stopped") == journal.pids("started")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.hosting.local_app import LocalApp, Status
+from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from tests.airflow.conftest import Journal, eventually, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
@@ -35,8 +35,8 @@ def launch(journal: Journal, *arguments: str) -> LocalApp:
     return submitted[0]
 
 
-def ended(app: LocalApp) -> Status:
-    eventually(lambda: app.status() is not Status.RUNNING, "the end of the application")
+def ended(app: LocalApp) -> AppState:
+    eventually(lambda: app.status() is not AppState.RUNNING, "the end of the application")
     return app.status()
 
 
@@ -44,7 +44,7 @@ def test_sigterm_reaches_the_python_driver_and_not_the_jvm(journal: Journal) -> 
     app = launch(journal)
     pid = journal.wait_for("started")
     app.stop()
-    assert ended(app) is Status.DONE
+    assert ended(app) is AppState.DONE
     assert journal.pids("stopped") == [pid]
     assert not is_alive(pid)
     app.remove()
@@ -61,7 +61,7 @@ def test_a_stop_that_comes_before_the_driver_is_there_is_not_lost(journal: Journ
 
 def test_spark_submit_passes_the_exit_code_of_the_application_on(journal: Journal) -> None:
     app = launch(journal, "--exit", "78")
-    assert ended(app) is Status.FAILED
+    assert ended(app) is AppState.FAILED
     assert app.exit_code() == 78
     assert "the last words" in [line.text for line in app.log().new_lines(ended=True)]
     app.remove()

@@ -103,7 +103,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
     "tables published": lambda: after(publication, "add_tables"),
-    "tables announced": lambda: after(table_snapshotter.Taking, "announce"),
+    "tables announced": lambda: after(table_snapshotter.TableSnapshotter, "announce"),
 }
 
 if __name__ == "__main__":

@@ -18,7 +18,11 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceError
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
-from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    EffectiveFrom,
+    RelationIndex,
+    relations_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget
 from airflow_provider_pgrepl.replication.lsn import Epoch
@@ -80,7 +84,7 @@ class Watched(Received):
             relation = find_relation(source, TableName.parse("public.t"), self.pipeline.publication)
         assert relation is not None and watching is not None
         self.oid = relation.oid
-        self.index.add(Epoch(1), RelationRecord.of_catalog(relation), Place(position, watching))
+        self.index.add(Epoch(1), RelationRecord.of_catalog(relation), EffectiveFrom(position, watching))
 
     @property
     def index(self) -> RelationIndex:

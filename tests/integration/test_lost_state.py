@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import Claims
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
@@ -66,7 +66,7 @@ def test_a_new_epoch_knows_slot_and_publication_from_the_lake(kept: Kept) -> Non
     epoch = read_epoch(kept.changelog)
     with Store(kept.dsn, "test") as store, kept.source() as source:
         store.migrate()
-        Claims(kept.dsn, source, kept.pipeline, store).claim(read_server(source), epoch)
+        SourceOwnership(kept.dsn, source, kept.pipeline, store).claim(read_server(source), epoch)
         record = store.read_pipeline(kept.pipeline.name)
     assert record is not None
     assert (record.slot_owned, record.publication_owned) == (True, True)

@@ -247,7 +247,7 @@ def test_a_table_that_was_copied_since_is_looked_at_before_its_first_change(
         wait_until_seen(receiver, watched.source_lsn())
         watched.execute(make)
         with watched.source() as connection:
-            added = catalog.find_relation(connection, TableName("s", "w"), watched.pipeline.publication)
+            added = find_relation(connection, TableName("s", "w"), watched.pipeline.publication)
         assert added is not None
         watched.copy(added, watched.source_lsn())
         watched.relations.append(added)

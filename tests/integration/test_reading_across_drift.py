@@ -16,7 +16,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
-    Place,
+    EffectiveFrom,
     RelationIndex,
     relations_uri,
 )
@@ -261,7 +261,7 @@ def test_an_event_trigger_gives_ddl_its_place(dsn: str, pg: Connection, tmp_path
         event_trigger.install(source, landed.pipeline)
         trigger = event_trigger.read_watching(source, landed.pipeline)
     assert trigger is not None
-    copied = Place(landed.begin() - 1, trigger)
+    copied = EffectiveFrom(landed.begin() - 1, trigger)
     index = RelationIndex(relations_uri(landed.pipeline.lake_root))
     index.add(Epoch(1), RelationRecord.of_catalog(landed.relations[0]), copied)
     watched = Watched(landed, pg)

@@ -17,10 +17,10 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     FencedError,
     PublicationError,
     RewoundError,
-    SlotBusyError,
     SlotError,
 )
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
@@ -286,7 +286,7 @@ def test_a_table_that_somebody_has_locked_holds_nothing_up(received, dsn):
 
 
 def test_a_second_receiver_is_refused_while_the_first_reads(received):
-    with received.receiving(), pytest.raises(SlotBusyError, match="is active"):
+    with received.receiving(), pytest.raises(BusyError, match="is active"):
         Receiver(received.dsn, received.pipeline).start()
 
 

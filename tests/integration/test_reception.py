@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import FencedError, PublicationError, SlotBusyError, SourceConnectionError
+from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, SourceConnectionError
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_lasting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving import receiver
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
+from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection
@@ -39,8 +39,8 @@ def begun(dsn: str, folder: Path, **options: float) -> Received:
 
 
 @contextmanager
-def receiving(received: Received) -> Iterator[Reception]:
-    reception = Reception(received.dsn, received.pipeline)
+def receiving(received: Received) -> Iterator[ReconnectingReceiver]:
+    reception = ReconnectingReceiver(received.dsn, received.pipeline)
     reception.start()
     try:
         yield reception
@@ -48,7 +48,7 @@ def receiving(received: Received) -> Iterator[Reception]:
         reception.stop()
 
 
-def wait_for(reception: Reception, lsn: LSN) -> None:
+def wait_for(reception: ReconnectingReceiver, lsn: LSN) -> None:
     def seen() -> bool:
         if reception.error is not None:
             raise reception.error
@@ -126,7 +126,7 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
                 wait_for(reception, received.source_lsn())
                 with (
                     Store(received.dsn, "another") as other,
-                    pytest.raises(SlotBusyError, match="another process does replicate"),
+                    pytest.raises(BusyError, match="another process does replicate"),
                 ):
                     other.lock(received.pipeline.name, "replicate")
             assert ids(received) == [1, 2]
@@ -188,7 +188,7 @@ def test_a_slot_that_another_has_taken_stays_its_own(received: Received, dsn: st
         def started() -> bool:
             try:
                 other.start()
-            except SlotBusyError:
+            except BusyError:
                 return reception.failed.is_set()
             return True
 
@@ -196,7 +196,7 @@ def test_a_slot_that_another_has_taken_stays_its_own(received: Received, dsn: st
             end_walsender(received)
         execute(dsn, "insert into t values (1, 'a')")
         wait_until(lambda: ids(received) == [1])
-        assert reception.error is None or isinstance(reception.error, FencedError | SlotBusyError)
+        assert reception.error is None or isinstance(reception.error, FencedError | BusyError)
         other.stop()
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError, Retry, SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError, LakeError, Retry
 from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -101,7 +101,7 @@ def test_a_lock_at_the_source_is_waited_for_only_so_long_and_then_it_can_be_run_
     kept.configure(lock_timeout_s=0.1)
     with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
         cursor.execute("begin; lock table a in share row exclusive mode")
-        with pytest.raises(SlotBusyError, match=r"public.a: not taken out of publication") as caught:
+        with pytest.raises(BusyError, match=r"public.a: not taken out of publication") as caught:
             remove_tables(kept.access, [A])
         assert caught.value.retry is Retry.TIMED
     assert published(kept) == {A, B}
@@ -139,7 +139,7 @@ def test_a_lake_table_is_dropped_only_when_no_batch_of_before_can_still_run(kept
         app.lock(kept.pipeline.name, "replicate")
         app.write_progress(kept.pipeline.name, idle_at=app.now() + timedelta(hours=-1))
         version = DeltaTable(kept.changelog).version()
-        with pytest.raises(SlotBusyError, match=r"their lake tables not dropped: .* did not end") as caught:
+        with pytest.raises(BusyError, match=r"their lake tables not dropped: .* did not end") as caught:
             remove_tables(kept.access, [A], drop_lake_tables=True, timeout_s=0.3)
         assert "run the same again" in caught.value.hint
         assert kept.states()[A] == "removed"
@@ -163,10 +163,10 @@ def test_a_table_that_is_being_copied_is_not_removed_under_the_copy(kept):
     kept.set_states(A, TableState.SNAPSHOTTING)
     with kept.access.store("snapshot") as app:
         app.lock(kept.pipeline.name, "snapshot")
-        with pytest.raises(SlotBusyError, match="another process does snapshot already: pgrepl snapshot"):
+        with pytest.raises(BusyError, match="another process does snapshot already: pgrepl snapshot"):
             remove_tables(kept.access, [A], timeout_s=0.2)
         assert kept.states()[A] == "snapshotting"
-        with pytest.raises(SlotBusyError):
+        with pytest.raises(BusyError):
             remove_tables(kept.access, [B], drop_lake_tables=True, timeout_s=0.2)
         assert kept.states()[B] == "streaming"
     remove_tables(kept.access, [A])

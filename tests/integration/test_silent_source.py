@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.receiving import receiver as receiver_module
-from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
+from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source import connection as connection_module
 from airflow_provider_pgrepl.replication.source import time_limit
@@ -156,7 +156,7 @@ def test_the_receiver_connects_again_when_the_stream_falls_silent(tunnel, dsn, t
     monkeypatch.setattr(time_limit, "ANSWER_LIMIT_S", 3.0)
     monkeypatch.setattr(connection_module, "CONNECT_TIMEOUT_S", 5)
     received = begun(dsn, tmp_path)
-    reception = Reception(through, received.pipeline)
+    reception = ReconnectingReceiver(through, received.pipeline)
     reception.start()
     try:
         proxy.fall_silent()

@@ -7,10 +7,10 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     PrivilegeError,
     Retry,
     ServerSettingError,
-    SlotBusyError,
     SlotError,
     SnapshotError,
 )
@@ -132,7 +132,7 @@ def test_a_slot_in_use_is_not_dropped(pg, dsn, name):
     )
     while not read_slot(pg, name).active:
         time.sleep(0.01)
-    with pytest.raises(SlotBusyError, match=rf"read by pid {stream.info.backend_pid}"):
+    with pytest.raises(BusyError, match=rf"read by pid {stream.info.backend_pid}"):
         drop_slot(pg, name)
     stream.close()
     while read_slot(pg, name).active:

@@ -123,8 +123,10 @@ def test_the_publication_is_looked_at_once_a_flush(
     received = Received(dsn, tmp_path, ("public.t",), flush_interval_s=0.5)
     received.begin()
     looked = []
-    look = publication_watch.Standings.look
-    monkeypatch.setattr(publication_watch.Standings, "look", lambda self: (looked.append(1), look(self)))
+    look = publication_watch.PublicationWatch.look
+    monkeypatch.setattr(
+        publication_watch.PublicationWatch, "look", lambda self: (looked.append(1), look(self))
+    )
     began = time.monotonic()
     with received.receiving() as receiver:
         execute(dsn, *(f"insert into t values ({n})" for n in range(200)))

@@ -8,12 +8,12 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     ConfigError,
     DriftError,
     PrivilegeError,
     Remedy,
     Retry,
-    SlotBusyError,
     SourceConnectionError,
     StateError,
 )
@@ -259,14 +259,14 @@ def test_a_lock_is_held_by_one_and_names_the_holder(dsn, store):
     store.lock("shop", "replicate")
     with Store(dsn, "test") as second:
         holder = r"pgrepl replicate shop .+:\d+ \(database pid \d+, role postgres, from 127"
-        with pytest.raises(SlotBusyError, match=holder) as caught:
+        with pytest.raises(BusyError, match=holder) as caught:
             second.lock("shop", "replicate")
         assert caught.value.retry is Retry.TIMED
         second.lock("shop", "snapshot")
         second.lock("other", "replicate")
         store.unlock("shop", "replicate")
         second.lock("shop", "replicate")
-        with pytest.raises(SlotBusyError):
+        with pytest.raises(BusyError):
             store.lock("shop", "replicate")
 
 
@@ -278,7 +278,7 @@ def test_a_lock_goes_with_its_connection(dsn, store):
         try:
             store.lock("shop", "replicate")
             break
-        except SlotBusyError:
+        except BusyError:
             continue
 
 
@@ -330,7 +330,7 @@ def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
     def take():
         with Store(dsn, "test") as mine:
             barrier.wait()
-            with contextlib.suppress(SlotBusyError):
+            with contextlib.suppress(BusyError):
                 mine.lock("shop", "replicate")
                 taken.append(mine)
             barrier.wait()

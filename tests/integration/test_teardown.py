@@ -14,11 +14,11 @@ from deltalake import DeltaTable, write_deltalake
 from psycopg2.extras import LogicalReplicationConnection
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     ChangelogError,
     ConfigError,
     LakeError,
     Retry,
-    SlotBusyError,
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
@@ -183,7 +183,7 @@ def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose
     before = left(kept)
     with kept.access.store(purpose) as app:
         app.lock(kept.pipeline.name, purpose)
-        with pytest.raises(SlotBusyError, match=f"another process does {purpose} already: pgrepl") as caught:
+        with pytest.raises(BusyError, match=f"another process does {purpose} already: pgrepl") as caught:
             teardown(kept.access, timeout_s=0.2)
         assert caught.value.retry is Retry.TIMED
         assert left(kept) == before
@@ -199,7 +199,7 @@ def test_a_slot_that_is_read_is_waited_for(kept):
             decode=False,
             options={"proto_version": "1", "publication_names": kept.pipeline.publication},
         )
-        with pytest.raises(SlotBusyError, match="is read by pid"):
+        with pytest.raises(BusyError, match="is read by pid"):
             teardown(kept.access, timeout_s=0.3)
         worker = threading.Thread(target=teardown, args=(kept.access,), daemon=True)
         worker.start()
@@ -220,7 +220,7 @@ def test_a_snapshots_temporary_slot_is_waited_for_and_another_pipelines_is_not(k
         for name in (theirs, ours):
             cursor.execute("select pg_create_logical_replication_slot(%s, 'pgoutput', true)", (name,))
         gone.close()
-        with pytest.raises(SlotBusyError, match=f"still there: {ours} ") as caught:
+        with pytest.raises(BusyError, match=f"still there: {ours} ") as caught:
             teardown(kept.access, timeout_s=0.2)
         assert theirs not in str(caught.value)
         cursor.execute("select pg_drop_replication_slot(%s)", (ours,))

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_pgrepl.errors import Retry, UnsendableError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
+from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import ALWAYS_SENDABLE
 from demo.postgres import Server
@@ -82,7 +82,7 @@ def test_a_reception_believes_it_when_it_comes_a_second_time(
     received = Received(encoded, tmp_path, ("public.t",))
     received.begin()
     insert_bytes(encoded, NOT_UTF8["SQL_ASCII"])
-    reception = Reception(encoded, received.pipeline)
+    reception = ReconnectingReceiver(encoded, received.pipeline)
     with caplog.at_level(logging.WARNING):
         reception.start()
         assert reception.failed.wait(60)

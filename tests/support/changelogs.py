@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
-from airflow_provider_pgrepl.replication.receiving.version_tagging import Stamper
+from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up
@@ -36,7 +36,7 @@ class Written:
     def __post_init__(self) -> None:
         self.writer = ChangelogWriter(self.uri)
         self.buffer = TransactionBuffer(self.writer, self.part_bytes)
-        self.splitter, self.stamper = Splitter(), Stamper(self.writer.epoch, look_up)
+        self.splitter, self.stamper = Splitter(), VersionTagger(self.writer.epoch, look_up)
 
     def take(self, *messages: bytes) -> None:
         """Hand a chunk to the buffer."""

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    EffectiveFrom,
+    RelationIndex,
+    relations_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
@@ -47,7 +51,7 @@ class Handed(Received):
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(
             Epoch(1),
             RelationRecord.of_catalog(relation),
-            None if watching is None else Place(position, watching),
+            None if watching is None else EffectiveFrom(position, watching),
         )
         if self.pipeline.policy(relation.table).history:
             prepare_history(relation, self.pipeline, position, Epoch(1), now)

@@ -11,7 +11,13 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, Standing, TableName
+from airflow_provider_pgrepl.replication.relation import (
+    Column,
+    PgType,
+    PublicationStanding,
+    Relation,
+    TableName,
+)
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 RECORDED = Relation(
@@ -121,14 +127,17 @@ def test_a_table_that_is_gone_is_drift() -> None:
     ("standing", "says"),
     [
         (RECORDED.standing, None),
-        (Standing(0), "the table was dropped"),
-        (Standing(9), "the table was dropped and another made under its name"),
-        (Standing(7, 5, 0, 0, 0), "the table was taken out of the publication"),
-        (Standing(7, 6, 0, 50, 11), "the publication was dropped, or made anew: changes between are missing"),
+        (PublicationStanding(0), "the table was dropped"),
+        (PublicationStanding(9), "the table was dropped and another made under its name"),
+        (PublicationStanding(7, 5, 0, 0, 0), "the table was taken out of the publication"),
+        (
+            PublicationStanding(7, 6, 0, 50, 11),
+            "the publication was dropped, or made anew: changes between are missing",
+        ),
     ],
 )
 def test_how_a_table_was_published_when_the_receiver_looked_is_judged(
-    standing: Standing, says: str | None
+    standing: PublicationStanding, says: str | None
 ) -> None:
     record = RelationRecord.of_standing(7, standing)
     assert RelationRecord.from_json(record.to_json()) == record

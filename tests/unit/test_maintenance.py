@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, Tidied
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance, MaintenanceResult
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -64,7 +64,7 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
     for lsn in (2, 5):
         pin(points, lsn, versions[lsn])
     tidied = eager(tmp_path).run(soon())
-    assert tidied == Tidied(files=5)
+    assert tidied == MaintenanceResult(files=5)
     assert len(parquet_files(tmp_path / "public/a")) == 3
     for lsn in (2, 5):
         assert consistent_arrow(str(tmp_path), lsn).table("public.a")["n"].to_pylist() == [lsn]
@@ -166,7 +166,7 @@ def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
     pin(points, 3, overwrite(tmp_path, 3))
     assert maintenance.run(soon()).files == 1
     assert consistent_arrow(str(tmp_path), 1).table("public.a")["n"].to_pylist() == [1]
-    assert maintenance.run(soon()) == Tidied()
+    assert maintenance.run(soon()) == MaintenanceResult()
 
 
 @pytest.mark.parametrize("more", [0, 4], ids=["older", "written on"])
@@ -254,9 +254,9 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
     later = datetime.now(UTC) + timedelta(hours=3)
     maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
 
-    assert maintenance.run(later, needed_above={1: 9}, reader_version=writer.version) == Tidied()
+    assert maintenance.run(later, needed_above={1: 9}, reader_version=writer.version) == MaintenanceResult()
     tidied = maintenance.run(later, needed_above={1: 10}, reader_version=before)
-    assert tidied == Tidied(changelog_files=1), "a reader has yet to come to the commit that added the file"
+    assert tidied == MaintenanceResult(changelog_files=1), "a reader has yet to come to its commit"
     assert maintenance.run(later).files == 0
     assert maintenance.run(later, reader_version=writer.version).files == 1
     assert not (tmp_path / "_pgrepl/changelog" / part.hour).exists()

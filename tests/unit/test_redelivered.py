@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
-from airflow_provider_pgrepl.replication.receiving.version_tagging import Stamper
+from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up
@@ -25,7 +25,7 @@ class Receiving:
     """Splitter, stamper and check in a row, as the receiver has them."""
 
     def __init__(self, check: ResentCheck) -> None:
-        self.splitter, self.stamper, self.check = Splitter(), Stamper(Epoch(1), look_up), check
+        self.splitter, self.stamper, self.check = Splitter(), VersionTagger(Epoch(1), look_up), check
 
     def take(self, *messages: bytes) -> pa.Table:
         split = self.splitter.split(messages)

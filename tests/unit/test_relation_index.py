@@ -5,7 +5,11 @@ import shutil
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    EffectiveFrom,
+    RelationIndex,
+    relations_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
@@ -59,7 +63,7 @@ def test_what_was_in_force_is_told_for_any_place_by_a_later_process(tmp_path):
     index = RelationIndex(uri)
     index.add(epoch, announced("early"))
     for name, lsn in (("a", 10), ("b", 20), ("a", 30), ("b", 30)):
-        index.add(epoch, announced(name), Place(lsn, "trigger"))
+        index.add(epoch, announced(name), EffectiveFrom(lsn, "trigger"))
     later = RelationIndex(uri)
     found = {lsn: later.in_force(epoch, 42, lsn) for lsn in (10, 11, 20, 21, 31)}
     assert found[10] is None
@@ -72,23 +76,23 @@ def test_what_was_in_force_is_told_for_any_place_by_a_later_process(tmp_path):
 def test_the_same_at_a_place_again_writes_nothing_and_another_trigger_does(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
     index = RelationIndex(uri)
-    index.add(epoch, announced("a"), Place(10, "trigger"))
-    index.add(epoch, announced("a"), Place(20, "trigger"))
-    assert index.in_force(epoch, 42, 99)[1] == Place(10, "trigger")
-    index.add(epoch, announced("a"), Place(30, "another"))
-    assert index.in_force(epoch, 42, 99)[1] == Place(30, "another")
+    index.add(epoch, announced("a"), EffectiveFrom(10, "trigger"))
+    index.add(epoch, announced("a"), EffectiveFrom(20, "trigger"))
+    assert index.in_force(epoch, 42, 99)[1] == EffectiveFrom(10, "trigger")
+    index.add(epoch, announced("a"), EffectiveFrom(30, "another"))
+    assert index.in_force(epoch, 42, 99)[1] == EffectiveFrom(30, "another")
 
 
 def test_what_is_forgotten_is_no_longer_in_force_but_still_found(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
-    RelationIndex(uri).add(epoch, announced("a"), Place(10, "trigger"))
+    RelationIndex(uri).add(epoch, announced("a"), EffectiveFrom(10, "trigger"))
     RelationIndex(uri).forget(epoch, 20)
     later = RelationIndex(uri)
     assert later.in_force(epoch, 42, 20) is not None
     assert later.in_force(epoch, 42, 21) is None
     assert later.find(42, announced("a").version) == announced("a")
     assert later.all() == [announced("a")]
-    later.add(epoch, announced("a"), Place(20, "trigger"))
+    later.add(epoch, announced("a"), EffectiveFrom(20, "trigger"))
     assert RelationIndex(uri).in_force(epoch, 42, 21) is not None
 
 
@@ -96,7 +100,7 @@ def test_an_index_of_an_earlier_version_of_the_program_is_read_and_added_to(tmp_
     uri, record = relations_uri(str(tmp_path)), announced("a")
     names = ["epoch", "relation_id", "relation_version", "record"]
     write_deltalake(uri, pa.table([[1], [42], [record.version], [record.to_json()]], names=names))
-    RelationIndex(uri).add(Epoch(1), announced("b"), Place(10, "trigger"))
+    RelationIndex(uri).add(Epoch(1), announced("b"), EffectiveFrom(10, "trigger"))
     later = RelationIndex(uri)
     assert later.find(42, record.version) == record
     assert later.in_force(Epoch(1), 42, 11)[0] == announced("b")

@@ -11,7 +11,10 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.applying.table_position import (
+    TablePosition,
+    read_table_position,
+)
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import check_files, settle_log, stamp_of
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -51,21 +54,21 @@ def point(lsn: int, version: int, seen: int | None) -> ConsistentPoint:
     return ConsistentPoint(1, lsn, NOW, {KEY: version}, {} if seen is None else {KEY: seen})
 
 
-def standing(uri: str, found: ConsistentPoint | None) -> Standing:
-    known = read_standing(DeltaTable(uri), APP, KEY, found)
+def standing(uri: str, found: ConsistentPoint | None) -> TablePosition:
+    known = read_table_position(DeltaTable(uri), APP, KEY, found)
     assert known is not None
     return known
 
 
 def test_a_point_stands_for_a_table_that_has_what_the_point_saw(uri: str) -> None:
-    assert standing(uri, None) == Standing(LSN(40), LSN(40), 4)
-    assert standing(uri, point(95, 4, 40)) == Standing(LSN(40), LSN(95), 4, 4)
-    assert standing(uri, point(35, 3, 30)) == Standing(LSN(40), LSN(40), 4, 3)
+    assert standing(uri, None) == TablePosition(LSN(40), LSN(40), 4)
+    assert standing(uri, point(95, 4, 40)) == TablePosition(LSN(40), LSN(95), 4, 4)
+    assert standing(uri, point(35, 3, 30)) == TablePosition(LSN(40), LSN(40), 4, 3)
 
 
 def test_no_point_stands_for_a_table_that_went_back(uri: str) -> None:
     take_commits(uri, 3, 4)
-    assert standing(uri, point(95, 4, 40)) == Standing(LSN(20), LSN(20), 2, seen=LSN(40))
+    assert standing(uri, point(95, 4, 40)) == TablePosition(LSN(20), LSN(20), 2, seen=LSN(40))
     write(uri, 3, 25)
     write(uri, 4, 28)
     write(uri, 5, 29)
@@ -75,14 +78,14 @@ def test_no_point_stands_for_a_table_that_went_back(uri: str) -> None:
 
 
 def test_a_point_without_positions_stands_for_the_version_that_it_names(uri: str) -> None:
-    assert standing(uri, point(95, 4, None)) == Standing(LSN(40), LSN(95), 4, 4)
+    assert standing(uri, point(95, 4, None)) == TablePosition(LSN(40), LSN(95), 4, 4)
     assert standing(uri, point(39, 4, None)).seen, "what it names is beyond it"
     take_commits(uri, 4)
     assert standing(uri, point(95, 4, None)).whole == 30
 
 
 def test_a_table_of_another_epoch_stands_nowhere(uri: str) -> None:
-    assert read_standing(DeltaTable(uri), "p:2", KEY, None) is None
+    assert read_table_position(DeltaTable(uri), "p:2", KEY, None) is None
 
 
 @pytest.mark.parametrize(
@@ -90,12 +93,12 @@ def test_a_table_of_another_epoch_stands_nowhere(uri: str) -> None:
     [(20, 95, None), (19, 95, LakeChangedError), (101, 101, LakeChangedError), (20, 49, ChangelogError)],
 )
 def test_what_a_table_needs_must_be_kept(own: int, whole: int, kind: type | None) -> None:
-    found = Standing(LSN(own), LSN(whole), 4).problem(LSN(20), LSN(50), LSN(100))
+    found = TablePosition(LSN(own), LSN(whole), 4).problem(LSN(20), LSN(50), LSN(100))
     assert (found and type(found)) == kind
 
 
 def test_a_copy_may_be_ahead_of_the_changelog() -> None:
-    assert Standing(LSN(200), LSN(200), 0).problem(LSN(200), LSN(0), LSN(100)) is None
+    assert TablePosition(LSN(200), LSN(200), 0).problem(LSN(200), LSN(0), LSN(100)) is None
 
 
 def test_points_name_a_table_no_more_where_it_was_beyond_what_it_is(tmp_path: Path) -> None:

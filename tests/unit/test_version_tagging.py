@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
-from airflow_provider_pgrepl.replication.receiving.version_tagging import Ddl, Stamper
+from airflow_provider_pgrepl.replication.receiving.version_tagging import Ddl, VersionTagger
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up, relation
@@ -20,7 +20,7 @@ def version(oid: int, *columns: str) -> int:
 
 
 def stamp(*chunks: list[bytes]) -> pa.Table:
-    splitter, stamper = Splitter(), Stamper(Epoch(3), look_up)
+    splitter, stamper = Splitter(), VersionTagger(Epoch(3), look_up)
     return pa.concat_tables([stamper.stamp(splitter.split(chunk)) for chunk in chunks])
 
 
@@ -134,7 +134,7 @@ def test_a_message_of_ddl_becomes_a_relation_at_its_place_and_holds_for_the_rows
     other = RelationRecord.of_catalog(relation(2, "c"))
     said = {b"here": Ddl(became, (became,)), b"elsewhere": Ddl(other), b"all": Ddl(None, (became,))}
     splitter = Splitter()
-    stamper = Stamper(Epoch(1), look_up, lambda message, _lsn, _xid: said.get(message.content))
+    stamper = VersionTagger(Epoch(1), look_up, lambda message, _lsn, _xid: said.get(message.content))
     rows = stamper.stamp(
         splitter.split(
             [

@@ -10,7 +10,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Self, cast
 
-from airflow_provider_pgrepl.errors import SlotBusyError, SourceConnectionError
+from airflow_provider_pgrepl.errors import BusyError, SourceConnectionError
 from airflow_provider_pgrepl.replication.receiving.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from airflow_provider_pgrepl.replication.state.store import Purpose, Store
 
@@ -27,10 +27,10 @@ def open_lasting_store(dsn: str, role: str, reconnect_s: float, wait: Wait) -> S
     After `reconnect_s`, or when it is time to end, the error stands. Progress is not waited for: it is soon
     written again.
     """
-    return cast(Store, _LastingStore(dsn, role, reconnect_s, wait))
+    return cast(Store, _ReconnectingStore(dsn, role, reconnect_s, wait))
 
 
-class _LastingStore:
+class _ReconnectingStore:
     def __init__(self, dsn: str, role: str, reconnect_s: float, wait: Wait) -> None:
         self._dsn = dsn
         self._role = role
@@ -78,7 +78,7 @@ class _LastingStore:
                     return
                 try:
                     self._store = self._open()
-                except (SourceConnectionError, SlotBusyError):
+                except (SourceConnectionError, BusyError):
                     # A lock is held until the server has noticed that we are gone, or by another process.
                     if time.monotonic() + pause_s > deadline:
                         raise

@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.reconnecting import Reception
+from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
@@ -122,7 +122,7 @@ class Replication:
         self._pipeline = pipeline
         self._store = store
         self._stop = stop
-        self._receiver = Reception(dsn, pipeline)
+        self._receiver = ReconnectingReceiver(dsn, pipeline)
         self._record = record
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()

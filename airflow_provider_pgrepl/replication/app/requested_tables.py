@@ -10,8 +10,8 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
     Selected,
-    Wishes,
     lists,
     select_tables,
 )
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 Records = Mapping[TableName, TableRecord]
 
 
-def wishes_of(records: Records) -> Wishes:
+def wishes_of(records: Records) -> RequestedTables:
     """What the recorded tables say of who belongs to the pipeline."""
-    return Wishes(
+    return RequestedTables(
         added=frozenset(table for table, record in records.items() if record.membership == "added"),
         removed=frozenset(table for table, record in records.items() if record.membership == "removed"),
         replicated=frozenset(

@@ -35,7 +35,7 @@ from airflow_provider_pgrepl.replication.app.requested_tables import (
 )
 from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import begin_epoch
 from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_addable, check_known
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, Taking
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
@@ -47,8 +47,8 @@ from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
     Selected,
-    Wishes,
     check_choices,
     select_tables,
 )
@@ -195,7 +195,7 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> O
 class _Run:
     """One run on a pipeline whose lock it holds."""
 
-    taking: Taking
+    taking: TableSnapshotter
     epoch: EpochRecord | None
     records: Records
     new_epoch: bool
@@ -205,14 +205,14 @@ class _Run:
         return not self.new_epoch and has_tables(self.epoch, self.records)
 
     @property
-    def wishes(self) -> Wishes:
+    def wishes(self) -> RequestedTables:
         return wishes_of(self.records)
 
     def check_has_begun(self, option: str) -> None:
         if not self.has_begun:
             raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
 
-    def select(self, wishes: Wishes) -> tuple[Selected, Wishes]:
+    def select(self, wishes: RequestedTables) -> tuple[Selected, RequestedTables]:
         """What belongs to the pipeline by these wishes. Raises ConfigError for choices for other tables."""
         selected = select_tables(self.taking.source, self.taking.pipeline, wishes)
         check_choices(self.taking.pipeline, selected.tables | wishes.removed)
@@ -234,7 +234,7 @@ class _Run:
         retire_strangers(taking.store, taking.pipeline, self.records)
         return begin_epoch(taking, relations, wishes, self.epoch)
 
-    def take(self, tables: Collection[TableName], wishes: Wishes) -> Outcome:
+    def take(self, tables: Collection[TableName], wishes: RequestedTables) -> Outcome:
         if not tables:
             log.info("nothing to do: every table has been taken already")
             if wishes.removed:
@@ -251,7 +251,7 @@ class _Run:
 def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
     """Check the source, open the state, take the pipeline's lock.
 
-    Raises what the checks say, before anything is created; SlotBusyError, which names the holder, while
+    Raises what the checks say, before anything is created; BusyError, which names the holder, while
     another run is at work.
     """
     pipeline = access.pipeline
@@ -275,7 +275,9 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         session = _Session(f"pgrepl snapshot {pipeline.name}")
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
-        yield _Run(Taking(access, source, store, session.get), find_epoch(pipeline), records, new_epoch)
+        yield _Run(
+            TableSnapshotter(access, source, store, session.get), find_epoch(pipeline), records, new_epoch
+        )
 
 
 def _has_slot(access: Access) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from airflow_provider_pgrepl.errors import SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog
@@ -24,7 +24,7 @@ def settle_idle_lake(store: Store, pipeline: Pipeline) -> None:
     """Likewise for who does not hold it: a replication app that runs has done it itself."""
     if not any(_find(pipeline)):
         return
-    with suppress(SlotBusyError):
+    with suppress(BusyError):
         store.lock(pipeline.name, "replicate")
         try:
             settle_lake(pipeline)

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import live_files, rea
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage
-from airflow_provider_pgrepl.replication.wire.columns import Begun
+from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 
 GAP = "G"
 NO_RELATION = 0
@@ -32,7 +32,7 @@ _PLACES = ["commit_lsn", "ordinal", "relation_id", "op"]
 class Gap:
     """A skipped transaction, and the oids of the tables that it may have changed."""
 
-    begun: Begun
+    begun: TransactionBegin
     relations: frozenset[int]
     why: str
 
@@ -70,7 +70,7 @@ def find_gap(changelog: DeltaTable, epoch: Epoch, lsn: LSN) -> Gap | None:
     rows = _read(changelog, epoch, NO_RELATION, LSN(lsn - 1), ROW_SCHEMA.names)
     for row in rows.filter(pc.equal(rows["commit_lsn"], int(lsn))).to_pylist():
         about = json.loads(row["new"][0])
-        begun = Begun(lsn, row["xid"], int(row["commit_ts"].timestamp() * 1_000_000))
+        begun = TransactionBegin(lsn, row["xid"], int(row["commit_ts"].timestamp() * 1_000_000))
         return Gap(begun, frozenset(about["relations"]), about["why"])
     return None
 

@@ -43,7 +43,7 @@ _ANY_RELATION = 0
 
 
 @dataclass(frozen=True)
-class Place:
+class EffectiveFrom:
     """From where in its epoch a relation is in force, and which event trigger would have told of its end.
 
     Only what came while an event trigger watched has a place.
@@ -55,7 +55,7 @@ class Place:
 
 @dataclass(frozen=True)
 class _Placed:
-    place: Place
+    place: EffectiveFrom
     number: int
     version: int
 
@@ -77,7 +77,7 @@ class RelationIndex:
         self._version = -1
         self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
 
-    def add(self, epoch: Epoch, record: RelationRecord, place: Place | None = None) -> None:
+    def add(self, epoch: Epoch, record: RelationRecord, place: EffectiveFrom | None = None) -> None:
         """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
         relation_id, version = record.message.oid, record.version
         if place is None:
@@ -90,11 +90,11 @@ class RelationIndex:
 
     def forget(self, epoch: Epoch, commit_lsn: int) -> None:
         """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
-        self._append(epoch, _ANY_RELATION, 0, "", Place(commit_lsn, ""))
+        self._append(epoch, _ANY_RELATION, 0, "", EffectiveFrom(commit_lsn, ""))
 
     def in_force(
         self, epoch: Epoch, relation_id: int, before_lsn: int
-    ) -> tuple[RelationRecord, Place] | None:
+    ) -> tuple[RelationRecord, EffectiveFrom] | None:
         """The relation as it was before the transaction at this commit LSN; None when it is not known."""
         if not self._placed[epoch, relation_id]:
             self._reload()  # it may have been copied since
@@ -115,7 +115,9 @@ class RelationIndex:
         before = (entry for entry in placed if entry.place.commit_lsn <= upto_lsn)
         return max(before, key=lambda entry: entry.order, default=None)
 
-    def _append(self, epoch: Epoch, relation_id: int, version: int, text: str, place: Place | None) -> None:
+    def _append(
+        self, epoch: Epoch, relation_id: int, version: int, text: str, place: EffectiveFrom | None
+    ) -> None:
         self._entries()
         number = 1 + sum(map(len, self._placed.values()))
         placed = (None, None, None) if place is None else (place.commit_lsn, place.trigger, number)
@@ -192,7 +194,7 @@ class RelationIndex:
         if self._known is not None and relation_id != _ANY_RELATION:
             self._known[relation_id, version] = row["record"]
         if row.get("commit_lsn") is not None:
-            place = Place(row["commit_lsn"], row["trigger"])
+            place = EffectiveFrom(row["commit_lsn"], row["trigger"])
             self._placed[row["epoch"], relation_id].append(_Placed(place, row["number"], version))
 
     def _read(self) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from airflow_provider_pgrepl.replication.relation import Relation, Standing
+from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 
@@ -26,7 +26,7 @@ class RelationRecord:
     catalog: Relation | None
     using: bool = False
     watched: bool = False
-    standing: Standing | None = None
+    standing: PublicationStanding | None = None
     hidden: tuple[int, ...] = ()
 
     def to_json(self) -> str:
@@ -53,7 +53,7 @@ class RelationRecord:
         )
 
     @classmethod
-    def of_standing(cls, relation_id: int, standing: Standing) -> RelationRecord:
+    def of_standing(cls, relation_id: int, standing: PublicationStanding) -> RelationRecord:
         """How a relation's table was published when the receiver looked."""
         return cls(RelationMessage(relation_id, "", "", "", ()), None, standing=standing)
 
@@ -68,7 +68,7 @@ class RelationRecord:
             Relation.from_json(json.dumps(catalog)) if catalog else None,
             fields.get("using", False),
             fields.get("watched", False),
-            Standing.from_dict(standing) if standing else None,
+            PublicationStanding.from_dict(standing) if standing else None,
             tuple(fields.get("hidden", ())),
         )
 

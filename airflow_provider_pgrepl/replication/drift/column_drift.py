@@ -8,8 +8,8 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.column_matching import Place
-from airflow_provider_pgrepl.replication.drift.remedy import Finding, Remedy
+from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
 from airflow_provider_pgrepl.replication.drift.widening import find_widening, is_exact_in_lake
 from airflow_provider_pgrepl.replication.relation import (
     Column,
@@ -33,12 +33,12 @@ class ColumnJudge:
         name = ColumnName(self.recorded.table, column.name)
         return column.attnum not in self.recorded.ignored and not self.pipeline.choice(name).excluded
 
-    def findings(self, places: list[Place]) -> Iterator[Finding]:
+    def findings(self, places: list[MatchedColumn]) -> Iterator[DriftFinding]:
         """What the lake cannot follow, of published columns and of generated ones that are not."""
         unpublished = {column.attnum for column in self.current.unpublished}
         for column in self.recorded.columns:
             if column.attnum in unpublished:
-                yield Finding(f"generated column {show_identifier(column.name)} is no longer published")
+                yield DriftFinding(f"generated column {show_identifier(column.name)} is no longer published")
         for place in places:
             if place.before is None:
                 yield from self._added(place.column, place.sent.name)
@@ -48,19 +48,21 @@ class ColumnJudge:
                     yield from self._retyped(place.before, place.now)
         yield from self._unpublished_findings()
 
-    def hidden_findings(self, places: list[Place], hidden: Collection[int]) -> Iterator[Finding]:
+    def hidden_findings(self, places: list[MatchedColumn], hidden: Collection[int]) -> Iterator[DriftFinding]:
         """Columns of the lake table whose values the changelog does not hold."""
         for number in hidden:
             if self.in_lake(places[number].column):
-                yield Finding(f"column {places[number].shown} is not kept in the changelog (exclude_columns)")
+                yield DriftFinding(
+                    f"column {places[number].shown} is not kept in the changelog (exclude_columns)"
+                )
 
-    def _unpublished_findings(self) -> Iterator[Finding]:
+    def _unpublished_findings(self) -> Iterator[DriftFinding]:
         """Of these the lake has nothing but nulls: what counts is which they are, and their types."""
         published = {column.attnum for column in self.current.columns}
         unpublished = {column.attnum: column for column in self.current.unpublished}
         for column in self.recorded.unpublished:
             if column.attnum in published:
-                yield Finding(f"generated column {show_identifier(column.name)} is now published")
+                yield DriftFinding(f"generated column {show_identifier(column.name)} is now published")
             elif (now := unpublished.pop(column.attnum, None)) and self.in_lake(column):
                 yield from self._renamed(column, now.name)
                 yield from self._retyped(column, now)
@@ -68,7 +70,7 @@ class ColumnJudge:
             if all(column.attnum != known.attnum for known in self.recorded.columns):
                 yield from self._added(column, column.name)
 
-    def _added(self, column: Column, sent_name: str) -> Iterator[Finding]:
+    def _added(self, column: Column, sent_name: str) -> Iterator[DriftFinding]:
         if sent_name != column.name:
             yield from self._renamed(replace(column, name=sent_name), column.name)
             return
@@ -76,14 +78,14 @@ class ColumnJudge:
         known = (*self.recorded.columns, *self.recorded.unpublished, *self.recorded.dropped)
         name = show_identifier(column.name)
         if any(c.name == column.name and c.attnum not in live and self.in_lake(c) for c in known):
-            yield Finding(f"column {name} was dropped and added again")
+            yield DriftFinding(f"column {name} was dropped and added again")
 
-    def _renamed(self, before: Column, name: str) -> Iterator[Finding]:
+    def _renamed(self, before: Column, name: str) -> Iterator[DriftFinding]:
         if name != before.name:
             text = f"column {show_identifier(before.name)} was renamed to {show_identifier(name)}"
-            yield Finding(text, Remedy.UNDO)
+            yield DriftFinding(text, Remedy.UNDO)
 
-    def _retyped(self, before: Column, now: Column) -> Iterator[Finding]:
+    def _retyped(self, before: Column, now: Column) -> Iterator[DriftFinding]:
         name = show_identifier(before.name)
         if not is_of_other_type(before, now):
             yield from _inner_findings(name, before, now)
@@ -92,15 +94,15 @@ class ColumnJudge:
         if widening is None or not is_exact_in_lake(
             before, replace(now, name=before.name), self.recorded.table, self.pipeline, widening
         ):
-            yield Finding(type_change(before, now))
+            yield DriftFinding(type_change(before, now))
 
-    def rewrite_findings(self, places: list[Place], *, rewritten: bool) -> Iterator[Finding]:
+    def rewrite_findings(self, places: list[MatchedColumn], *, rewritten: bool) -> Iterator[DriftFinding]:
         """Columns whose values may have become others, or are not known, because the table was rewritten."""
         if not rewritten:
             return
         for place in places:
             if place.now is None and self.in_lake(place.column):
-                yield Finding(
+                yield DriftFinding(
                     f"the table was rewritten before column {place.shown} was dropped, which may have changed"
                     " its values"
                 )
@@ -110,12 +112,12 @@ class ColumnJudge:
             name = show_identifier(now.name)
             if known is None:
                 if now.missing is None and self._will_be_in_lake(now):
-                    yield Finding(
+                    yield DriftFinding(
                         f"column {name} was added and the table rewritten: what older rows have in it is not"
                         " known"
                     )
             elif self.in_lake(known) and _was_touched(known, now) and not is_rewritten_for(known, now):
-                yield Finding(
+                yield DriftFinding(
                     f"the table was rewritten and column {name} altered, which may have changed its values"
                 )
 
@@ -150,16 +152,16 @@ def _was_touched(before: Column, now: Column) -> bool:
     return before.xmin not in (0, now.xmin) and not has_same_default
 
 
-def _inner_findings(name: str, before: Column, now: Column) -> Iterator[Finding]:
+def _inner_findings(name: str, before: Column, now: Column) -> Iterator[DriftFinding]:
     if before.type is None:
         return
     if _structure(now.type) != _structure(before.type):
-        yield Finding(f"what the type of column {name} ({one_line(now.type_name)}) is made of changed")
+        yield DriftFinding(f"what the type of column {name} ({one_line(now.type_name)}) is made of changed")
     labels = dict(_labels(now.type))
     for oid, label in _labels(before.type):
         if labels and labels.get(oid) != label:
             what = "renamed" if oid in labels else "dropped"
-            yield Finding(
+            yield DriftFinding(
                 f"an enum label of column {name} ({one_line(now.type_name)}) was {what}", Remedy.UNDO
             )
             return

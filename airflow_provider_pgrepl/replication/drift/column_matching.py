@@ -23,7 +23,7 @@ class UnclearLayoutError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class MatchedColumn:
     """One column of the message. `before`: as the lake has it; `now`: as the catalog has it."""
 
     sent: WireColumn
@@ -46,14 +46,14 @@ class Place:
         return show_identifier(self.sent.name)
 
 
-def place_columns(recorded: Relation, announced: RelationRecord, current: Relation) -> list[Place]:
+def place_columns(recorded: Relation, announced: RelationRecord, current: Relation) -> list[MatchedColumn]:
     """The message's columns, in its order. Raises UnclearLayoutError."""
     sent = announced.message.columns
     before = {column.attnum: column for column in recorded.columns}
     if announced.same_columns:
         _refuse_holes(recorded, current, [c for c in current.columns if c.attnum not in before])
         return [
-            Place(wire, before.get(column.attnum), column)
+            MatchedColumn(wire, before.get(column.attnum), column)
             for wire, column in zip(sent, current.columns, strict=True)
         ]
     stories = list(_stories(recorded, current, sent))
@@ -73,11 +73,13 @@ def place_columns(recorded: Relation, announced: RelationRecord, current: Relati
     return story
 
 
-def _is_open(place: Place, stories: list[list[Place]]) -> bool:
+def _is_open(place: MatchedColumn, stories: list[list[MatchedColumn]]) -> bool:
     return any(place not in story for story in stories)
 
 
-def _stories(recorded: Relation, current: Relation, sent: Sequence[WireColumn]) -> Iterator[list[Place]]:
+def _stories(
+    recorded: Relation, current: Relation, sent: Sequence[WireColumn]
+) -> Iterator[list[MatchedColumn]]:
     """All ways in which columns that stayed, some of those that went since, and the first of those that came
     can be what was sent. Columns that stayed were there in any case."""
     now = {column.attnum: column for column in current.columns}
@@ -93,13 +95,13 @@ def _stories(recorded: Relation, current: Relation, sent: Sequence[WireColumn]) 
             continue
         for some in combinations(gone, still_there):
             known = sorted((*stayed, *some), key=lambda column: column.attnum)
-            places = [Place(w, c, now.get(c.attnum)) for w, c in zip(sent, known, strict=False)]
-            places += [Place(w, None, c) for w, c in zip(sent[len(known) :], came, strict=False)]
+            places = [MatchedColumn(w, c, now.get(c.attnum)) for w, c in zip(sent, known, strict=False)]
+            places += [MatchedColumn(w, None, c) for w, c in zip(sent[len(known) :], came, strict=False)]
             if all(_is_of_type(place) for place in places):
                 yield places
 
 
-def _is_of_type(place: Place) -> bool:
+def _is_of_type(place: MatchedColumn) -> bool:
     """Names say less than types: a column may have had another name for a while."""
     wire = (place.sent.type_oid, place.sent.typmod)
     known = (column for column in (place.before, place.now) if column is not None)

@@ -10,19 +10,24 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.drift.column_drift import is_rewritten_for
-from airflow_provider_pgrepl.replication.drift.remedy import Finding, Remedy
-from airflow_provider_pgrepl.replication.relation import Partition, Relation, Standing, show_identifier
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
+from airflow_provider_pgrepl.replication.relation import (
+    Partition,
+    PublicationStanding,
+    Relation,
+    show_identifier,
+)
 
 
-def place_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
+def place_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
     """Rows that came or went, or will, with the places where they are."""
     if recorded.relkind == "p":
         yield from _partition_findings(recorded, current)
     elif current.persistence == "u":
-        yield Finding("the table is unlogged: its changes are not in the stream", Remedy.LOGGED)
+        yield DriftFinding("the table is unlogged: its changes are not in the stream", Remedy.LOGGED)
 
 
-def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -> Iterator[Finding]:
+def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -> Iterator[DriftFinding]:
     """Rows that may have come or gone with the files of places that are the same.
 
     `was_watched`: an event trigger has told of all DDL since the relation was recorded.
@@ -41,7 +46,9 @@ def file_findings(recorded: Relation, current: Relation, *, was_watched: bool) -
     elif was_watched or not recorded.xmin or current.persistence == "u":
         return
     elif _has_other_file(recorded, current, recorded.truncated_by):
-        yield Finding("the table was rewritten, and may have been unlogged meanwhile: changes may be missing")
+        yield DriftFinding(
+            "the table was rewritten, and may have been unlogged meanwhile: changes may be missing"
+        )
 
 
 def new_partitions(recorded: Relation, current: Relation) -> Iterator[Partition]:
@@ -53,24 +60,24 @@ def new_partitions(recorded: Relation, current: Relation) -> Iterator[Partition]
             yield replace(part, relfilenode=part.oid, xmin=0)
 
 
-def _partition_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
+def _partition_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
     if not (recorded.natts or recorded.partitions):
         return
     before = {part.oid: part for part in recorded.partitions}
     now = {part.oid: part for part in current.partitions}
     for oid, part in before.items():
         if oid not in now:
-            yield Finding(f"partition {part.table} was detached or dropped")
+            yield DriftFinding(f"partition {part.table} was detached or dropped")
         elif part.links and part.links != now[oid].links:
             yield _attached_again(now[oid])
     for oid, part in now.items():
         if oid not in before and part.had_rows:
-            yield Finding(f"partition {part.table} was attached and may have held rows")
+            yield DriftFinding(f"partition {part.table} was attached and may have held rows")
         yield from _unsent(part)
 
 
-def _attached_again(part: Partition) -> Finding:
-    return Finding(
+def _attached_again(part: Partition) -> DriftFinding:
+    return DriftFinding(
         f"partition {part.table}, or one that it is below, was detached and attached again: changes between"
         " are missing"
     )
@@ -87,12 +94,14 @@ def _widened(recorded: Relation, current: Relation) -> str | None:
     return next(widened, None)
 
 
-def _rewritten(widened: str | None, part: Partition) -> Finding:
+def _rewritten(widened: str | None, part: Partition) -> DriftFinding:
     """A wider type explains a new file, but not that nothing else has happened: a TRUNCATE before it, or
     after it in the same transaction, leaves no trace."""
     if widened is None:
-        return Finding(f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does")
-    return Finding(
+        return DriftFinding(
+            f"partition {part.table} was truncated by itself, or rewritten as VACUUM FULL does"
+        )
+    return DriftFinding(
         f"the type of column {show_identifier(widened)} became wider, for which all partitions were"
         " rewritten: whether one was truncated by itself as well cannot be told"
     )
@@ -104,9 +113,11 @@ def _has_other_file(before: Partition | Relation, now: Partition | Relation, tru
     return is_other and (truncated_by == 0 or now.xmin != truncated_by)
 
 
-def _unsent(part: Partition) -> Iterator[Finding]:
+def _unsent(part: Partition) -> Iterator[DriftFinding]:
     if part.relkind == "f":
         text = f"partition {part.table} is a foreign table, whose changes are not in the stream"
-        yield Finding(text, Remedy.LOGGED)
+        yield DriftFinding(text, Remedy.LOGGED)
     elif part.persistence == "u":
-        yield Finding(f"partition {part.table} is unlogged: its changes are not in the stream", Remedy.LOGGED)
+        yield DriftFinding(
+            f"partition {part.table} is unlogged: its changes are not in the stream", Remedy.LOGGED
+        )

@@ -13,8 +13,12 @@ from airflow_provider_pgrepl.replication.drift.column_drift import (
     is_of_other_type,
     type_change,
 )
-from airflow_provider_pgrepl.replication.drift.column_matching import Place, highest_attnum, unknown_attnums
-from airflow_provider_pgrepl.replication.drift.remedy import Finding, Remedy
+from airflow_provider_pgrepl.replication.drift.column_matching import (
+    MatchedColumn,
+    highest_attnum,
+    unknown_attnums,
+)
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
 from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
 
@@ -24,7 +28,7 @@ class Following:
     """What of a safe drift has reached the rows that come next, and what has not."""
 
     judge: ColumnJudge
-    places: list[Place]
+    places: list[MatchedColumn]
 
     @property
     def changes(self) -> Iterator[str]:
@@ -65,7 +69,7 @@ class Following:
         recorded = self.judge.recorded
         return self.judge.pipeline.policy(recorded.table).on_drift == "ignore"
 
-    def _column(self, place: Place) -> Column:
+    def _column(self, place: MatchedColumn) -> Column:
         """The column as rows to come have it: under the lake's name, and of the type that was sent."""
         before, now, sent = place.before, place.now, place.sent
         if before is None:
@@ -114,28 +118,28 @@ class Following:
         return max((highest_attnum(recorded), *(column.attnum for column in columns)))
 
 
-def policy_findings(following: Following, announced: RelationRecord) -> Iterator[Finding]:
+def policy_findings(following: Following, announced: RelationRecord) -> Iterator[DriftFinding]:
     """What the policy, or the way in which a type was changed, does not let the lake follow."""
     if announced.using:
         for before, now in following.retyped():
-            yield Finding(f"{type_change(before, now)} by an expression of its own (USING)")
+            yield DriftFinding(f"{type_change(before, now)} by an expression of its own (USING)")
     judge = following.judge
     if judge.pipeline.policy(judge.recorded.table).on_drift == "error":
         for change in following.changes:
-            yield Finding(change, Remedy.POLICY)
+            yield DriftFinding(change, Remedy.POLICY)
 
 
-def lake_findings(recorded: Relation, relation: Relation, pipeline: Pipeline) -> Iterator[Finding]:
+def lake_findings(recorded: Relation, relation: Relation, pipeline: Pipeline) -> Iterator[DriftFinding]:
     """Why there cannot be a lake table of this relation, other than what there was before."""
     try:
         lake_schema(relation, pipeline)
     except (TableError, ConfigError) as error:
-        yield Finding(f"{error.message} ({error.hint})", Remedy.CHOICE)
+        yield DriftFinding(f"{error.message} ({error.hint})", Remedy.CHOICE)
         return
     known = set(choice_problems(_with_dropped(recorded), pipeline))
     for problem in choice_problems(_with_dropped(relation), pipeline):
         if problem not in known:
-            yield Finding(problem, Remedy.CHOICE)
+            yield DriftFinding(problem, Remedy.CHOICE)
 
 
 def _with_dropped(relation: Relation) -> Relation:

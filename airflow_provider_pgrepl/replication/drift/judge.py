@@ -21,13 +21,13 @@ from airflow_provider_pgrepl.replication.drift.file_drift import (
 )
 from airflow_provider_pgrepl.replication.drift.following import Following, lake_findings, policy_findings
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.drift.remedy import Finding, Remedy
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
 from airflow_provider_pgrepl.replication.drift.table_drift import (
     key_findings,
     standing_findings,
     table_findings,
 )
-from airflow_provider_pgrepl.replication.relation import Relation, Standing
+from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
         return _judge_standing(recorded, announced.standing)
     current = announced.catalog
     if current is None:
-        findings = [Finding("the table was dropped", Remedy.GONE)]
+        findings = [DriftFinding("the table was dropped", Remedy.GONE)]
         return _unsafe(recorded, findings, was_sent=was_sent)
     if findings := list(table_findings(recorded, announced, current)):
         return _unsafe(recorded, findings, was_sent=was_sent)
     try:
         places = place_columns(recorded, announced, current)
     except UnclearLayoutError as unclear:
-        return _unsafe(recorded, [Finding(str(unclear))], was_sent=was_sent)
+        return _unsafe(recorded, [DriftFinding(str(unclear))], was_sent=was_sent)
     columns = ColumnJudge(recorded, current, pipeline)
     rewritten = _is_rewritten(recorded, current)
     findings = [
@@ -102,7 +102,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
     return Verdict(Kind.SAFE if changes else Kind.UNCHANGED, changes, relation=relation)
 
 
-def _judge_standing(recorded: Relation, standing: Standing) -> Verdict:
+def _judge_standing(recorded: Relation, standing: PublicationStanding) -> Verdict:
     findings = list(standing_findings(recorded, standing))
     if standing.oid == recorded.oid and standing.persistence:
         findings += place_findings(recorded, standing)
@@ -111,7 +111,7 @@ def _judge_standing(recorded: Relation, standing: Standing) -> Verdict:
     return Verdict(Kind.UNCHANGED, relation=recorded)
 
 
-def _unsafe(recorded: Relation, findings: Iterable[Finding], *, was_sent: bool) -> Verdict:
+def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: bool) -> Verdict:
     findings = list(findings)
     changes = tuple(dict.fromkeys(finding.text for finding in findings))
     hardest = _hardest(findings)
@@ -119,13 +119,13 @@ def _unsafe(recorded: Relation, findings: Iterable[Finding], *, was_sent: bool) 
     return Verdict(Kind.UNSAFE, changes, hint, remedy=remedy)
 
 
-def _hardest(findings: list[Finding]) -> Finding:
+def _hardest(findings: list[DriftFinding]) -> DriftFinding:
     """The one whose way out helps with all of them. Taking a table anew does, where it has its name."""
     by_remedy = {finding.remedy: finding for finding in findings}
     if len(by_remedy) == 1:
         return findings[0]
     harder = (by_remedy.get(remedy) for remedy in (Remedy.MOVED, Remedy.PUBLISH, Remedy.LOGGED))
-    return next(filter(None, harder), Finding(""))
+    return next(filter(None, harder), DriftFinding(""))
 
 
 def _is_rewritten(recorded: Relation, current: Relation) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.relation import TableName
 
-__all__ = ["Finding", "Remedy"]
+__all__ = ["DriftFinding", "Remedy"]
 
 _WORDS = {
     Remedy.ANEW: "{anew}",
@@ -25,7 +25,7 @@ _ONCE_SENT = {Remedy.UNDO: Remedy.ANEW, Remedy.MOVED: Remedy.ADDED}
 
 
 @dataclass(frozen=True)
-class Finding:
+class DriftFinding:
     """One thing because of which a lake table cannot go on."""
 
     text: str

@@ -5,55 +5,62 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.drift.column_matching import Place
-from airflow_provider_pgrepl.replication.drift.remedy import Finding, Remedy
-from airflow_provider_pgrepl.replication.relation import Relation, Standing, TableName, show_identifier
+from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
+from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
+from airflow_provider_pgrepl.replication.relation import (
+    PublicationStanding,
+    Relation,
+    TableName,
+    show_identifier,
+)
 
 MADE_AGAIN = "the table was dropped and another made under its name"
 
 
-def table_findings(recorded: Relation, announced: RelationRecord, current: Relation) -> Iterator[Finding]:
+def table_findings(
+    recorded: Relation, announced: RelationRecord, current: Relation
+) -> Iterator[DriftFinding]:
     """What keeps the lake table from going on, whatever its columns are."""
     message = announced.message
     if not recorded.oid == current.oid == message.oid:
-        yield Finding(MADE_AGAIN)
+        yield DriftFinding(MADE_AGAIN)
         return
     name = TableName(message.schema, message.name)
     # Renamed and renamed back, it has been the same table all the time.
     if recorded.table not in (name, current.table):
-        yield Finding(f"the table was renamed or moved to {name}", Remedy.MOVED, name)
+        yield DriftFinding(f"the table was renamed or moved to {name}", Remedy.MOVED, name)
     if current.relkind != recorded.relkind:
-        yield Finding("the table became another kind of relation")
+        yield DriftFinding("the table became another kind of relation")
     if message.replica_identity != recorded.replica_identity:
-        yield Finding("the replica identity changed", Remedy.UNDO)
+        yield DriftFinding("the replica identity changed", Remedy.UNDO)
     yield from _publication_findings(recorded, current.standing)
 
 
-def standing_findings(recorded: Relation, standing: Standing) -> Iterator[Finding]:
+def standing_findings(recorded: Relation, standing: PublicationStanding) -> Iterator[DriftFinding]:
     """What keeps it from going on, whatever the table is like now: changes may be missing."""
     if standing.oid == 0:
-        yield Finding("the table was dropped", Remedy.GONE)
+        yield DriftFinding("the table was dropped", Remedy.GONE)
     elif standing.oid != recorded.oid:
-        yield Finding(MADE_AGAIN)
+        yield DriftFinding(MADE_AGAIN)
     else:
         yield from _publication_findings(recorded, standing)
 
 
-def _publication_findings(recorded: Relation, current: Standing) -> Iterator[Finding]:
+def _publication_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
     if _differ(recorded.publication_oid, current.publication_oid):
-        yield Finding("the publication was dropped, or made anew: changes between are missing")
+        yield DriftFinding("the publication was dropped, or made anew: changes between are missing")
     elif _differ(recorded.membership_oid, current.membership_oid):
         if current.membership_oid:
             text = "the table was taken out of the publication and put back: changes between are missing"
-            yield Finding(text)
+            yield DriftFinding(text)
         else:
-            yield Finding("the table was taken out of the publication", Remedy.PUBLISH)
+            yield DriftFinding("the table was taken out of the publication", Remedy.PUBLISH)
     elif _differ(recorded.publication_xmin, current.publication_xmin):
-        yield Finding("the publication was altered: changes of some kind may be missing")
+        yield DriftFinding("the publication was altered: changes of some kind may be missing")
     elif _differ(recorded.membership_xmin, current.membership_xmin):
-        yield Finding("the column list, row filter or schema of the table in the publication changed")
+        yield DriftFinding("the column list, row filter or schema of the table in the publication changed")
     elif recorded.links and recorded.links != current.links:
-        yield Finding(
+        yield DriftFinding(
             "the table was detached from the one through which it is published, and attached again: changes"
             " between are missing"
         )
@@ -64,8 +71,8 @@ def _differ(recorded: int, current: int) -> bool:
 
 
 def key_findings(
-    recorded: Relation, announced: RelationRecord, current: Relation, places: list[Place]
-) -> Iterator[Finding]:
+    recorded: Relation, announced: RelationRecord, current: Relation, places: list[MatchedColumn]
+) -> Iterator[DriftFinding]:
     """Columns that joined the key or left it, be it by being dropped.
 
     With FULL the stream marks every column, so the catalog must do; a key that is published only in part is
@@ -78,7 +85,7 @@ def key_findings(
     for place in places:
         if (place.attnum in before) != (place.attnum in now):
             verb = "left" if place.attnum in before else "joined"
-            yield Finding(f"the key changed: column {place.shown} {verb} it", Remedy.UNDO)
+            yield DriftFinding(f"the key changed: column {place.shown} {verb} it", Remedy.UNDO)
     for gone in sorted(before - {place.attnum for place in places}):
         (column,) = (column for column in recorded.columns if column.attnum == gone)
-        yield Finding(f"the key changed: column {show_identifier(column.name)} was dropped")
+        yield DriftFinding(f"the key changed: column {show_identifier(column.name)} was dropped")

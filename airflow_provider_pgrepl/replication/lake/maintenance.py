@@ -44,7 +44,7 @@ _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 
 @dataclass
-class Tidied:
+class MaintenanceResult:
     """What one run took away; `failed` holds the error of each place that could not be seen to."""
 
     points: int = 0
@@ -81,7 +81,7 @@ class Maintenance:
         *,
         needed_above: Mapping[int, int] | None = None,
         reader_version: int | None = None,
-    ) -> Tidied:
+    ) -> MaintenanceResult:
         """Thin the points, then take away what nobody needs any more.
 
         `needed_above` is that of `drop_expired`; without it the changelog keeps all its hours.
@@ -89,7 +89,7 @@ class Maintenance:
         it the changelog's files and log stay. What fails in one place stops no other and is in the result.
         """
         now = now or datetime.now(UTC)
-        tidied = Tidied()
+        tidied = MaintenanceResult()
         with _failing_alone(_POINTS, tidied):
             self._tidy_tables(tidied, now)
         if needed_above is not None:
@@ -107,12 +107,12 @@ class Maintenance:
         )
         return tidied
 
-    def keep_budget(self, now: datetime | None = None) -> Tidied:
+    def keep_budget(self, now: datetime | None = None) -> MaintenanceResult:
         """Between two runs: see to the tables whose removed files take more than their budget.
 
         Costs a look for a newer commit of each table, and the reading of those that there are.
         """
-        tidied = Tidied()
+        tidied = MaintenanceResult()
         with _failing_alone(_POINTS, tidied):
             self._tidy_tables(tidied, now or datetime.now(UTC), only_over=True)
         return tidied
@@ -121,7 +121,7 @@ class Maintenance:
         """What each lake table takes, by its path under the lake root, as of the last run."""
         return {path: files.measured for path, files in self._files.items() if not path.startswith("_")}
 
-    def _tidy_tables(self, tidied: Tidied, now: datetime, *, only_over: bool = False) -> None:
+    def _tidy_tables(self, tidied: MaintenanceResult, now: datetime, *, only_over: bool = False) -> None:
         paths = [path for path in self._table_paths(tidied) if self._is_readable(path, tidied)]
         if only_over:
             paths = [path for path in paths if self._is_over(path)]
@@ -134,7 +134,7 @@ class Maintenance:
         if not only_over and kept:
             self._tidy(_POINTS, (), tidied, now)
 
-    def _thin(self, tidied: Tidied, now: datetime) -> Mapping[str, Collection[int]]:
+    def _thin(self, tidied: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
         """Let points go by time and by bytes; for each table, the versions that are needed still."""
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
@@ -158,7 +158,7 @@ class Maintenance:
             if path in self._files and not is_history(path)
         )
 
-    def _is_readable(self, path: str, tidied: Tidied) -> bool:
+    def _is_readable(self, path: str, tidied: MaintenanceResult) -> bool:
         with _failing_alone(path, tidied):
             self._files_of(path).measure()
         return path not in tidied.failed
@@ -169,7 +169,7 @@ class Maintenance:
     def _is_over(self, path: str) -> bool:
         return self._files_of(path).measured.kept > self._budget(path)
 
-    def _tidy(self, path: str, kept: Collection[int], tidied: Tidied, now: datetime) -> None:
+    def _tidy(self, path: str, kept: Collection[int], tidied: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(path)
         # Who follows a history commit by commit may be as far behind as the oldest point.
         unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
@@ -179,7 +179,7 @@ class Maintenance:
         files.checkpoint(_TABLE_CHECKPOINT)
         tidied.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
-    def _tidy_changelog(self, reader_version: int, tidied: Tidied, now: datetime) -> None:
+    def _tidy_changelog(self, reader_version: int, tidied: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(_CHANGELOG)
         tidied.files += files.vacuum(
             (), now, grace=self._grace, orphan_age=self._orphan_age, unread_after=reader_version
@@ -192,7 +192,7 @@ class Maintenance:
             self._files[path] = TableFiles(f"{self._pipeline.lake_root}/{path}")
         return self._files[path]
 
-    def _table_paths(self, tidied: Tidied) -> list[str]:
+    def _table_paths(self, tidied: MaintenanceResult) -> list[str]:
         """`<schema>/<table>` of every Delta table under the lake root, in a point or not."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         with storage_errors(self._pipeline.lake_root):
@@ -203,7 +203,7 @@ class Maintenance:
                 paths += (f"{schema}/{table}" for table in _folders(filesystem, f"{root}/{schema}"))
         return [path for path in paths if self._is_table(path, tidied)]
 
-    def _is_table(self, path: str, tidied: Tidied) -> bool:
+    def _is_table(self, path: str, tidied: MaintenanceResult) -> bool:
         filesystem, root = open_storage(self._pipeline.lake_root)
         kind = fs.FileType.NotFound
         with _failing_alone(path, tidied), storage_errors(f"{self._pipeline.lake_root}/{path}"):
@@ -220,7 +220,7 @@ def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
 
 
 @contextmanager
-def _failing_alone(place: str, tidied: Tidied) -> Iterator[None]:
+def _failing_alone(place: str, tidied: MaintenanceResult) -> Iterator[None]:
     try:
         yield
     except PgReplError as error:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl.replication.changelog.parts import Part
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Ended
+from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, TransactionEnd
 
 
 class TransactionBuffer:
@@ -27,7 +27,7 @@ class TransactionBuffer:
         self._open_parts: list[Part] = []
         self._open_bytes = 0
         self._first_lsn = 0
-        self._last: Ended | None = None
+        self._last: TransactionEnd | None = None
         self._last_us = 0
         self.whole_bytes = 0
 
@@ -36,7 +36,7 @@ class TransactionBuffer:
         """Whether a flush would commit something."""
         return bool(self._whole or self._whole_parts)
 
-    def add(self, rows: pa.Table, ended: Sequence[Ended], size: int) -> None:
+    def add(self, rows: pa.Table, ended: Sequence[TransactionEnd], size: int) -> None:
         """Take a chunk's rows, by commit LSN; `ended` are transactions that end in it, `size` its bytes."""
         if ended:
             self._end_open(rows, ended, size)
@@ -45,7 +45,7 @@ class TransactionBuffer:
         if self._open_bytes >= self._part_bytes:
             self._spill_open()
 
-    def _end_open(self, rows: pa.Table, ended: Sequence[Ended], size: int) -> None:
+    def _end_open(self, rows: pa.Table, ended: Sequence[TransactionEnd], size: int) -> None:
         last = ended[-1]
         cut = int(np.searchsorted(rows["commit_lsn"].to_numpy(), last.commit_lsn, side="right"))
         rest = size * (rows.num_rows - cut) // max(1, rows.num_rows)

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 _PAUSES_S = (0.02, 0.1, 0.5)
 
 
-class SourceWatch:
+class CatalogWatch:
     """Reads over one connection, of which it is the only user. Waits for no lock on a table."""
 
     def __init__(self, connection: Connection, record: EpochRecord, *, trusts_owners: bool = False) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Control
+from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, ControlMessage
 from airflow_provider_pgrepl.replication.wire.logical_messages import LogicalMessage
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ ALL_PREFIXES = "*"
 _PIECE = 1 << 20
 _MOST_WARNINGS = 10
 
-Placed = tuple[Control, LogicalMessage]
+Placed = tuple[ControlMessage, LogicalMessage]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Standings: says in the changelog that what decides what is published has moved.
+"""PublicationWatch: says in the changelog that what decides what is published has moved.
 
 The stream says nothing of it: a publication that leaves changes out, and is set back before anybody looks,
 is again what it was. What cannot come back is which transaction wrote the rows of the catalog. So before
@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Standing
+from airflow_provider_pgrepl.replication.relation import PublicationStanding
 from airflow_provider_pgrepl.replication.source.catalog.attached_partitions import say_had_rows
 from airflow_provider_pgrepl.replication.source.catalog.publication_standing import Publishing
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -42,7 +42,7 @@ class _Said:
     relation_ids: frozenset[int]
 
 
-class Standings:
+class PublicationWatch:
     """Uses a connection, of whose thread it is."""
 
     def __init__(
@@ -58,7 +58,7 @@ class Standings:
         self._index = index
         self._trusts_owners = trusts_owners
         self._said: _Said | None = None
-        self._known: dict[int, Standing] = {}
+        self._known: dict[int, PublicationStanding] = {}
 
     def look(self) -> None:
         """To be called before what was received becomes durable. Raises SourceConnectionError, FencedError,
@@ -86,21 +86,21 @@ class Standings:
         unsaid = frozenset() if self._said is None else self._said.relation_ids
         self._said = _Said(digest, written_lsn(self._connection), unsaid | moved.keys())
 
-    def _standings(self, publishing: Publishing, oids: Collection[int]) -> dict[int, Standing]:
+    def _standings(self, publishing: Publishing, oids: Collection[int]) -> dict[int, PublicationStanding]:
         some = Publishing(publishing.publication, sorted(oids))
         return some.standings(self._connection, self._index.names)
 
-    def _say(self, standings: dict[int, Standing]) -> None:
+    def _say(self, standings: dict[int, PublicationStanding]) -> None:
         if standings:
             # Before the first time nothing can have moved; the changelog only does not say so yet.
             level = logging.INFO if self._writer.published else logging.DEBUG
             log.log(level, "the changelog says again how %d tables are published", len(standings))
             self._writer.append_between(self._rows(standings))
 
-    def _rows(self, standings: dict[int, Standing]) -> pa.Table:
+    def _rows(self, standings: dict[int, PublicationStanding]) -> pa.Table:
         return pa.Table.from_pylist([self._row(*item) for item in sorted(standings.items())], ROW_SCHEMA)
 
-    def _row(self, relation_id: int, standing: Standing) -> dict[str, object]:
+    def _row(self, relation_id: int, standing: PublicationStanding) -> dict[str, object]:
         partitions = say_had_rows(
             self._connection, relation_id, standing.partitions, trusts_owners=self._trusts_owners
         )

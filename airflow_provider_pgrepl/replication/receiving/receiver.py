@@ -24,18 +24,18 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
-from airflow_provider_pgrepl.replication.receiving.catalog_watch import SourceWatch
+from airflow_provider_pgrepl.replication.receiving.catalog_watch import CatalogWatch
 from airflow_provider_pgrepl.replication.receiving.message_rows import KeptMessages
-from airflow_provider_pgrepl.replication.receiving.publication_watch import Standings
+from airflow_provider_pgrepl.replication.receiving.publication_watch import PublicationWatch
 from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
-from airflow_provider_pgrepl.replication.receiving.relation_tracker import Announcements
+from airflow_provider_pgrepl.replication.receiving.relation_tracker import RelationTracker
 from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps
-from airflow_provider_pgrepl.replication.receiving.version_tagging import Stamper
+from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
-from airflow_provider_pgrepl.replication.wire.columns import Begun, Splitter
+from airflow_provider_pgrepl.replication.wire.columns import Splitter, TransactionBegin
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class Receiver:
         self._last_status = 0.0
         self.progress = progress or ReceiverProgress()
         self.error: BaseException | None = None
-        self.unsent: Begun | None = None
+        self.unsent: TransactionBegin | None = None
         """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
         All that committed before it is durable."""
         self.failed = threading.Event()
@@ -131,11 +131,11 @@ class Receiver:
         self.progress.sequence = writer.sequence
         self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
         self._resent = ResentCheck.load(uri, writer, self._confirmed)
-        self._watch = SourceWatch(
+        self._watch = CatalogWatch(
             self._catalog, writer.epoch_record, trusts_owners=pipeline.trust_table_owners
         )
         index = RelationIndex(relations_uri(pipeline.lake_root))
-        announcements = Announcements(
+        announcements = RelationTracker(
             pipeline.name,
             pipeline.publication,
             writer.epoch,
@@ -153,12 +153,14 @@ class Receiver:
         # Without the option nobody's messages say anything of tables.
         look_at_ddl = announcements.look_at_ddl if pipeline.event_trigger else None
         kept = KeptMessages(frozenset(pipeline.message_prefixes))
-        self._stamper = Stamper(writer.epoch, announcements.announced, look_at_ddl, kept)
+        self._stamper = VersionTagger(writer.epoch, announcements.announced, look_at_ddl, kept)
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
         self._last_flush = self._last_record = self._last_move = time.monotonic()
-        self._standings = Standings(self._catalog, writer, index, trusts_owners=pipeline.trust_table_owners)
+        self._publication = PublicationWatch(
+            self._catalog, writer, index, trusts_owners=pipeline.trust_table_owners
+        )
         # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
         progress = self.progress
@@ -329,10 +331,10 @@ class Receiver:
     def _look(self) -> None:
         """Before anything becomes durable: are all changes sent? Says in the changelog where they may not be.
 
-        Raises PublicationError, and what `Standings.look` does.
+        Raises PublicationError, and what `PublicationWatch.look` does.
         """
         self._watch.check_publication()
-        self._standings.look()
+        self._publication.look()
         self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
 
     def _until_flush(self) -> float:

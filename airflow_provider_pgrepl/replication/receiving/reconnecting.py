@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 
-from airflow_provider_pgrepl.errors import SlotBusyError, SourceConnectionError, UnsendableError
+from airflow_provider_pgrepl.errors import BusyError, SourceConnectionError, UnsendableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver, ReceiverProgress
 
@@ -17,7 +17,7 @@ LONGEST_PAUSE_S = 10.0
 _POLL_S = 0.1
 
 
-class Reception:
+class ReconnectingReceiver:
     """Receives until stopped, or until something fails that connecting again does not mend.
 
     An outage lasts from the first loss until a new receiver has made something durable, or has lived for as
@@ -102,7 +102,7 @@ class Reception:
         return True
 
     def _connect_again(
-        self, deadline: float, error: SourceConnectionError | SlotBusyError | UnsendableError
+        self, deadline: float, error: SourceConnectionError | BusyError | UnsendableError
     ) -> None:
         """A new receiver at work. Raises the last error when the time is over, and any other at once."""
         while time.monotonic() + self._pause_s <= deadline:
@@ -112,7 +112,7 @@ class Reception:
             receiver = self._make()
             try:
                 receiver.start()
-            except (SourceConnectionError, SlotBusyError) as failure:
+            except (SourceConnectionError, BusyError) as failure:
                 # The slot is busy until the server has noticed that we are gone, or for good.
                 error = failure
                 log.info("not connected yet: %s", failure.message)

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import open_storage
-from airflow_provider_pgrepl.replication.wire.columns import Ended
+from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
 
 _NOWHERE = LSN(0)
 _COLUMNS = ["epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "op"]
@@ -92,7 +92,7 @@ class ResentCheck:
         floor = read_floor_lsn(changelog, writer.epoch)
         return cls(writer.durable_lsn, known, floor, optional=frozenset(known.keys() - with_rows))
 
-    def drop(self, rows: pa.Table, ended: Sequence[Ended]) -> pa.Table:
+    def drop(self, rows: pa.Table, ended: Sequence[TransactionEnd]) -> pa.Table:
         """The rows that are new. Raises RewoundError when what comes again is not what the changelog holds.
 
         A transaction was durable exactly when it began to commit before the durable LSN, because that LSN
@@ -122,7 +122,7 @@ class ResentCheck:
             raise _rewound(self._awaited[0], "is in the changelog, but the source has it no more")
         self.is_passed = self.is_passed or lsn >= self._durable_lsn
 
-    def _check(self, ended: Sequence[Ended], with_rows: frozenset[int]) -> None:
+    def _check(self, ended: Sequence[TransactionEnd], with_rows: frozenset[int]) -> None:
         for transaction in ended:
             lsn = transaction.commit_lsn
             if lsn < self._last_lsn:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex
+from airflow_provider_pgrepl.replication.changelog.relation_index import EffectiveFrom, RelationIndex
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
 from airflow_provider_pgrepl.replication.lsn import Epoch
@@ -40,7 +40,7 @@ ReadKey = Callable[[], bytes | None]
 _WARN_EVERY_S = 60.0
 
 
-class Announcements:
+class RelationTracker:
     """Looks relations up for one session of the receiver, and has each in the index before it is used.
 
     `read_trigger` gives the identity of the event trigger that watches now, None without one; `read_key` the
@@ -201,7 +201,7 @@ class Announcements:
         """The record as it is kept."""
         if self._hidden is not None:
             record = self._hidden.mark(record)
-        place = None if trigger is None else Place(commit_lsn, trigger)
+        place = None if trigger is None else EffectiveFrom(commit_lsn, trigger)
         self._index.add(self._epoch, record, place)
         if trigger is None:
             self._known.pop(record.message.oid, None)

@@ -43,7 +43,7 @@ def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
 def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
     """Tell the slot of the gaps that are durable, if it stands before one; nobody may be reading it.
 
-    Raises SlotBusyError while somebody does, and what `continuity.check` raises.
+    Raises BusyError while somebody does, and what `continuity.check` raises.
     """
     changelog = open_changelog(changelog_uri(pipeline.lake_root))
     slot, durable = read_slot(source, pipeline.slot), read_durable_lsn(changelog)

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.receiving.excluded_values import without_hidden
 from airflow_provider_pgrepl.replication.receiving.message_rows import KeptMessages, message_rows
 from airflow_provider_pgrepl.replication.wire import logical_messages
-from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Control, Int64s, Split
+from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, ControlMessage, Int64s, Split
 
 LookUp = Callable[[logical_messages.RelationMessage, int, int], RelationRecord | None]
 """What a relation is that was announced at a commit LSN, by a transaction; None: it is none of ours."""
@@ -50,7 +50,7 @@ class _Events:
     messages: dict[int, logical_messages.LogicalMessage]
 
 
-class Stamper:
+class VersionTagger:
     """Turns splits into ROW_SCHEMA tables in stream order; remembers the version of each relation."""
 
     def __init__(
@@ -145,7 +145,7 @@ class Stamper:
                 version = record.version
         return version
 
-    def _control_rows(self, control: Control, events: _Events) -> list[dict[str, object]]:
+    def _control_rows(self, control: ControlMessage, events: _Events) -> list[dict[str, object]]:
         record = events.records.get(control.index)
         if record is not None:
             return [self._row(control, "R", record.message.oid, record.version, [record.to_json()])]
@@ -162,7 +162,7 @@ class Stamper:
             ]
         return []
 
-    def _message(self, control: Control, events: _Events) -> logical_messages.LogicalMessage | None:
+    def _message(self, control: ControlMessage, events: _Events) -> logical_messages.LogicalMessage | None:
         """The logical message that is to become a row."""
         message = events.messages.get(control.index)
         if message is None or control.index in events.records:
@@ -175,7 +175,13 @@ class Stamper:
         return message if self._kept.keeps(message, control.commit_lsn) else None
 
     def _row(
-        self, control: Control, op: str, relation_id: int, version: int, new: list[str], offset: int = 0
+        self,
+        control: ControlMessage,
+        op: str,
+        relation_id: int,
+        version: int,
+        new: list[str],
+        offset: int = 0,
     ) -> dict[str, object]:
         outside = control.commit_us == NO_TIME
         return {

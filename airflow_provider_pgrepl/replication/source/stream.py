@@ -17,9 +17,9 @@ from types import TracebackType
 from psycopg import OperationalError, pq
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     PgReplError,
     PublicationError,
-    SlotBusyError,
     SlotError,
     SourceConnectionError,
     UnsendableError,
@@ -278,7 +278,7 @@ def _translate(result: pq.abc.PGresult) -> PgReplError:
     state = _sqlstate(result)
     text = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "no message"
     if state == "55006":
-        return SlotBusyError(
+        return BusyError(
             text,
             "another process reads this slot. It may be a previous run that still ends, or one whose host has"
             " vanished, which the server notices after a minute; this ends its sender at once: select"

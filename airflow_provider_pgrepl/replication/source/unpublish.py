@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
@@ -36,7 +36,7 @@ def drop_tables(
 ) -> list[TableName]:
     """Take these tables out of the publication, all or none; says which of them were in it.
 
-    Raises SlotBusyError when a table is locked for longer than the timeout, PrivilegeError.
+    Raises BusyError when a table is locked for longer than the timeout, PrivilegeError.
     """
     with source_errors(f"taking tables out of publication {name}"):
         members = {TableName(*member) for member in rows(connection, _MEMBERS, (name,))}
@@ -57,7 +57,7 @@ def _drop(connection: Connection, name: str, tables: list[TableName], lock_timeo
             cursor.execute("COMMIT")
         except psycopg2.errors.LockNotAvailable:
             cursor.execute("ROLLBACK")
-            raise SlotBusyError(
+            raise BusyError(
                 f"{', '.join(map(str, tables))}: not taken out of publication {name}, because a lock was not"
                 f" had within {lock_timeout_s:g} s",
                 "somebody alters or vacuums one of them: run the same again when that is done",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError, one_line
+from airflow_provider_pgrepl.errors import BusyError, PgReplError, one_line
 from airflow_provider_pgrepl.replication.source.connection import row, rows
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
@@ -90,7 +90,7 @@ class PipelineLocks(StateConnection):
         """Take the pipeline's lock for this purpose until `unlock` or `close`. A schema that is there is
         brought to this version first.
 
-        Raises SlotBusyError naming the holder. Polite only: what stops a second writer is in the lake.
+        Raises BusyError naming the holder. Polite only: what stops a second writer is in the lake.
         """
         is_set_up = migrations.is_set_up(self._connection)
         if is_set_up:
@@ -122,12 +122,12 @@ class PipelineLocks(StateConnection):
         super().close()
 
 
-def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> SlotBusyError:
+def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> BusyError:
     who = "; ".join(
         one_line(f"{holder} (database pid {pid}, role {role}, from {address}, since {since})")
         for holder, pid, role, address, since in holders
     )
-    return SlotBusyError(
+    return BusyError(
         f"pipeline {pipeline}: another process does {purpose} already: {who or 'it has just ended'}",
         "stop it first, or wait until it has ended",
     )

@@ -32,7 +32,7 @@ _ROW_TAGS = np.frombuffer(b"IUD", np.uint8)
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlMessage:
     """A Relation, Truncate or Message of the chunk, unparsed, with its place."""
 
     index: int
@@ -45,7 +45,7 @@ class Control:
 
 
 @dataclass(frozen=True)
-class Ended:
+class TransactionEnd:
     """A transaction that ends in the chunk (or a message outside transactions, a transaction of its own)."""
 
     index: int
@@ -56,7 +56,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Begun:
+class TransactionBegin:
     """A transaction that has begun; it commits at `commit_lsn`."""
 
     commit_lsn: int
@@ -75,8 +75,8 @@ class Split:
 
     row_index: Int64s
     rows: pa.Table
-    controls: Sequence[Control]
-    ended: Sequence[Ended]
+    controls: Sequence[ControlMessage]
+    ended: Sequence[TransactionEnd]
 
 
 class Splitter:
@@ -91,12 +91,12 @@ class Splitter:
         return bool(self._state[kernels.IS_OPEN])
 
     @property
-    def begun(self) -> Begun | None:
+    def begun(self) -> TransactionBegin | None:
         """The transaction inside which the last chunk ended."""
         if not self.is_open:
             return None
         lsn, us, xid = (int(self._state[of]) for of in (kernels.COMMIT_LSN, kernels.COMMIT_TS, kernels.XID))
-        return Begun(lsn, xid, us + POSTGRES_EPOCH_US)
+        return TransactionBegin(lsn, xid, us + POSTGRES_EPOCH_US)
 
     def split(self, messages: Sequence[bytes | memoryview]) -> Split:
         """Split CopyData messages (`w`, header included).
@@ -144,7 +144,7 @@ class Splitter:
             }
         )
         controls = [
-            Control(
+            ControlMessage(
                 int(m),
                 chr(tags[m]),
                 data[offsets[m] + kernels.HEADER : offsets[m + 1]].tobytes(),
@@ -153,7 +153,8 @@ class Splitter:
             for m in np.flatnonzero(np.isin(tags, _CONTROL_TAGS))
         ]
         ends = [
-            Ended(m, commit, end, int(xids[m]), int(times[m])) for m, commit, end in commits[:ended].tolist()
+            TransactionEnd(m, commit, end, int(xids[m]), int(times[m]))
+            for m, commit, end in commits[:ended].tolist()
         ]
         return Split(row_index, rows, controls, ends)
 

@@ -41,7 +41,7 @@ _CAUSE_GONE = "the cause is gone: retry the table"
 
 
 @dataclass(frozen=True)
-class Finding:
+class TableFinding:
     """A relation that is not as it was recorded: what happened, and the error if it cannot go on."""
 
     reason: str
@@ -79,7 +79,7 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
             watched = {table: again[table] for table in watched if table in again}
         findings = find_drift(pipeline, _relations(watched), current, rights)
         if not is_settled:
-            findings |= {known.table: Finding(_AWAITED, rights.get(known.oid)) for known in awaited}
+            findings |= {known.table: TableFinding(_AWAITED, rights.get(known.oid)) for known in awaited}
         report = _Report(store, pipeline, seen_at, put_in_error)
         tables = tuple(report.drifts(watched, findings))
         new = _new_tables(source, pipeline, records)
@@ -91,7 +91,7 @@ def find_drift(
     recorded: Iterable[Relation],
     current: Mapping[TableName, Relation | None],
     rights: Mapping[int, PgReplError],
-) -> dict[TableName, Finding]:
+) -> dict[TableName, TableFinding]:
     """What became of these relations, by the names that they were recorded with.
 
     `rights` are the errors of tables that may not be read any more, by oid.
@@ -105,7 +105,7 @@ def find_drift(
             error = rights.get(relation.oid)
         if error is not None or verdict.kind is Kind.SAFE:
             reason = error.message if error is not None else verdict.reason
-            findings[relation.table] = Finding(reason, error)
+            findings[relation.table] = TableFinding(reason, error)
     return findings
 
 
@@ -208,7 +208,7 @@ class _Report:
     put_in_error: bool
 
     def drifts(
-        self, watched: dict[TableName, TableRecord], findings: dict[TableName, Finding]
+        self, watched: dict[TableName, TableRecord], findings: dict[TableName, TableFinding]
     ) -> Iterator[TableDrift]:
         for table, record in watched.items():
             finding = findings.get(table)
@@ -217,7 +217,7 @@ class _Report:
             elif finding is not None:
                 yield from self._found(record, finding)
 
-    def _found(self, record: TableRecord, finding: Finding) -> Iterator[TableDrift]:
+    def _found(self, record: TableRecord, finding: TableFinding) -> Iterator[TableDrift]:
         table, state = str(record.table), record.state.value
         if finding.error is None:
             yield TableDrift(table, Kind.SAFE.value, finding.reason, state=state)
@@ -233,7 +233,7 @@ class _Report:
             return
         yield TableDrift(table, Kind.UNSAFE.value, finding.reason, finding.error.hint, state, marked)
 
-    def _in_error(self, record: TableRecord, finding: Finding | None) -> TableDrift:
+    def _in_error(self, record: TableRecord, finding: TableFinding | None) -> TableDrift:
         helps = record.remedy is not None and record.remedy.allows_retry
         gone = helps and (finding is None or finding.error is None)
         hint = _CAUSE_GONE if gone else record.hint

@@ -6,7 +6,11 @@ from contextlib import closing
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import PublicationError
-from airflow_provider_pgrepl.replication.app.drift_check.check import Finding, current_relations, find_drift
+from airflow_provider_pgrepl.replication.app.drift_check.check import (
+    TableFinding,
+    current_relations,
+    find_drift,
+)
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
@@ -21,7 +25,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
-    Wishes,
+    RequestedTables,
     resolve_tables,
     select_tables,
 )
@@ -58,7 +62,7 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
     return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
 
 
-def _drift(table: TableName, finding: Finding, became: Relation | None) -> TableDrift:
+def _drift(table: TableName, finding: TableFinding, became: Relation | None) -> TableDrift:
     if finding.error is None:
         return TableDrift(str(table), Kind.SAFE.value, finding.reason)
     return TableDrift(str(table), Kind.UNSAFE.value, finding.reason, _hint(table, became))
@@ -102,7 +106,7 @@ def _new_tables(connection: Connection, pipeline: Pipeline, before: list[Relatio
     """Tables that a pattern matches, and that neither were there before nor are those that were, renamed."""
     if pipeline.new_tables == "ignore":
         return ()
-    selected = select_tables(connection, pipeline, Wishes())
+    selected = select_tables(connection, pipeline, RequestedTables())
     known, names = {relation.oid for relation in before}, {relation.table for relation in before}
     return tuple(
         str(relation.table)

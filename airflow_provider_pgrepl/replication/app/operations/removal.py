@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from airflow_provider_pgrepl.errors import ConfigError, SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
@@ -37,7 +37,7 @@ def remove_tables(
     as far as anything is left of it, so that what was interrupted can be run again.
 
     Raises ConfigError for names that are not among the pipeline's tables, and for the last tables of all;
-    SlotBusyError when somebody copies or applies them for longer than the timeout, or holds a lock at the
+    BusyError when somebody copies or applies them for longer than the timeout, or holds a lock at the
     source: run it again then; LakeError for a lake table that the pipeline has not written; PrivilegeError.
     """
     name = access.pipeline.name
@@ -127,8 +127,8 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: w
     writer.mark(changelog_uri(root))
     try:
         waiting.wait_until_let_go(store, access.pipeline.name, since, deadline)
-    except SlotBusyError as busy:
-        raise SlotBusyError(
+    except BusyError as busy:
+        raise BusyError(
             "the tables are removed, but their lake tables not dropped: the replication app did not end its"
             f" batch in time ({busy.message})",
             "run the same again: it goes on where it stopped",

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.applying.copied_choices import pipeline_of
-from airflow_provider_pgrepl.replication.lake.applying.table_position import read_standing
+from airflow_provider_pgrepl.replication.lake.applying.table_position import read_table_position
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -88,7 +88,7 @@ class Continuation:
         table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
         point = self._points.last_of(record.table, self.epoch.epoch)
         app = app_id(self.pipeline.name, self.epoch.epoch)
-        standing = read_standing(table, app, str(record.table), point)
+        standing = read_table_position(table, app, str(record.table), point)
         if standing is None:
             raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", anew)
         problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))

@@ -70,7 +70,7 @@ def skip_transaction(
     that costs. Of what is due before, the changelog gets all in either case.
 
     `untouched`: tables that it has surely not changed. Run again after it died, it finishes. Raises
-    SlotBusyError while an app of the pipeline runs, ConfigError when that is not the transaction that the
+    BusyError while an app of the pipeline runs, ConfigError when that is not the transaction that the
     server cannot send, SlotError when there is none such, and what receiving raises.
     """
     wanted = _parse(lsn)

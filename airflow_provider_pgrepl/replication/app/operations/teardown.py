@@ -59,7 +59,7 @@ def teardown(
     gives up after `timeout_s`. What is recorded goes last, so that what was interrupted can be run again;
     what is gone already is as good as dropped. `dry_run` only says what would be done.
 
-    Raises SlotBusyError (run it again), StateError when the pipeline is recorded with another source,
+    Raises BusyError (run it again), StateError when the pipeline is recorded with another source,
     LakeError for a lake of another pipeline that was to be dropped, SourceConnectionError, PrivilegeError.
     """
     pipeline = access.pipeline

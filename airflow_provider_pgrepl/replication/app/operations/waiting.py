@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from airflow_provider_pgrepl.errors import SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.state.store import Purpose, Store
 
 _POLL_S = 0.1
@@ -22,18 +22,18 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
-        """What `attempt` gives once it raises SlotBusyError no more; that error when it is too late."""
+        """What `attempt` gives once it raises BusyError no more; that error when it is too late."""
         while True:
             try:
                 return attempt()
-            except SlotBusyError:
+            except BusyError:
                 if time.monotonic() >= self._end:
                     raise
             time.sleep(_POLL_S)
 
 
 def lock(store: Store, pipeline: str, purpose: Purpose, deadline: Deadline) -> None:
-    """Take the pipeline's lock for this purpose. Raises SlotBusyError, which names who holds it."""
+    """Take the pipeline's lock for this purpose. Raises BusyError, which names who holds it."""
     deadline.retry(lambda: store.lock(pipeline, purpose))
 
 
@@ -41,7 +41,7 @@ def wait_until_let_go(store: Store, pipeline: str, since: datetime, deadline: De
     """Wait until the replication app works by the states that were set before `since`, by the clock of the
     state database: a batch has begun later, so that none of before is running, or no app is.
 
-    Raises SlotBusyError.
+    Raises BusyError.
     """
 
     def attempt() -> None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 
 from airflow_provider_pgrepl.errors import SnapshotError
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import Claims
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import ATTEMPTS, Outcome, Taking
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import (
+    ATTEMPTS,
+    Outcome,
+    TableSnapshotter,
+)
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.copy import keeper
-from airflow_provider_pgrepl.replication.source.preflight.selection import Wishes
+from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
 from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -23,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_epoch(
-    taking: Taking, relations: list[Relation], wishes: Wishes, last: EpochRecord | None
+    taking: TableSnapshotter, relations: list[Relation], wishes: RequestedTables, last: EpochRecord | None
 ) -> Outcome:
     """Make publication and slot, and copy these tables at the slot's snapshot.
 
@@ -32,7 +36,7 @@ def begin_epoch(
     snapshot could be held; no slot is left then.
     """
     pipeline, server = taking.pipeline, read_server(taking.source)
-    claims = Claims(taking.access.dsn, taking.source, pipeline, taking.store)
+    claims = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
     claims.claim(server, last)
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     drop_slot(taking.source, pipeline.slot)
@@ -64,9 +68,9 @@ def begin_epoch(
 
 
 def _begin(
-    taking: Taking,
+    taking: TableSnapshotter,
     exported: ExportedSnapshot,
-    claims: Claims,
+    claims: SourceOwnership,
     server: Server,
     relations: list[Relation],
     last: EpochRecord | None,
@@ -89,7 +93,7 @@ def _begin(
         return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 
-def _keep(taking: Taking, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
+def _keep(taking: TableSnapshotter, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
     try:
         return taking.keep(exported, relations)
     except BaseException:
@@ -98,7 +102,7 @@ def _keep(taking: Taking, exported: ExportedSnapshot, relations: list[Relation])
         raise
 
 
-def _open_epoch(taking: Taking, record: EpochRecord, last: EpochRecord | None) -> None:
+def _open_epoch(taking: TableSnapshotter, record: EpochRecord, last: EpochRecord | None) -> None:
     uri = changelog_uri(taking.pipeline.lake_root)
     try:
         if last is None:

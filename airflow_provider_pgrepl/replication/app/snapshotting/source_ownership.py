@@ -22,7 +22,7 @@ _ALL_CHANGES = "insert, update, delete, truncate"
 
 
 @dataclass
-class Claims:
+class SourceOwnership:
     """Nothing is dropped or altered that another pipeline, or a person, has made."""
 
     dsn: str

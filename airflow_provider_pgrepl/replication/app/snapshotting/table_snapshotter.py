@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import Records, membership_of
-from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import Claims
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -20,7 +20,11 @@ from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
-from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, Wishes, select_tables
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
+    Selected,
+    select_tables,
+)
 from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
 from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -47,7 +51,7 @@ class Outcome:
 
 
 @dataclass
-class Taking:
+class TableSnapshotter:
     """One run's connections, and what it does with them. `spark` gives the session when it is needed."""
 
     access: Access
@@ -62,7 +66,7 @@ class Taking:
     def records(self) -> Records:
         return self.store.read_tables(self.pipeline.name)
 
-    def take(self, tables: Collection[TableName], wishes: Wishes, record: EpochRecord) -> Outcome:
+    def take(self, tables: Collection[TableName], wishes: RequestedTables, record: EpochRecord) -> Outcome:
         """Copy these tables, whatever state they are in; one that cannot be goes into error, and only that.
 
         Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
@@ -70,7 +74,7 @@ class Taking:
         """
         left, copied, attempt = set(tables), list[TableName](), 1
         failed: dict[TableName, PgReplError] = {}
-        claims = Claims(self.access.dsn, self.source, self.pipeline, self.store)
+        claims = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         claims.check_publication(record.publication_oid)
         while left:
             relations, unfit = self._examine(left, wishes)
@@ -107,7 +111,7 @@ class Taking:
         return Outcome(tuple(copied), failed)
 
     def _examine(
-        self, tables: set[TableName], wishes: Wishes
+        self, tables: set[TableName], wishes: RequestedTables
     ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
         """As they are now: tables that can be copied, and why the others cannot."""
         selected = select_tables(self.source, self.pipeline, wishes)

@@ -13,7 +13,10 @@ from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.applying.table_position import (
+    TablePosition,
+    read_table_position,
+)
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -81,7 +84,7 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
-class Status:
+class PipelineStatus:
     """`problems` says what could not be looked at. `steps`: received, durable, told, applied. `tables`:
     without those that were removed.
 
@@ -113,7 +116,7 @@ class _Lake:
     problems: tuple[str, ...] = ()
 
 
-def read_status(pipeline: Pipeline) -> Status:
+def read_status(pipeline: Pipeline) -> PipelineStatus:
     """Ask source, state database (both named by the environment) and lake.
 
     Raises ConfigError, SourceConnectionError, PrivilegeError. What else cannot be looked at is a problem in
@@ -139,7 +142,7 @@ def read_status(pipeline: Pipeline) -> Status:
         for record in tables
         if record.state is not TableState.REMOVED
     )
-    return Status(
+    return PipelineStatus(
         pipeline=pipeline.name,
         lake=pipeline.lake_root,
         source=source,
@@ -223,14 +226,14 @@ def _table(
     )
 
 
-def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> Standing | None:
+def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> TablePosition | None:
     if lake.epoch is None:
         return None
     key, point = str(record.table), lake.point
     try:
         table = open_table(f"{pipeline.lake_root}/{record.table.path}")
         named = point if point and key in point.tables else None
-        return read_standing(table, app_id(pipeline.name, lake.epoch.epoch), key, named)
+        return read_table_position(table, app_id(pipeline.name, lake.epoch.epoch), key, named)
     except PgReplError:
         return None
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_pgrepl.replication.app.status.reading import SlotStatus, Status, TableStatus
+from airflow_provider_pgrepl.replication.app.status.reading import PipelineStatus, SlotStatus, TableStatus
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lsn import LSN
 
@@ -26,12 +26,12 @@ _MEANING = {
 }
 
 
-def to_json(status: Status) -> str:
+def to_json(status: PipelineStatus) -> str:
     """One JSON object; LSNs as X/X, times in ISO 8601, lags in bytes of WAL behind the source."""
     return json.dumps(_plain(asdict(status)), indent=2)
 
 
-def to_text(status: Status) -> str:
+def to_text(status: PipelineStatus) -> str:
     """Some lines that read well at 100 columns."""
     if not status.set_up:
         return "\n".join([*_heading(status), *_problems(status), "", *_not_set_up(status)])
@@ -64,7 +64,7 @@ def show_duration(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} days"
 
 
-def _heading(status: Status) -> list[str]:
+def _heading(status: PipelineStatus) -> list[str]:
     epoch = f", epoch {status.epoch}" if status.epoch is not None else ""
     source = status.source
     return [
@@ -77,7 +77,7 @@ def _heading(status: Status) -> list[str]:
     ]
 
 
-def _not_set_up(status: Status) -> list[str]:
+def _not_set_up(status: PipelineStatus) -> list[str]:
     slot = f", though there is a slot {status.slot.name}" if status.slot else ""
     return textwrap.wrap(
         f"Pipeline {status.pipeline} has not been set up yet{slot}: run the snapshot app first"
@@ -86,7 +86,7 @@ def _not_set_up(status: Status) -> list[str]:
     )
 
 
-def _app(status: Status) -> list[str]:
+def _app(status: PipelineStatus) -> list[str]:
     if status.app is None or not status.app.holder:
         return [_line("app", "the replicate app has not run yet")]
     app = status.app
@@ -100,7 +100,7 @@ def _app(status: Status) -> list[str]:
     return [_line("app", f"not running; was on {app.holder}, {ago}")]
 
 
-def _slot(status: Status) -> list[str]:
+def _slot(status: PipelineStatus) -> list[str]:
     slot = status.slot
     if slot is None and not status.recorded:
         text = "is gone, and the pipeline is not recorded in this database: the snapshot app would begin anew"
@@ -126,18 +126,18 @@ def _slot_state(slot: SlotStatus) -> str:
     return reading if slot.wal_status in (None, "reserved") else f"{reading}, WAL {slot.wal_status}"
 
 
-def _problems(status: Status) -> list[str]:
+def _problems(status: PipelineStatus) -> list[str]:
     return [_line("problem", problem) for problem in status.problems]
 
 
-def _steps(status: Status) -> list[str]:
+def _steps(status: PipelineStatus) -> list[str]:
     rows = [("step", "LSN", "behind the source", "meaning")]
     for name, step in status.steps.items():
         rows.append((name, _lsn(step.lsn), show_bytes(step.lag_bytes), _MEANING[name]))
     return _aligned(rows, right={2})
 
 
-def _point(status: Status) -> list[str]:
+def _point(status: PipelineStatus) -> list[str]:
     point = status.consistent_point
     if point is None:
         return [_line("point", "no consistent point in this epoch yet")]

@@ -20,11 +20,11 @@ from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog import reader, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import Level, Levels
+from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable, CaughtUpTables
 from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
 from airflow_provider_pgrepl.replication.lake.applying.checkpoint import checkpoint_uri, drop_checkpoint
 from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
-from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing
+from airflow_provider_pgrepl.replication.lake.applying.table_position import TablePosition
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, stamp_at
 from airflow_provider_pgrepl.replication.lake.applying.tasks import (
     RESULT,
@@ -81,7 +81,7 @@ class Applier:
         self._uri = changelog_uri(pipeline.lake_root)
         self._points = Points(pipeline.lake_root)
         self._tables = RecordedTables(pipeline, record, self._points)
-        self._levels = Levels()
+        self._levels = CaughtUpTables()
         # Files that hold no change of a table do not move its position: they must not be taken for ever.
         # What was looked through is kept with the position above which it was.
         self._looked_through: dict[int, tuple[LSN, LSN]] = {}
@@ -203,7 +203,7 @@ class Applier:
         """Whether tables that nobody had to open are as they were left."""
         touched = {result.relation_id for result in results}
 
-        def stamp(oid: int, level: Level) -> str:
+        def stamp(oid: int, level: CaughtUpTable) -> str:
             return stamp_at(self._tables.work(records[oid]), level.version, level.history_version)
 
         for oid in self._levels.look(records.keys() - touched, stamp, LOOK_INTERVAL_S):
@@ -233,7 +233,7 @@ class Applier:
                 log.warning("table %s has gone back to %s", record.table, LSN(result.position))
                 self._levels.pop(result.relation_id, None)
             elif result.error is None:
-                self._levels[result.relation_id] = Level(
+                self._levels[result.relation_id] = CaughtUpTable(
                     _snapshot_of(record),
                     mark.to_version,
                     result.version,
@@ -310,14 +310,14 @@ class Applier:
                 log.info("table %s is level with the stream", records[oid].table)
         return not unfinished and all(oid in self._levels for oid in needed if oid in records)
 
-    def _needed(self, oid: int, standing: Standing | None) -> LSN:
+    def _needed(self, oid: int, standing: TablePosition | None) -> LSN:
         """Above which LSN the table needs what the changelog holds."""
         if standing is None:
             return LSN(0)
         then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
         return max(standing.whole, reach) if then <= standing.own else standing.whole
 
-    def _work(self, record: TableRecord, standing: Standing | None) -> TableWork:
+    def _work(self, record: TableRecord, standing: TablePosition | None) -> TableWork:
         if standing is None:
             return self._tables.work(record)
         return self._tables.work(record, standing.own, standing.known)

@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 
 
 @dataclass(frozen=True)
-class Level:
+class CaughtUpTable:
     """Of a table: taken at which snapshot, level with which changelog version, at which own version and
     position, its history, if it keeps one, at which version; `stamp` of the commits by which it got there."""
 
@@ -22,7 +22,7 @@ class Level:
     stamp: str
 
 
-class Levels(dict[int, Level]):
+class CaughtUpTables(dict[int, CaughtUpTable]):
     """By relation id."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Levels(dict[int, Level]):
         for oid in [oid for oid, level in self.items() if snapshots.get(oid) != level.snapshot]:
             del self[oid]
 
-    def at(self, version: int) -> dict[int, Level]:
+    def at(self, version: int) -> dict[int, CaughtUpTable]:
         """Those that are level with a changelog version."""
         return {oid: level for oid, level in list(self.items()) if level.through == version}
 
@@ -50,7 +50,7 @@ class Levels(dict[int, Level]):
         return behind
 
     def look(
-        self, oids: Collection[int], stamp: Callable[[int, Level], str], every_s: float
+        self, oids: Collection[int], stamp: Callable[[int, CaughtUpTable], str], every_s: float
     ) -> Iterator[int]:
         """From time to time: which of these tables are not as they were left; each is forgotten."""
         if time.monotonic() < self._next_look:

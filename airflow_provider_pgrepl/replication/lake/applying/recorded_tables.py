@@ -8,7 +8,10 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, pipeline_of
-from airflow_provider_pgrepl.replication.lake.applying.table_position import Standing, read_standing
+from airflow_provider_pgrepl.replication.lake.applying.table_position import (
+    TablePosition,
+    read_table_position,
+)
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -41,7 +44,7 @@ class RecordedTables:
             position,
         )
 
-    def standing(self, record: TableRecord) -> Standing | None:
+    def standing(self, record: TableRecord) -> TablePosition | None:
         """Up to where a table is whole; None when it cannot be read: whoever works on it meets the same, and
         reports it as the table's own error. Where it has gone back, points do not name it any more.
 
@@ -50,14 +53,14 @@ class RecordedTables:
         try:
             table = open_table(f"{self._pipeline.lake_root}/{record.table.path}")
             point = self._points.last_of(record.table, self._record.epoch)
-            standing = read_standing(table, self._app, str(record.table), point)
+            standing = read_table_position(table, self._app, str(record.table), point)
         except LakeTableError:
             return None
         if standing is not None and standing.seen is not None:
             self._disown(record.table, standing)
         return standing
 
-    def _disown(self, table: TableName, standing: Standing) -> None:
+    def _disown(self, table: TableName, standing: TablePosition) -> None:
         log.warning(
             "table %s has gone back: its lake table is at %s, version %d, and a consistent point saw it at"
             " %s; was its folder put back, or did it lose commits? It is brought forward from the changelog",

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 
 
 @dataclass(frozen=True)
-class Standing:
+class TablePosition:
     """`own`: the table's position. All up to `whole` is in it. `known`: a version that is known to be ours.
 
     `seen`: the position at which a consistent point saw it, if that is beyond its own: it has gone back.
@@ -48,19 +48,21 @@ class Standing:
         return ChangelogError(text, RESNAPSHOT_HINT)
 
 
-def read_standing(table: DeltaTable, app: str, key: str, point: ConsistentPoint | None) -> Standing | None:
+def read_table_position(
+    table: DeltaTable, app: str, key: str, point: ConsistentPoint | None
+) -> TablePosition | None:
     """What is true of a table that `point`, of the app's epoch, names by `key`; None when the epoch never
     wrote it. Raises FencedError."""
     own, version = read_position(table, app), int(table.version())
     if own is None:
         return None
     if point is None:
-        return Standing(own, own, version)
+        return TablePosition(own, own, version)
     named, seen = point.tables.get(key), _seen(point, key, table, app)
     if seen is None or own < seen:
-        return Standing(own, own, version, seen=LSN(own + 1) if seen is None else seen)
+        return TablePosition(own, own, version, seen=LSN(own + 1) if seen is None else seen)
     known = named if named is not None and named <= version else None
-    return Standing(own, max(own, LSN(point.lsn)), version, known)
+    return TablePosition(own, max(own, LSN(point.lsn)), version, known)
 
 
 def _seen(point: ConsistentPoint, key: str, table: DeltaTable, app: str) -> LSN | None:

@@ -19,8 +19,11 @@ from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, epoch_of, read_position
 from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
-from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import Announced
-from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations, walk_relations
+from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
+    read_relations,
+    relation_timeline,
+)
 from airflow_provider_pgrepl.replication.lake.history.apply import check_history
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
@@ -64,8 +67,8 @@ class TableWork:
                 forget(uri)
 
     @property
-    def announced(self) -> Announced:
-        return Announced(self.pipeline.lake_root, self.changelog, self.relation.oid)
+    def announced(self) -> RelationCache:
+        return RelationCache(self.pipeline.lake_root, self.changelog, self.relation.oid)
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     stop = _first_stop(rows, work)
     if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    walk = walk_relations(lake.first, rows, work.announced.find, work.pipeline)
+    walk = relation_timeline(lake.first, rows, work.announced.find, work.pipeline)
     work.announced.add(walk.unannounced, epoch_of(work.app))
     opened = int(lake.table.version())
     changes = lake.follow(walk)

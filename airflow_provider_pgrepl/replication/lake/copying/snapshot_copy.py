@@ -10,7 +10,11 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    EffectiveFrom,
+    RelationIndex,
+    relations_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
@@ -63,7 +67,7 @@ class SnapshotCopy:
         self._position = LSN(exported.consistent_point - 1)
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
         watching = event_trigger.read_watching(keeper.connection, pipeline)
-        self._place = None if watching is None else Place(self._position, watching)
+        self._place = None if watching is None else EffectiveFrom(self._position, watching)
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
 

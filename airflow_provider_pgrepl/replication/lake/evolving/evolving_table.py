@@ -20,7 +20,11 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     relation_marks,
 )
 from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
-from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import Stretch, Walk, read_relations
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
+    RelationSpan,
+    RelationTimeline,
+    read_relations,
+)
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -52,7 +56,7 @@ class EvolvingTable:
             )
         return position
 
-    def follow(self, walk: Walk) -> int:
+    def follow(self, walk: RelationTimeline) -> int:
         """Bring the table through all stretches of a walk that began with `first`; how many changes it took.
 
         Raises what `apply_changes`, `apply_with_history` and `Evolution.evolve` do.
@@ -72,7 +76,7 @@ class EvolvingTable:
                     compact_small_files(handle, self.app)
         return changes
 
-    def _steps_done(self, walk: Walk) -> int:
+    def _steps_done(self, walk: RelationTimeline) -> int:
         """Up to which stretch the table has evolved already, by somebody who died before the changes."""
         if self.built.version == self.first.version:
             return 0
@@ -87,10 +91,10 @@ class EvolvingTable:
             )
         return len(walk.stretches)
 
-    def _changes(self, stretch: Stretch) -> pa.Table:
+    def _changes(self, stretch: RelationSpan) -> pa.Table:
         return stretch.rows.filter(pc.is_in(stretch.rows["op"], _CHANGES))
 
-    def _apply(self, stretch: Stretch) -> int:
+    def _apply(self, stretch: RelationSpan) -> int:
         changes = self._changes(stretch)
         return self._apply_changes(changes, stretch.relation).changes if changes.num_rows else 0
 
@@ -99,7 +103,7 @@ class EvolvingTable:
             return apply_changes(self.table, changes, relation, self.pipeline, self.app)
         return apply_with_history(self.table, self.history, changes, relation, self.pipeline, self.app)
 
-    def _settle(self, walk: Walk) -> None:
+    def _settle(self, walk: RelationTimeline) -> None:
         """What was announced, and then changed nothing, is behind us: so must the position say, or the next
         walk begins with it again."""
         relations, rows = read_relations(self.table), walk.stretches[-1].rows

@@ -19,7 +19,7 @@ _records: dict[tuple[str, int, int], RelationRecord] = {}
 
 
 @dataclass(frozen=True)
-class Announced:
+class RelationCache:
     """The relation versions of one table."""
 
     lake_root: str

@@ -1,6 +1,6 @@
 """Which relation holds for which changes of a table: a walk through the changelog's rows, in order.
 
-Call `walk_relations(relation, rows, find_record, pipeline)`, where `relation` is the one that holds before
+Call `relation_timeline(relation, rows, find_record, pipeline)`, where `relation` is the one that holds before
 the rows: of a lake table, the second of what `read_relations` says. It gives stretches: rows, and the
 relation in whose layout they are. The lake table is for the first stretch's relation when the walk begins
 (or, where the two that `read_relations` says differ, for that with which a later one `begins`); before
@@ -42,7 +42,7 @@ _TRUNCATE = 0
 
 
 @dataclass(frozen=True)
-class Stretch:
+class RelationSpan:
     """Rows in the layout of one relation; whole transactions.
 
     `begins`: the relation with which the stretch began; `relation`: that with which it ends, which differs in
@@ -59,12 +59,12 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Walk:
+class RelationTimeline:
     """`stop`: the commit LSN from which on nothing may be applied, and why. `unannounced`: relations in force
     that no stream has announced in this form, which the relation index must know before a commit names them.
     """
 
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[RelationSpan, ...]
     stop: tuple[LSN, DriftError] | None = None
     unannounced: tuple[Relation, ...] = ()
 
@@ -87,7 +87,9 @@ def read_relations(table: DeltaTable) -> tuple[int, int] | None:
     return built, built if before is None else before
 
 
-def walk_relations(relation: Relation, rows: pa.Table, find_record: FindRecord, pipeline: Pipeline) -> Walk:
+def relation_timeline(
+    relation: Relation, rows: pa.Table, find_record: FindRecord, pipeline: Pipeline
+) -> RelationTimeline:
     """Judge each relation that the rows announce or obey, in order.
 
     `rows` are changelog rows of the relation, op R among them, by (commit_lsn, ordinal), of whole
@@ -96,7 +98,7 @@ def walk_relations(relation: Relation, rows: pa.Table, find_record: FindRecord, 
     At an unsafe change the walk stops: the stretches hold the transactions before. Raises ChangelogError for
     a version that is lost.
     """
-    return _Walker(rows, pipeline, relation).walk(find_record)
+    return _TimelineBuilder(rows, pipeline, relation).walk(find_record)
 
 
 @dataclass
@@ -110,14 +112,14 @@ class _Step:
 
 
 @dataclass
-class _Walker:
+class _TimelineBuilder:
     rows: pa.Table
     pipeline: Pipeline
     first: Relation
     stamps: list[tuple[int, Relation]] = field(default_factory=list)
     unannounced: list[Relation] = field(default_factory=list)
 
-    def walk(self, find_record: FindRecord) -> Walk:
+    def walk(self, find_record: FindRecord) -> RelationTimeline:
         self.lsns = self.rows["commit_lsn"].to_numpy()
         self.truncates = self._truncates()
         self.steps = [_Step(0, self.first, self.first)]
@@ -137,7 +139,7 @@ class _Walker:
                 # What the same transaction has changed before is not to be followed either.
                 self.steps = [step for step in self.steps if step.start < end or step is self.steps[0]]
                 break
-        return Walk(tuple(self._stretches(end)), stop, tuple(self.unannounced))
+        return RelationTimeline(tuple(self._stretches(end)), stop, tuple(self.unannounced))
 
     def _announced(self) -> Iterator[tuple[int, int]]:
         """Where the version of rows differs from that of the row before, and that version."""
@@ -233,11 +235,13 @@ class _Walker:
             ]
         )
 
-    def _stretches(self, end: int) -> Iterator[Stretch]:
+    def _stretches(self, end: int) -> Iterator[RelationSpan]:
         rows = self._stamped()
         ends = [*(step.start for step in self.steps[1:]), end]
         for step, until in zip(self.steps, ends, strict=True):
-            yield Stretch(step.begins, step.relation, rows.slice(step.start, until - step.start), step.before)
+            yield RelationSpan(
+                step.begins, step.relation, rows.slice(step.start, until - step.start), step.before
+            )
 
     def _stamped(self) -> pa.Table:
         """DDL may come after the last change of a transaction, of which a commit says how it ends."""

@@ -21,7 +21,7 @@ _HINT = "take it anew: run the snapshot app with --tables"
 
 
 @dataclass(frozen=True)
-class Unsent:
+class Unchanged:
     """Values that updates did not send: of each the row, and the number of its column among `columns`."""
 
     row: Ints
@@ -47,12 +47,12 @@ class ChangedRows:
     truncates: Ints
     truncate_places: Ints
 
-    def unsent_beside_key(self, relation: Relation) -> Unsent:
+    def unsent_beside_key(self, relation: Relation) -> Unchanged:
         """The values that were not sent and that the key, which every change carries, does not tell."""
         is_key = np.array([column.is_key for column in relation.columns])
         beside_key = ~is_key[self.unsent_column]
         columns, number = np.unique(self.unsent_column[beside_key], return_inverse=True)
-        return Unsent(self.unsent_row[beside_key], number.astype(np.int64), columns)
+        return Unchanged(self.unsent_row[beside_key], number.astype(np.int64), columns)
 
     @property
     def truncated(self) -> bool:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import walk_relations
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import relation_timeline
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, is_same_layout
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
 from airflow_provider_pgrepl.replication.lake.reading.entries import entries_of
@@ -80,7 +80,7 @@ class Overlay:
         rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
         if self.first is not None:
             records = {record.version: record for record in self.announced}
-            rows = walk_relations(self.first, rows, records.get, self.pipeline).stretches[-1].rows
+            rows = relation_timeline(self.first, rows, records.get, self.pipeline).stretches[-1].rows
         return rows.filter(pc.is_in(rows["op"], _CHANGES)).combine_chunks()
 
     def net_rows(self) -> NetRows:

@@ -16,7 +16,10 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
-from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import Walk, walk_relations
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
+    RelationTimeline,
+    relation_timeline,
+)
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.base import Base, Bases, membership, no_relation
@@ -128,7 +131,7 @@ class Planner:
         files = self._kept.files(built.oid, above, self._moment.lsn)
         rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
         self._check_gaps(built.table, rows)
-        walk = walk_relations(built, rows, partial(self._kept.find_record, built.oid), self._pipeline)
+        walk = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), self._pipeline)
         if walk.stop:
             lsn, error = walk.stop
             raise DriftError(
@@ -140,7 +143,7 @@ class Planner:
         return walk.relation, tuple(self._stretches(walk, rows, built, paths, above))
 
     def _stretches(
-        self, walk: Walk, rows: pa.Table, before: Relation, paths: tuple[str, ...], above: LSN
+        self, walk: RelationTimeline, rows: pa.Table, before: Relation, paths: tuple[str, ...], above: LSN
     ) -> Iterator[Overlay]:
         start = 0
         for stretch in walk.stretches:

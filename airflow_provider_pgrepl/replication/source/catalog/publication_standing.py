@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import Partition, Standing, TableName
+from airflow_provider_pgrepl.replication.relation import Partition, PublicationStanding, TableName
 from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, leaves_of
 from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
     ABOVE,
@@ -83,7 +83,7 @@ class Publishing:
         # Never 0, which says that nobody has looked.
         return (int.from_bytes(hashlib.blake2b(repr(found).encode(), digest_size=8).digest()) >> 1) | 1
 
-    def standings(self, connection: Connection, names: Names) -> dict[int, Standing]:
+    def standings(self, connection: Connection, names: Names) -> dict[int, PublicationStanding]:
         """How each is published now; where one is gone, who has its name. It is silent of `had_rows`."""
         oids = list(self.oids)
         with source_errors(f"looking at publication {self.publication}"):
@@ -96,9 +96,9 @@ class Publishing:
             if oid in present:
                 partitions = tuple(_without_file(leaf) for leaf in leaves.get(oid, ()))
                 place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin)
-                found[oid] = Standing(oid, *place, member.links, present[oid][1], partitions)
+                found[oid] = PublicationStanding(oid, *place, member.links, present[oid][1], partitions)
             else:
-                found[oid] = Standing(_successor(connection, names(oid)))
+                found[oid] = PublicationStanding(_successor(connection, names(oid)))
         return found
 
 

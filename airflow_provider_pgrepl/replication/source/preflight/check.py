@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.preflight.selection import Wishes, resolve_tables
+from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.server_problems import (
     replication_problems,
     role_problems,
@@ -42,7 +42,7 @@ def check_server(dsn: str, slot: str | None = None) -> Server:
 
 
 def check_source(
-    dsn: str, pipeline: Pipeline, wishes: Wishes | None = None, *, new_epoch: bool = False
+    dsn: str, pipeline: Pipeline, wishes: RequestedTables | None = None, *, new_epoch: bool = False
 ) -> list[Relation]:
     """Check all that the pipeline needs of its source; nothing is created. The tables it will replicate.
 

@@ -29,7 +29,7 @@ WHERE n.nspname = ANY (%s)
 
 
 @dataclass(frozen=True)
-class Wishes:
+class RequestedTables:
     """What is wanted beside the pipeline file: tables that an operator added, or removed; and those that are
     replicated already, of which a pattern must not lose sight when they can be replicated no longer."""
 
@@ -55,7 +55,7 @@ class Selected:
 
 
 def resolve_tables(
-    connection: Connection, pipeline: Pipeline, wishes: Wishes | None = None
+    connection: Connection, pipeline: Pipeline, wishes: RequestedTables | None = None
 ) -> list[Relation]:
     """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
 
@@ -63,7 +63,7 @@ def resolve_tables(
     every table that cannot be replicated and why. A pattern leaves out what cannot be published without
     harm (no key), what is no ordinary table, and partitions; they go with their partitioned table.
     """
-    wishes = wishes or Wishes()
+    wishes = wishes or RequestedTables()
     selected = select_tables(connection, pipeline, wishes)
     problems = [error.message for error in selected.problems.values()]
     if not selected.tables:
@@ -75,7 +75,7 @@ def resolve_tables(
     return list(selected.relations)
 
 
-def select_tables(connection: Connection, pipeline: Pipeline, wishes: Wishes) -> Selected:
+def select_tables(connection: Connection, pipeline: Pipeline, wishes: RequestedTables) -> Selected:
     """Likewise, with each table's problems as its own. Raises ConfigError, and TableError for a pattern that
     can stand for no table at all."""
     patterns = _patterns(pipeline)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PgReplError, SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError, PgReplError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import patience
@@ -50,7 +50,7 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
 
 
 def drop_slot(connection: Connection, name: str) -> None:
-    """Drop it; one that is not there is as good as dropped. Raises SlotBusyError while somebody reads it."""
+    """Drop it; one that is not there is as good as dropped. Raises BusyError while somebody reads it."""
     try:
         with source_errors(f"dropping slot {name}"):
             try:
@@ -60,7 +60,7 @@ def drop_slot(connection: Connection, name: str) -> None:
     except PgReplError:
         slot = read_slot(connection, name)
         if slot is not None and slot.active:
-            raise SlotBusyError(
+            raise BusyError(
                 f"slot {name} is read by pid {slot.active_pid}, and cannot be dropped",
                 "stop the replication app first",
             ) from None
@@ -68,7 +68,7 @@ def drop_slot(connection: Connection, name: str) -> None:
 
 
 def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
-    """Have the server forget what committed before an LSN. Raises SlotBusyError while somebody reads it.
+    """Have the server forget what committed before an LSN. Raises BusyError while somebody reads it.
 
     Whoever calls this has all of it in the changelog: see the rules in CONTRIBUTING.
     """
@@ -78,7 +78,7 @@ def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
                 connection, "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(lsn))
             )
         except psycopg2.errors.ObjectInUse:
-            raise SlotBusyError(
+            raise BusyError(
                 f"slot {name} is read by somebody, and cannot be moved", "stop the replication app first"
             ) from None
 

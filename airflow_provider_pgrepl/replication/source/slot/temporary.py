@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_pgrepl.errors import SlotBusyError
+from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 
 PREFIX = "pgrepl_tmp_"
@@ -21,13 +21,13 @@ ORDER BY 1
 
 
 def check_none_lingers(connection: Connection, pipeline: str) -> None:
-    """Raises SlotBusyError while there is a temporary slot that is not known to be another pipeline's."""
+    """Raises BusyError while there is a temporary slot that is not known to be another pipeline's."""
     wanted = {"prefix": PREFIX, "app": f"pgrepl snapshot {pipeline}"[:63]}
     with source_errors("looking for temporary slots"):
         found = rows(connection, _LINGERING, wanted)
     if found:
         listed = ", ".join(f"{name} (of pid {pid})" for name, pid in found)
-        raise SlotBusyError(
+        raise BusyError(
             f"temporary slots of a snapshot are still there: {listed}",
             "they go with their sessions: run the same again when these have ended",
         )
