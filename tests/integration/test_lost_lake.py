@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
-from airflow_provider_pgrepl.replication.app.status import read_status
+from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from tests.support.kept import Kept
 from tests.support.replicated import execute

@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.changelog.relation_index import Place, RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    EffectiveFrom,
+    RelationIndex,
+    relations_uri,
+)
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
@@ -100,7 +104,7 @@ class Drifting(Received):
                 for file in write_range(self.dsn, snapshot, part, relation, self.pipeline, position, now)
             ]
         record = RelationRecord.of_catalog(relation)
-        place = None if watching is None else Place(position, watching)
+        place = None if watching is None else EffectiveFrom(position, watching)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record, place)
         commit_snapshot(
             self.lake_path(table.sql),

@@ -1,4 +1,4 @@
-"""Reception: a receiver, replaced by a new one when its connection to the source was lost."""
+"""ReconnectingReceiver: a receiver, replaced by a new one when its connection to the source was lost."""
 
 from __future__ import annotations
 
