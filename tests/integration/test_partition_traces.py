@@ -224,7 +224,9 @@ def test_a_partition_that_had_rows_when_it_was_attached_is_noticed_without_anoth
     assert "partition public.q was attached and may have held rows" in taken.follow().error
 
 
-def test_a_partition_that_came_twice_while_nobody_looked_stops_the_table(taken, dsn):
+@pytest.mark.parametrize("vacuum", [(), ("vacuum p",)], ids=["", "vacuumed"])
+@pytest.mark.parametrize("again", [(), ("insert into t values (32, 32)",)], ids=["empty", "filled"])
+def test_a_partition_that_came_twice_while_nobody_looked_stops_the_table(taken, dsn, vacuum, again):
     """The last time it was empty; rows that it had the first time were sent."""
     execute(
         dsn,
@@ -233,10 +235,28 @@ def test_a_partition_that_came_twice_while_nobody_looked_stops_the_table(taken, 
         "insert into t values (31, 31)",
         "alter table t detach partition p",
         "delete from p",
-        "vacuum p",
+        *vacuum,
         f"alter table t attach partition p {LATER}",
+        *again,
     )
     assert end(taken, dsn, []).error is not None, "a row that was deleted is in the lake"
+
+
+@pytest.mark.parametrize("analyzed", [(), ("analyze p",)], ids=["", "analyzed"])
+@pytest.mark.parametrize("first", [(), ("insert into t values (31, 31)",)], ids=["empty", "filled"])
+def test_a_partition_that_came_while_older_rows_are_to_come_is_followed(taken, dsn, first, analyzed):
+    execute(
+        dsn,
+        ROWS,
+        "create table p (like t including all)",
+        f"alter table t attach partition p {LATER}",
+        *first,
+        *analyzed,
+    )
+    done(taken.follow())
+    execute(dsn, "insert into t values (32, 32)")
+    done(taken.follow())
+    taken.assert_as_source()
 
 
 def test_a_partition_that_was_attached_empty_before_its_first_row_is_followed(taken, dsn):

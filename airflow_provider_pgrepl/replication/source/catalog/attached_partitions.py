@@ -58,6 +58,17 @@ SELECT CASE WHEN pg_catalog.pg_relation_size(%(oid)s::oid) > %(most)s THEN true 
 ) END
 """
 
+# The first row ever goes to (0,1). Until a VACUUM no other takes its place, and no page goes; that none ran
+# shows in `reltuples` until somebody analyzes, and from 15 on in `relfrozenxid`, which starts no later than
+# the table. (src/backend/access/heap/README.HOT, vac_update_relstats in src/backend/commands/vacuum.c)
+_FIRST_ROW_IS_THERE = """
+SELECT (c.reltuples < 0 OR pg_catalog.current_setting('server_version_num')::int >= 150000
+        AND pg_catalog.age(c.relfrozenxid) >= %(born_age)s)
+    AND (pg_catalog.pg_relation_size(c.oid) = 0
+         OR EXISTS (SELECT FROM ONLY {table} AS r WHERE r.ctid = '(0,1)'))
+FROM pg_catalog.pg_class c WHERE c.oid = %(oid)s::oid
+"""
+
 _MOST_PAGES = 64
 _MOST_BYTES = _MOST_PAGES * 8192
 _MOST_TABLES = 32
@@ -116,7 +127,8 @@ def say_had_rows(
     """A table's partitions with `had_rows`. Waits for no lock that the application holds.
 
     `told_by`: the transaction that is read, if one is. A partition that was attached by a later one may have
-    been attached before, and have lost rows that are still to come: it counts as filled.
+    been attached before, and have lost rows that are still to come: it counts as filled, unless its first row
+    is still there, and so is not from before.
 
     Looking into one takes a SELECT: where its owner could have code run by that, and is not trusted, it
     counts as filled. The connection is in autocommit mode. Raises psycopg2's errors when it is lost.
@@ -137,9 +149,13 @@ def say_had_rows(
     had_rows = set(doubtful) - {
         oid
         for oid in looked_into
-        if not (told_by and _may_be_there_again(nodes[oid], doubtful[oid], told_by))
-        and not _has_earlier_row(
-            connection, partitions[oid], nodes[oid], doubtful[oid], trusts_owners=trusts_owners
+        if not _has_earlier_row(
+            connection,
+            partitions[oid],
+            nodes[oid],
+            doubtful[oid],
+            trusts_owners=trusts_owners,
+            told_by=told_by,
         )
     }
     return tuple(replace(part, had_rows=part.oid in had_rows) for part in found)
@@ -162,7 +178,13 @@ def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
 
 
 def _has_earlier_row(
-    connection: Connection, part: Partition, leaf: _Node, links: list[_Node], *, trusts_owners: bool
+    connection: Connection,
+    part: Partition,
+    leaf: _Node,
+    links: list[_Node],
+    *,
+    trusts_owners: bool,
+    told_by: int,
 ) -> bool:
     if leaf.relkind != "r" or leaf.pages > _MOST_PAGES or not all(link.link_is_clear for link in links):
         return True
@@ -173,6 +195,9 @@ def _has_earlier_row(
             # Any code, or that its owner can add some.
             if not trusts_owners and shut_owners_out(connection, connection, {part.oid: part.table}) != {}:
                 return True
+            is_again = bool(told_by) and _may_be_there_again(leaf, links, told_by)
+            if is_again and not _keeps_its_first_row(connection, part, leaf):
+                return True
             return any(_is_earlier(connection, part, leaf, link) for link in links)
         except (psycopg2.Error, SourceError):
             # Altered just now, gone, or no right to read it: nobody can say.
@@ -182,6 +207,15 @@ def _has_earlier_row(
         finally:
             if not connection.closed:
                 cursor.execute("ROLLBACK")
+
+
+def _keeps_its_first_row(connection: Connection, part: Partition, leaf: _Node) -> bool:
+    """Whether no row was ever in it, or the first is still there, as it was: no earlier one can have gone."""
+    if not leaf.has_first_file:
+        return False
+    query = _FIRST_ROW_IS_THERE.replace("{table}", part.table.sql)
+    found = rows(connection, query, {"oid": leaf.oid, "born_age": leaf.born_age})
+    return bool(found and found[0][0])
 
 
 def _is_earlier(connection: Connection, part: Partition, leaf: _Node, link: _Node) -> bool:
