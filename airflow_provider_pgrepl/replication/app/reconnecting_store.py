@@ -20,7 +20,7 @@ Wait = Callable[[float], bool]
 """Waits so many seconds; whether it is time to end."""
 
 
-def open_lasting_store(dsn: str, role: str, reconnect_s: float, wait: Wait) -> Store:
+def open_reconnecting_store(dsn: str, role: str, reconnect_s: float, wait: Wait) -> Store:
     """A store that, when its connection was lost, connects and takes its locks again, and then does once more
     what failed. Every statement of a store may be done twice.
 
@@ -38,6 +38,7 @@ class _ReconnectingStore:
         self._wait = wait
         self._locks: list[tuple[str, Purpose]] = []
         self._reopening = threading.RLock()
+        self._is_closed = False
         self._store = Store(dsn, role)
 
     def __getattr__(self, name: str) -> Any:
@@ -48,8 +49,8 @@ class _ReconnectingStore:
             store = self._store
             try:
                 return getattr(store, name)(*arguments, **named)
-            except SourceConnectionError:
-                self._reopen(store, 0.0 if name == "write_progress" else self._reconnect_s)
+            except SourceConnectionError as error:
+                self._reopen(store, error, 0.0 if name == "write_progress" else self._reconnect_s)
                 return getattr(self._store, name)(*arguments, **named)
 
         return call
@@ -59,7 +60,10 @@ class _ReconnectingStore:
         self._locks.append((pipeline, purpose))
 
     def close(self) -> None:
-        self._store.close()
+        """For good: a thread that is still at work does not connect, and lock, again."""
+        with self._reopening:
+            self._is_closed = True
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -69,11 +73,14 @@ class _ReconnectingStore:
     ) -> None:
         self.close()
 
-    def _reopen(self, lost: Store, patience_s: float) -> None:
-        """Connect again, unless another thread has done so. Raises what the last attempt did."""
+    def _reopen(self, lost: Store, error: SourceConnectionError, patience_s: float) -> None:
+        """Connect again, unless another thread has done so. Raises what the last attempt did, or `error` when
+        it is closed."""
         deadline, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             with self._reopening:
+                if self._is_closed:
+                    raise error
                 if self._store is not lost:
                     return
                 try:

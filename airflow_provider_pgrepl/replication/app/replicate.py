@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
-from airflow_provider_pgrepl.replication.app.reconnecting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
@@ -69,7 +69,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     role = f"replicate {pipeline.name}"
     with (
         process.StopSignal() as stop,
-        open_lasting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store,
+        open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store,
     ):
         store.lock(pipeline.name, "replicate")
         settle_lake(pipeline)

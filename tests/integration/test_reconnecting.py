@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, SourceConnectionError
-from airflow_provider_pgrepl.replication.app.reconnecting_store import open_lasting_store
+from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving import receiver
@@ -111,7 +111,7 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
         try:
             execute(server.dsn(), "create database t_restarted")
             received = begun(server.dsn("t_restarted"), tmp_path)
-            lasting = open_lasting_store(received.dsn, "test", 30.0, threading.Event().wait)
+            lasting = open_reconnecting_store(received.dsn, "test", 30.0, threading.Event().wait)
             with receiving(received) as reception, lasting as store:
                 store.migrate()
                 store.lock(received.pipeline.name, "replicate")
@@ -217,3 +217,16 @@ def test_who_took_over_while_it_was_away_has_replaced_it_though_nobody_is_at_wor
         end_walsender(received)
         assert reception.failed.wait(20)
         assert isinstance(reception.error, FencedError)
+
+
+def test_a_store_that_was_closed_does_not_connect_again_for_a_thread_that_is_still_at_work(dsn: str) -> None:
+    """It would take its locks again, and keep the next process out."""
+    with Store(dsn, "setup") as first:
+        first.migrate()
+    store = open_reconnecting_store(dsn, "test", 30.0, threading.Event().wait)
+    with store:
+        store.lock("p", "replicate")
+    with pytest.raises(SourceConnectionError):
+        store.read_tables("p")
+    with Store(dsn, "next") as other:
+        other.lock("p", "replicate")
