@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.text_file import read_text
 
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _QUOTED = re.compile(r'"[^"]*"')
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
 _NAME_BYTES = 63
@@ -127,6 +127,8 @@ class Pipeline:
                 "lake: the URI holds credentials",
                 "those of a store come from the environment or an Airflow connection, never from the file",
             )
+        if self.lake != self.lake.strip():
+            raise ConfigError("lake: begins or ends with a blank", "give the path without it")
         if scheme := _SCHEME.match(self.lake):
             raise ConfigError(
                 f"lake: is a URI ({scheme[0]}…), not a path; object stores are not supported yet",

@@ -86,6 +86,8 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
         ("lake", "abfss://box@account.dfs.core.windows.net/x"),
         ("lake", "file:///srv/lake"),
         ("lake", "file:/srv/lake"),
+        ("lake", "s3a:bucket"),
+        ("lake", " s3a://bucket"),
         ("tables", []),
         ("tables", "public.orders"),
         ("tables", ["orders"]),
@@ -150,7 +152,7 @@ def test_the_lake_root_is_absolute_and_has_no_slash_at_its_end(
     monkeypatch.setenv("HOME", "/home/me")
     assert made(lake="lake/").lake_root == str(tmp_path / "lake")
     assert made(lake="~/lake").lake_root == "/home/me/lake"
-    assert made(lake="a:b").lake_root == str(tmp_path / "a:b")
+    assert made(lake="./a:b").lake_root == str(tmp_path / "a:b")
 
 
 def test_the_reference_lists_every_field_with_its_default() -> None:
