@@ -72,7 +72,7 @@ def test_the_slot_was_told_only_what_is_on_the_disk(
 def cut_while_receiving(one: Received, drive: Disk, told: LSN) -> LSN:
     """Cut the power once the slot has moved; what the slot was told in the end."""
     with Traffic(one.dsn), pytest.raises(PgReplError), one.receiving() as receiver:
-        wait_until(lambda: receiver.progress.told_lsn > told + (1 << 19), what="the slot to have moved")
+        wait_until(lambda: receiver.progress.confirmed_lsn > told + (1 << 19), what="the slot to have moved")
         drive.cut_power()
         assert receiver.failed.wait(30)
     drive.power_on()

@@ -45,7 +45,7 @@ def write_progress(received: Received, times: int = 5) -> None:
                 received.pipeline.name,
                 received_lsn=LSN(1),
                 durable_lsn=LSN(1),
-                told_lsn=LSN(1),
+                confirmed_lsn=LSN(1),
                 applied_lsn=LSN(1),
                 applied_commit_ts=None,
                 changes_per_s=0.0,

@@ -94,7 +94,7 @@ def test_a_walsender_that_is_ended_again_and_again_under_load_costs_nothing(
         finally:
             is_over.set()
         wait_for(reception, received.source_lsn())
-        told = reception.progress.told_lsn
+        told = reception.progress.confirmed_lsn
         assert reception.error is None
     assert ids(received) == list(range(4000)), "each once, in order"
     assert told

@@ -75,7 +75,12 @@ class Shop:
                 lsn=at,
             )
             store.write_progress(
-                name, received_lsn=at, durable_lsn=at, told_lsn=at, changes_per_s=1234.0, holder="host:42"
+                name,
+                received_lsn=at,
+                durable_lsn=at,
+                confirmed_lsn=at,
+                changes_per_s=1234.0,
+                holder="host:42",
             )
         version = self.write_table("orders", at)
         self.write_table("broken", at)
@@ -132,7 +137,7 @@ def test_states_positions_and_lag_are_shown_while_no_app_runs(shop: Shop) -> Non
     assert status["set_up"] is True
     assert status["epoch"] == 1
     behind = status["steps"]["durable"]["lag_bytes"]
-    assert status["steps"]["durable"]["lsn"] == status["steps"]["told"]["lsn"] == str(at)
+    assert status["steps"]["durable"]["lsn"] == status["steps"]["confirmed"]["lsn"] == str(at)
     assert 1_000_000 < behind <= end - at
     assert status["steps"]["applied"] == {"lsn": str(LSN(at - 1)), "lag_bytes": behind}
     assert status["slot"]["active"] is False

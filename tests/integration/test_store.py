@@ -96,7 +96,7 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
         assert (found.state, found.reason, found.relation) == (TableState.ERRORED, "too wide", RELATION)
         assert (found.error, found.membership, found.config) == ("", "configured", None)
         progress = store.read_progress("shop")
-        assert (progress.told_lsn, progress.idle_at) == (LSN(7), None)
+        assert (progress.confirmed_lsn, progress.idle_at) == (LSN(7), None)
         assert store.mark_errored("shop", found, DriftError("r", "h"))
         found = store.read_tables("shop")[T]
         assert (found.error, found.remedy) == ("DriftError", Remedy.ANEW)
@@ -157,7 +157,7 @@ def test_a_table_that_was_copied_meanwhile_is_not_moved(store):
 def test_the_schema_goes_with_the_last_pipeline(pg, store):
     store.register(pipeline("second"), "123", True, True)
     store.set_state("shop", T, TableState.PENDING)
-    store.write_progress("shop", told_lsn=LSN(1))
+    store.write_progress("shop", confirmed_lsn=LSN(1))
     store.forget_pipeline("shop")
     store.forget_pipeline("shop")
     assert store.read_pipeline("shop") is None
@@ -406,7 +406,7 @@ def test_a_snapshot_is_recorded(store):
 def test_progress_is_written_in_parts(store):
     assert store.read_progress("shop") is None
     when = datetime(2025, 5, 1, tzinfo=UTC)
-    store.write_progress("shop", received_lsn=LSN(9), durable_lsn=LSN(8), told_lsn=LSN(7), holder="me")
+    store.write_progress("shop", received_lsn=LSN(9), durable_lsn=LSN(8), confirmed_lsn=LSN(7), holder="me")
     store.write_progress("shop", applied_lsn=LSN(6), applied_commit_ts=when, changes_per_s=2.5)
     store.write_progress("shop", idle_at=when)
     store.write_progress("shop", received_lsn=LSN(10))

@@ -59,7 +59,7 @@ NOW = datetime(2025, 5, 1, 12, 0, tzinfo=UTC)
 def test_lag_is_of_each_step_behind_the_source():
     progress = Progress(LSN(900), LSN(800), LSN(700), LSN(600), NOW - timedelta(seconds=3))
     found = lag(progress, LSN(1000), NOW)
-    assert (found.receive_bytes, found.durable_bytes, found.told_bytes) == (100, 200, 300)
+    assert (found.receive_bytes, found.durable_bytes, found.confirmed_bytes) == (100, 200, 300)
     assert (found.apply_bytes, found.applied_seconds) == (400, 3.0)
 
 

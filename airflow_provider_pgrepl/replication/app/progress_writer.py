@@ -81,7 +81,7 @@ class ProgressWriter:
                 self._pipeline,
                 received_lsn=received.received_lsn,
                 durable_lsn=received.durable_lsn,
-                told_lsn=received.told_lsn,
+                confirmed_lsn=received.confirmed_lsn,
                 applied_lsn=applied.applied_lsn,
                 applied_commit_ts=applied.commit_ts,
                 changes_per_s=rate,

@@ -61,7 +61,7 @@ class ReceiverProgress:
 
     received_lsn: LSN = field(default_factory=lambda: LSN(0))
     durable_lsn: LSN = field(default_factory=lambda: LSN(0))
-    told_lsn: LSN = field(default_factory=lambda: LSN(0))
+    confirmed_lsn: LSN = field(default_factory=lambda: LSN(0))
     seen_lsn: LSN = field(default_factory=lambda: LSN(0))
     changelog_version: int = 0
     sequence: int | None = None
@@ -269,21 +269,21 @@ class Receiver:
                 return
 
     def _send_status_if_due(self, *, asked: bool = False) -> None:
-        moved = self._tellable_lsn > self.progress.told_lsn
+        moved = self._confirmable_lsn > self.progress.confirmed_lsn
         overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
         if asked or moved or overdue or self._ask_for_reply.is_set():
             self._send_status()
 
     @property
-    def _tellable_lsn(self) -> LSN:
+    def _confirmable_lsn(self) -> LSN:
         return self.progress.durable_lsn if self._resent.is_passed else self._confirmed
 
     def _send_status(self) -> None:
         asks = self._ask_for_reply.is_set()
         self._ask_for_reply.clear()
-        told = self._tellable_lsn
-        self._stream.send_status(max(self.progress.received_lsn, told), told, wants_reply=asks)
-        self.progress.told_lsn = told
+        confirmed = self._confirmable_lsn
+        self._stream.send_status(max(self.progress.received_lsn, confirmed), confirmed, wants_reply=asks)
+        self.progress.confirmed_lsn = confirmed
         self._last_status = time.monotonic()
 
     # The writing thread: splitter, buffer, changelog and catalog connection are its own.

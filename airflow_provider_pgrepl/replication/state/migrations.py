@@ -83,6 +83,7 @@ _VERSIONS: tuple[str, ...] = (
     );
     """,
     "ALTER TABLE _pgrepl.progress ADD table_bytes jsonb NOT NULL DEFAULT '{}'",
+    "ALTER TABLE _pgrepl.progress RENAME told_lsn TO confirmed_lsn",
 )
 
 _MIGRATIONS_TABLE = """

@@ -25,14 +25,14 @@ class TableBytes:
 class Progress:
     """The receiver's and the applier's last words, as people see them; the truth is in the lake.
 
-    received: read from the slot. durable: committed to the changelog. told: confirmed to the slot. applied:
+    received: read from the slot. durable: committed to the changelog. confirmed: to the slot. applied:
     every streaming table has it, as of a consistent point. `idle_at`, by the clock of the state database: no
     batch was running then, so that every later one knows the states that were set before.
     """
 
     received_lsn: LSN = _START
     durable_lsn: LSN = _START
-    told_lsn: LSN = _START
+    confirmed_lsn: LSN = _START
     applied_lsn: LSN = _START
     applied_commit_ts: datetime | None = None
     changes_per_s: float = 0.0
@@ -53,7 +53,7 @@ class Lag:
 
     receive_bytes: int
     durable_bytes: int
-    told_bytes: int
+    confirmed_bytes: int
     apply_bytes: int
     applied_seconds: float | None
 
@@ -64,7 +64,7 @@ def lag(progress: Progress, wal_lsn: LSN, now: datetime) -> Lag:
     return Lag(
         receive_bytes=_behind(wal_lsn, progress.received_lsn),
         durable_bytes=_behind(wal_lsn, progress.durable_lsn),
-        told_bytes=_behind(wal_lsn, progress.told_lsn),
+        confirmed_bytes=_behind(wal_lsn, progress.confirmed_lsn),
         apply_bytes=apply_bytes,
         applied_seconds=_age(progress.applied_commit_ts, now) if apply_bytes else 0.0,
     )

@@ -13,17 +13,17 @@ from airflow_provider_pgrepl.replication.state.connection import StateConnection
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
 
 _WRITE_PROGRESS = """
-INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, told_lsn, applied_lsn,
+INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, confirmed_lsn, applied_lsn,
     applied_commit_ts, changes_per_s, holder, idle_at, table_bytes)
 VALUES (%(pipeline)s,
     coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
-    coalesce(%(told)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
+    coalesce(%(confirmed)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
     %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
     %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'))
 ON CONFLICT (pipeline) DO UPDATE SET
     received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
     durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
-    told_lsn = coalesce(%(told)s::pg_lsn, p.told_lsn),
+    confirmed_lsn = coalesce(%(confirmed)s::pg_lsn, p.confirmed_lsn),
     applied_lsn = coalesce(%(applied)s::pg_lsn, p.applied_lsn),
     applied_commit_ts = coalesce(%(applied_ts)s::timestamptz, p.applied_commit_ts),
     changes_per_s = coalesce(%(rate)s::float8, p.changes_per_s),
@@ -34,7 +34,7 @@ ON CONFLICT (pipeline) DO UPDATE SET
 """
 
 _PROGRESS = """
-SELECT received_lsn::text, durable_lsn::text, told_lsn::text, applied_lsn::text, applied_commit_ts,
+SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::text, applied_commit_ts,
     changes_per_s, holder, updated_at, idle_at, table_bytes
 FROM _pgrepl.progress WHERE pipeline = %s
 """
@@ -49,7 +49,7 @@ class ProgressRecords(StateConnection):
         *,
         received_lsn: LSN | None = None,
         durable_lsn: LSN | None = None,
-        told_lsn: LSN | None = None,
+        confirmed_lsn: LSN | None = None,
         applied_lsn: LSN | None = None,
         applied_commit_ts: datetime | None = None,
         changes_per_s: float | None = None,
@@ -62,7 +62,7 @@ class ProgressRecords(StateConnection):
             "pipeline": pipeline,
             "received": text_of(received_lsn),
             "durable": text_of(durable_lsn),
-            "told": text_of(told_lsn),
+            "confirmed": text_of(confirmed_lsn),
             "applied": text_of(applied_lsn),
             "applied_ts": applied_commit_ts,
             "rate": changes_per_s,

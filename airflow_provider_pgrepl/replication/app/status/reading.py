@@ -85,7 +85,7 @@ class TableStatus:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """`problems` says what could not be looked at. `steps`: received, durable, told, applied. `tables`:
+    """`problems` says what could not be looked at. `steps`: received, durable, confirmed, applied. `tables`:
     without those that were removed.
 
     `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
@@ -154,7 +154,7 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         steps={
             "received": _step(progress.received_lsn if progress else None, end),
             "durable": _step(lake.durable_lsn, end),
-            "told": _step(slot.confirmed_flush_lsn if slot else None, end),
+            "confirmed": _step(slot.confirmed_flush_lsn if slot else None, end),
             "applied": Step(applied, _lag(applied, end)),
         },
         last_applied_commit_age_s=_age(lake.point),

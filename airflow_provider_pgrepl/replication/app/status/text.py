@@ -21,7 +21,7 @@ _TABLE_HEADINGS = ("table", "state", "for", "position", "behind", "rows copied",
 _MEANING = {
     "received": "read from the slot, as the replicate app last said",
     "durable": "committed to the changelog",
-    "told": "confirmed to the slot",
+    "confirmed": "the slot may forget it",
     "applied": "in the lake tables, at a consistent point",
 }
 
