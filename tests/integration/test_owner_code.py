@@ -340,6 +340,31 @@ def test_looking_into_a_partition_runs_nothing(house, as_member):
     assert house.ran == [f"here as {house.reader}"], "this is what is kept from happening"
 
 
+def test_a_partition_cannot_lead_to_another_table_by_its_name(house):
+    """The driver's placeholders are letters like others in a table's name."""
+    house.member_of_owner()
+    house.as_owner(
+        "create table app.root (id int primary key, v text) partition by range (id)",
+        'create table app."p%(oid)s" (like app.root including all)',
+        'alter table app.root attach partition app."p%(oid)s" for values from (0) to (100)',
+        "insert into app.root values (1, 'x')",
+    )
+    oid = house.as_admin("select 'app.\"p%(oid)s\"'::regclass::oid::int")[0][0]
+    house.as_owner(
+        # What it wrote would be undone; such a lock stays.
+        "create function app.stay() returns int language plpgsql immutable as"
+        " $$ begin perform pg_advisory_lock(4711); return 1; end $$",
+        f"create table app.p{oid} (id int, v text)",
+        f"create index on app.p{oid} (v) where app.stay() > 0",
+    )
+    connection = house.connect()
+    relation = find_relation(connection, TableName("app", "root"))
+    (part,) = read_relation(connection, relation.oid, None, had_rows=True).partitions
+    assert house.as_admin("select pid from pg_locks where locktype = 'advisory' and objid = 4711") == []
+    connection.close()
+    assert part.had_rows is False
+
+
 def test_a_superuser_is_refused_unless_owners_are_trusted(house):
     with pytest.raises(PrivilegeError, match="role postgres is a superuser") as caught:
         check_source(house.dsn, pipeline())

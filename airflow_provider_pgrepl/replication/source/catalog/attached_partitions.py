@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import psycopg2
 
 from airflow_provider_pgrepl.errors import SourceError
-from airflow_provider_pgrepl.replication.relation import Partition, Relation
+from airflow_provider_pgrepl.replication.relation import Partition, Relation, TableName
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import shut_owners_out
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 
@@ -213,7 +213,7 @@ def _keeps_its_first_row(connection: Connection, part: Partition, leaf: _Node) -
     """Whether no row was ever in it, or the first is still there, as it was: no earlier one can have gone."""
     if not leaf.has_first_file:
         return False
-    query = _FIRST_ROW_IS_THERE.replace("{table}", part.table.sql)
+    query = _on(part.table, _FIRST_ROW_IS_THERE)
     found = rows(connection, query, {"oid": leaf.oid, "born_age": leaf.born_age})
     return bool(found and found[0][0])
 
@@ -228,4 +228,10 @@ def _is_earlier(connection: Connection, part: Partition, leaf: _Node, link: _Nod
         "at_once": leaf.born == link.linked,
         "rewriter": "0" if leaf.has_first_file else str(leaf.altered),
     }
-    return bool(rows(connection, _HAS_EARLIER_ROW.replace("{table}", part.table.sql), values)[0][0])
+    return bool(rows(connection, _on(part.table, _HAS_EARLIER_ROW), values)[0][0])
+
+
+def _on(table: TableName, query: str) -> str:
+    """The query with the table's name, in which the driver is to see no placeholder: it would fill it in, and
+    the query would be planned on another table than was locked."""
+    return query.replace("{table}", table.sql.replace("%", "%%"))
