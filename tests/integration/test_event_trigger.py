@@ -577,6 +577,8 @@ def test_a_seal_is_of_key_transaction_and_content(key):
     assert not replace(message, said=said + b" ").is_genuine(key, 7)
     assert not replace(message, xid=7).is_genuine(key, 7)
     assert not replace(message, seal="größe").is_genuine(key, 7)
+    half = read_sealed(head.replace(message.seal, "\\ud800").encode() + b"\n" + said)
+    assert half is not None and not half.is_genuine(key, 7)
 
 
 @pytest.mark.parametrize(
