@@ -365,6 +365,34 @@ def test_a_partition_cannot_lead_to_another_table_by_its_name(house):
     assert part.had_rows is False
 
 
+def test_so_does_one_whose_schema_a_member_of_the_owning_role_can_rename(house):
+    house.member_of_owner()
+    member, database = f"member_{house.owner}", house.dsn.split("dbname=")[1].split()[0]
+    house.as_admin(
+        f"create role {member}",
+        f"grant {house.owner} to {member}",
+        f"grant create on database {database} to {member}",
+    )
+    try:
+        with keeper_of(house) as keeper:
+            assert [part.is_planned for part in keeper.plan(keeper.relations[0], CUT)] == [False]
+    finally:
+        house.as_admin(f"drop owned by {member}", f"drop role {member}")
+
+
+def test_operators_that_come_first_in_the_path_are_not_called(house):
+    """The path that an administrator has set holds until a connection has set its own."""
+    house.as_owner(
+        "create function app.same(text, text) returns bool language plpgsql as"
+        " $$ begin perform pg_advisory_lock(4712); return $1 operator(pg_catalog.=) $2; end $$",
+        "create operator app.= (function = app.same, leftarg = text, rightarg = text)",
+    )
+    house.as_admin(f"alter role {house.reader} set search_path = app, pg_catalog")
+    connection = house.connect()
+    assert house.as_admin("select pid from pg_locks where locktype = 'advisory' and objid = 4712") == []
+    connection.close()
+
+
 def test_a_superuser_is_refused_unless_owners_are_trusted(house):
     with pytest.raises(PrivilegeError, match="role postgres is a superuser") as caught:
         check_source(house.dsn, pipeline())

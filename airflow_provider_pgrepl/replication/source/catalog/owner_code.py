@@ -79,12 +79,15 @@ WHERE used.classid = 'pg_catalog.pg_proc'::regclass AND NOT r.rolsuper AND r.rol
 ORDER BY 1, 2, 3
 """
 
-# Who owns a schema, and may make schemas, can put another table in the place of one that is locked. So much
-# is left to the owner of the database.
+# Who owns a schema, himself or as a member of the role that does, and may make schemas, can put another table
+# in the place of one that is locked. So much is left to the owner of the database.
 _STANDING = """
 SELECT pg_catalog.bool_and(r.rolsuper OR r.rolname = current_user),
     pg_catalog.bool_and(s.rolsuper OR s.rolname IN (current_user, 'pg_database_owner') OR s.oid = d.datdba
-        OR NOT pg_catalog.has_database_privilege(s.oid, d.oid, 'CREATE'))
+        OR NOT EXISTS (SELECT FROM pg_catalog.pg_roles m
+            WHERE NOT m.rolsuper AND m.rolname <> current_user AND m.oid <> d.datdba
+            AND pg_catalog.has_database_privilege(m.oid, d.oid, 'CREATE')
+            AND pg_catalog.pg_has_role(m.oid, s.oid, 'USAGE')))
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles s ON s.oid = n.nspowner
     JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
