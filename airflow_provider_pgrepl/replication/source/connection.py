@@ -53,10 +53,12 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_count": "3",
 }
 
+# Until it has been run, the path may have anybody's operators before PostgreSQL's own.
 _PIN = (
     "SELECT pg_catalog.set_config(known.name, pinned.value, false)"
     " FROM (VALUES %pairs%) AS pinned (name, value)"
-    " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) = pinned.name"
+    " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
+    " pinned.name"
 )
 CONNECT_TIMEOUT_S = 15
 # Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
