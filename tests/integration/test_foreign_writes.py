@@ -31,15 +31,15 @@ def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_p
     execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
     handed = Handed(dsn, tmp_path, (T,))
     relation = handed.copy(T)
-    walk_relations = table_work.walk_relations
+    relation_timeline = table_work.relation_timeline
 
     def written_meanwhile(*arguments):
-        monkeypatch.setattr(table_work, "walk_relations", walk_relations)
+        monkeypatch.setattr(table_work, "relation_timeline", relation_timeline)
         rows = pa.table(handed.lake_rows(T)).slice(0, 1)
         write_deltalake(handed.lake_path(T), rows, mode="append")
-        return walk_relations(*arguments)
+        return relation_timeline(*arguments)
 
-    monkeypatch.setattr(table_work, "walk_relations", written_meanwhile)
+    monkeypatch.setattr(table_work, "relation_timeline", written_meanwhile)
     execute(dsn, change)
     results = [handed.stream(relation)]
     execute(dsn, "insert into t values (9)")
