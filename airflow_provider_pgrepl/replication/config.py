@@ -34,6 +34,8 @@ _PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _QUOTED = re.compile(r'"[^"]*"')
 _CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
+# JSON can spell these, and neither PostgreSQL nor a file system takes them.
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 _NAME_BYTES = 63
 # Beyond these, times cannot be reckoned with; a number of anything else counts in floats to here.
 _MOST = {"h": 876_000, "s": 1_000_000_000}
@@ -100,6 +102,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         _check_types(self)
+        for name in ("lake", "publication"):
+            if _UNUSABLE.search(getattr(self, name)):
+                raise ConfigError(f"{name}: holds a NUL or half a character")
         if not _PIPELINE_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"name: {self.name!r} may hold only a-z, 0-9 and _, and at most 55 of them",
@@ -148,7 +153,7 @@ class Pipeline:
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
             if is_number and value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
                 raise ConfigError(f"{name}: must not be more than {most}")
-            if is_number and not math.isfinite(value):
+            if isinstance(value, float) and not math.isfinite(value):
                 raise ConfigError(f"{name}: {value} is not a finite number")
             if is_number and (value < 0 or (value == 0 and name not in may_be_zero)):
                 least = "must not be negative" if name in may_be_zero else "must be greater than 0"
@@ -228,8 +233,17 @@ class Pipeline:
 
     @property
     def lake_root(self) -> str:
-        """The lake's path, absolute and without a trailing slash."""
-        return str(Path(self.lake).expanduser().absolute())
+        """The lake's path, absolute and without a trailing slash.
+
+        Raises ConfigError where it is in the home of a user whom this host does not know.
+        """
+        try:
+            return str(Path(self.lake).expanduser().absolute())
+        except RuntimeError:
+            raise ConfigError(
+                f"lake: {self.lake!r} begins with ~, and whose home that is, this host does not know",
+                "give the whole path",
+            ) from None
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=2)
@@ -239,8 +253,10 @@ class Pipeline:
         """Raises ConfigError naming the key or value that cannot be used."""
         try:
             fields = json.loads(text, object_pairs_hook=_object)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"the pipeline file is not JSON: {error}") from None
+        except ConfigError:
+            raise
+        except (ValueError, RecursionError) as error:  # also for numbers and brackets beyond Python's limits
+            raise ConfigError(f"the pipeline file is not JSON that can be read: {error}") from None
         if not isinstance(fields, dict):
             raise ConfigError("the pipeline file must hold one JSON object", _REFERENCE)
         return cls.from_dict(fields)
@@ -273,6 +289,8 @@ def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
     try:
         if "*" in _QUOTED.sub("", text):
             raise ValueError(f"{text!r} has a * where none may be")
+        if _UNUSABLE.search(text):
+            raise ValueError(f"{text!r} holds a NUL or half a character")
         TableName.parse(text)
     except ValueError as error:
         raise ConfigError(

@@ -54,10 +54,18 @@ def test_a_pipeline_does_not_change() -> None:
         made().name = "other"
 
 
+def test_whose_home_the_lake_is_in_must_be_known_only_where_it_lies() -> None:
+    pipeline = made(lake="~of-nobody-here/lake")
+    with pytest.raises(ConfigError, match=r"^lake: '~of-nobody-here/lake' begins with ~"):
+        _ = pipeline.lake_root
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("{", "is not JSON"),
+        ('{"types": ' + "[" * 200_000, "is not JSON that can be read"),
+        ('{"flush_bytes": ' + "1" * 5000 + "}", "is not JSON that can be read"),
         ("[]", "one JSON object"),
         ("null", "one JSON object"),
         ("{}", "missing key 'name', 'lake', 'tables'"),
@@ -88,6 +96,11 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
         ("lake", "file:/srv/lake"),
         ("lake", "s3a:bucket"),
         ("lake", " s3a://bucket"),
+        ("lake", "/srv/\0"),
+        ("lake", "/srv/\ud800"),
+        ("publication", "\ud800"),
+        ("tables", ["public.\0"]),
+        ("tables", ["public.\ud800"]),
         ("tables", []),
         ("tables", "public.orders"),
         ("tables", ["orders"]),
@@ -120,6 +133,8 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
         ("changelog_retention_h", 1e9),
         ("points_bytes", 1e300),
         ("batch_bytes", 10**400),
+        ("batch_bytes", -(10**400)),
+        ("flush_interval_s", -(10**400)),
         ("reconnect_s", 1e10),
     ],
 )
