@@ -180,6 +180,8 @@ class Task:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                # A shell that runs the tests in its background has them, and all that they start, ignore it.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
 
     def log(self) -> str:

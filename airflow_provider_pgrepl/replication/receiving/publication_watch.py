@@ -92,8 +92,8 @@ class PublicationWatch:
 
     def _say(self, standings: dict[int, PublicationStanding]) -> None:
         if standings:
-            # Before the first time nothing can have moved; the changelog only does not say so yet.
-            level = logging.INFO if self._writer.published else logging.DEBUG
+            # Of new tables, and at a start, it may only not have been said before.
+            level = logging.INFO if standings.keys() & self._known.keys() else logging.DEBUG
             log.log(level, "the changelog says again how %d tables are published", len(standings))
             self._writer.append_between(self._rows(standings))
 
