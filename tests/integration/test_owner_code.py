@@ -33,7 +33,9 @@ SPYING = [
     "create table app.ran (place text, who text)",
     "grant all on app.ran to public",
     "create function app.write(text) returns int language plpgsql volatile as"
-    " $$ begin insert into app.ran values ($1, current_user); return 1; end $$",
+    # What it writes may be refused or undone; such a lock stays.
+    " $$ begin perform pg_advisory_lock(4713);"
+    " insert into app.ran values ($1, current_user); return 1; end $$",
     "create function app.spy(text) returns int language plpgsql immutable as"
     " $$ begin return app.write($1); end $$",
 ]
@@ -325,6 +327,7 @@ def test_looking_into_a_partition_runs_nothing(house, as_member):
         connection = house.connect()
         relation = find_relation(connection, TableName("app", "root"))
         (part,) = read_relation(connection, relation.oid, None, had_rows=True, **options).partitions
+        assert house.as_admin("select pid from pg_locks where locktype = 'advisory' and objid = 4713") == []
         connection.close()
         return part.had_rows
 
