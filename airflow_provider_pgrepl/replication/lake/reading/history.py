@@ -6,7 +6,6 @@ ended before a column was added has null there.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import (
     FROM_EPOCH,
     FROM_LSN,
@@ -25,14 +23,14 @@ from airflow_provider_pgrepl.replication.lake.history.place import (
     TO_LSN,
     history_uri,
 )
-from airflow_provider_pgrepl.replication.lake.history.rows import ended_rows
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
-from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
+from airflow_provider_pgrepl.replication.lake.reading import spark_overlay
+from airflow_provider_pgrepl.replication.lake.reading.closed_versions import ended_since, evolved_closed
 from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePlan
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, typed_columns
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -83,8 +81,6 @@ class HistoryAt:
         """The same, for Spark."""
         from pyspark.sql import functions
 
-        from airflow_provider_pgrepl.replication.lake.reading import spark_overlay
-
         closed = self.version.frame(spark).where(self._ended)
         if DELETED in current.columns:
             current = current.where(f"not {DELETED}").drop(DELETED)
@@ -103,49 +99,6 @@ class HistoryAt:
     def _ended(self) -> str:
         epoch, lsn = int(self.epoch), int(self.lsn)
         return f"{TO_EPOCH} < {epoch} or ({TO_EPOCH} = {epoch} and {TO_LSN} <= {lsn})"
-
-
-def ended_since(plan: TablePlan, schema: pa.Schema, epoch: Epoch) -> pa.Table:
-    """The versions of rows that a plan's changes end, in the history's columns.
-
-    Where the table evolved in between, or between two of its changes, all of its rows are read.
-    Raises LakeError, LakeTableError, DriftError, ValueRangeError.
-    """
-    pieces: list[pa.Table] = []
-    held: DeltaTable | pa.Table = plan.version.open()
-    for number, overlay in enumerate(plan.overlays, start=1):
-        if overlay.evolves:
-            pieces = [evolved_closed(piece, [overlay]) for piece in pieces]
-            held = overlay.evolved(plan.version.read() if number == 1 else held)
-        if overlay.count:
-            rows = ended_rows(
-                held, overlay.changes(), overlay.relation, overlay.pipeline, epoch, overlay.above
-            )
-            pieces.extend(rows)
-        if number < len(plan.overlays):
-            held = overlay.lay_over(held if isinstance(held, pa.Table) else plan.version.read())
-    return pa.concat_tables([schema.empty_table(), *(aligned(piece, schema) for piece in pieces)])
-
-
-def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
-    """Versions that ended before a relation came into force, in its types: null in the columns added."""
-    before = overlay.before
-    held = {column.attnum for column in (*before.columns, *before.unpublished, *before.dropped)}
-    after = evolved(rows, before, overlay.relation, overlay.pipeline)
-    for number, typed in enumerate(typed_columns(overlay.relation, overlay.pipeline)):
-        if typed.column.attnum not in held:
-            known = typed.name in rows.column_names
-            values = rows[typed.name] if known else pa.nulls(len(rows), typed.lake_type)
-            after = after.set_column(number, typed.name, values)
-    return after
-
-
-def evolved_closed(rows: pa.Table, overlays: Iterable[Overlay]) -> pa.Table:
-    """The same for all relations that came into force, one after the other."""
-    for overlay in overlays:
-        if overlay.evolves:
-            rows = _evolved_ended(rows, overlay)
-    return rows
 
 
 def _united(history: pa.Schema, current: pa.Schema) -> pa.Schema:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from deltalake import Schema
 
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
-from airflow_provider_pgrepl.replication.lake.reading.history import ended_since, evolved_closed
+from airflow_provider_pgrepl.replication.lake.reading.closed_versions import ended_since, evolved_closed
 from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.spark_net_rows import SparkNetRows
 from airflow_provider_pgrepl.replication.lake.reading.spark_replaced import SparkReplaced
