@@ -16,9 +16,10 @@ from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationEr
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving import receiver
+from airflow_provider_pgrepl.replication.receiving import publication_watch, receiver
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection
@@ -133,6 +134,76 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
         finally:
             server.stop(immediate=True)
     assert len(caplog.records) < 40
+
+
+def end_connections(dsn: str) -> None:
+    execute(
+        dsn,
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+        " where datname = current_database() and application_name like 'pgrepl %'",
+    )
+
+
+def cut_once_the_slot_is_taken(received: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All connections of the first receiver that starts are ended when it has got as far as the changelog."""
+    cuts: list[str] = []
+
+    class Cutting(ChangelogWriter):
+        def __init__(self, uri: str, *arguments: int | None) -> None:
+            super().__init__(uri, *arguments)
+            if not cuts:
+                cuts.append(uri)
+                end_connections(received.dsn)
+
+    monkeypatch.setattr(receiver, "ChangelogWriter", Cutting)
+
+
+def test_a_connection_lost_while_it_starts_is_an_outage_like_any_other(
+    received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_once_the_slot_is_taken(received, monkeypatch)
+    execute(dsn, "insert into t values (1, 'a')")
+    with receiving(received) as reception:
+        wait_for(reception, received.source_lsn())
+        assert reception.error is None
+    assert ids(received) == [1]
+
+
+def test_a_connection_lost_right_after_a_commit_is_not_taken_for_another_receiver(
+    received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look at a table's first row says in the changelog how it is published, then asks where WAL is."""
+    read, cuts = publication_watch.written_lsn, list[LSN]()
+
+    def cut_and_read(connection: Connection) -> LSN:
+        if not cuts:
+            cuts.append(received.source_lsn())
+            end_connections(dsn)
+        return read(connection)
+
+    monkeypatch.setattr(publication_watch, "written_lsn", cut_and_read)
+    execute(dsn, "insert into t values (1, 'a')")
+    with receiving(received) as reception:
+        wait_for(reception, received.source_lsn())
+    assert cuts
+    assert ids(received) == [1]
+
+
+def test_a_start_that_is_lost_for_longer_than_an_outage_may_last_ends_it(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received = begun(dsn, tmp_path, reconnect_s=0.0)
+    cut_once_the_slot_is_taken(received, monkeypatch)
+    with receiving(received) as reception:
+        assert reception.failed.wait(20)
+        assert isinstance(reception.error, SourceConnectionError)
+
+
+def test_who_cannot_connect_at_the_start_hears_so_at_once(received: Received) -> None:
+    wrong = ReconnectingReceiver(received.dsn.replace("dbname=", "dbname=no_"), received.pipeline)
+    with pytest.raises(SourceConnectionError, match="cannot connect"):
+        wrong.start()
+    wrong.stop()
 
 
 def test_an_outage_that_lasts_ends_it(dsn: str, tmp_path: Path) -> None:

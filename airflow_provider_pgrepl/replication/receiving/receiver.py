@@ -98,6 +98,8 @@ class Receiver:
         """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
         All that committed before it is durable."""
         self.failed = threading.Event()
+        self.had_slot = False
+        """Whether the slot was taken: address, login and rights are right then."""
 
     def start(self) -> None:
         """Take the slot, fence the changelog, check that source and changelog continue each other, and go."""
@@ -126,6 +128,7 @@ class Receiver:
                 message_bytes=pipeline.message_bytes,
             )
         )
+        self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
         self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
         self.progress.sequence = writer.sequence
@@ -195,6 +198,8 @@ class Receiver:
         try:
             work()
         except BaseException as error:
+            # Who replaces this one continues from its last commit, also when it failed before it said so.
+            self.progress.sequence = self._writer.sequence
             # That another took over outranks a lost connection, which may be how it took over.
             if self.error is None or isinstance(error, FencedError):
                 self.error = error
