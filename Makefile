@@ -46,8 +46,8 @@ check: setup ## Lint, formatting, types and the direction of imports
 
 .PHONY: test
 test: setup java jars check ## Everything: the checks, then all tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile tests/unit tests/property tests/integration tests/airflow $(PYTEST_ARGS)
-	$(PYTHON) -m pytest -n 2 --dist loadfile tests/spark tests/fault $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/unit tests/property tests/integration tests/airflow $(PYTEST_ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/spark tests/fault $(PYTEST_ARGS)
 	$(PYTHON) -m pytest tests/end_to_end $(PYTEST_ARGS)
 
 .PHONY: soak

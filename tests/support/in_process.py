@@ -6,13 +6,16 @@ The apps' own `main` runs; only starting and stopping the session is taken from 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
@@ -35,6 +38,10 @@ if TYPE_CHECKING:
 APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
 
 
+class EndedAtOnce(BaseException):
+    """The app ended its process as a kill would; here the test goes on."""
+
+
 class Borrowed:
     """The tests' session, which no app may stop."""
 
@@ -46,6 +53,15 @@ class Borrowed:
 
     def stop(self) -> None:
         """It goes on for the next test."""
+
+
+def _end_at_once() -> NoReturn:
+    if threading.current_thread() is threading.main_thread():
+        raise EndedAtOnce
+    # The main thread hangs: nothing but the end of the test's process is left.
+    print("an app in the test's process did not end in time", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(all_threads=True)
+    os._exit(process.RETRY_MAY_HELP)
 
 
 @dataclass
@@ -82,23 +98,28 @@ class InProcess(Received):
     def run(self, app: str, *arguments: str, timeout: float = 0) -> int:
         """Run an app's main to its end; returns its exit code. Its log goes to `log`."""
         with self._surroundings(APPS[app]):
-            return int(APPS[app].main(["--pipeline", str(self.file), *arguments]))
+            try:
+                return int(APPS[app].main(["--pipeline", str(self.file), *arguments]))
+            except EndedAtOnce:
+                return process.RETRY_MAY_HELP
 
     @contextlib.contextmanager
     def _surroundings(self, module: Any) -> Iterator[None]:
-        build_session = module.build_session
+        build_session, end_at_once = module.build_session, process.end_at_once
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         root, to_file = logging.getLogger(), logging.FileHandler(self.log)
         level = root.level
         root.addHandler(to_file)
         root.setLevel(logging.INFO)
         module.build_session = lambda *_, **__: self.spark
+        process.end_at_once = _end_at_once
         os.environ[process.DSN_VARIABLE] = self.dsn
         try:
             yield
         finally:
             del os.environ[process.DSN_VARIABLE]
             module.build_session = build_session
+            process.end_at_once = end_at_once
             root.removeHandler(to_file)
             root.setLevel(level)
             to_file.close()

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Self
+from typing import NoReturn, Self
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication import log_lines
@@ -80,6 +80,12 @@ def exit_code(error: PgReplError) -> int:
     return RETRY_MAY_HELP if error.retry is Retry.TIMED else WILL_NOT_HELP
 
 
+def end_at_once() -> NoReturn:
+    """End this process as a kill would, so that no thread of it writes another byte; retry may help."""
+    logging.shutdown()
+    os._exit(RETRY_MAY_HELP)
+
+
 STOP_LIMIT_S = 100.0
 """How long an app that was asked to end may take; Airflow's operators wait longer (`stop_timeout_s`)."""
 
@@ -129,8 +135,7 @@ class StopSignal:
                         self._asked.set()
         if not self._ended.wait(self._limit_s):
             log.error("asked to end %g s ago, and still not done: ended as by a kill", self._limit_s)
-            logging.shutdown()
-            os._exit(RETRY_MAY_HELP)
+            end_at_once()
 
     def wait(self, seconds: float) -> bool:
         """Wait a while; whether it is time to end."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -255,8 +254,7 @@ class Replication:
         if isinstance(error, FencedError):
             # Another process is at work: nothing of ours may touch the lake from here on.
             log.error("%s", error)
-            logging.shutdown()
-            os._exit(process.RETRY_MAY_HELP)
+            process.end_at_once()
         assert error is not None
         raise error
 
