@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -113,7 +113,7 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
             execute(server.dsn(), "create database t_restarted")
             received = begun(server.dsn("t_restarted"), tmp_path)
             lasting = open_reconnecting_store(received.dsn, "test", 30.0, threading.Event().wait)
-            with receiving(received) as reception, lasting as store:
+            with receiving(received) as reception, closing(lasting) as store:
                 store.migrate()
                 store.lock(received.pipeline.name, "replicate")
                 execute(received.dsn, "insert into t values (1, 'a')")
@@ -295,7 +295,7 @@ def test_a_store_that_was_closed_does_not_connect_again_for_a_thread_that_is_sti
     with Store(dsn, "setup") as first:
         first.migrate()
     store = open_reconnecting_store(dsn, "test", 30.0, threading.Event().wait)
-    with store:
+    with closing(store):
         store.lock("p", "replicate")
     with pytest.raises(SourceConnectionError):
         store.read_tables("p")

@@ -7,8 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import wraps
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from airflow_provider_pgrepl.errors import BusyError, SourceConnectionError
 from airflow_provider_pgrepl.replication.receiving.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
@@ -64,14 +63,6 @@ class _ReconnectingStore:
         with self._reopening:
             self._is_closed = True
             self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _reopen(self, lost: Store, error: SourceConnectionError, patience_s: float) -> None:
         """Connect again, unless another thread has done so. Raises what the last attempt did, or `error` when

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import (
@@ -68,7 +69,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     role = f"replicate {pipeline.name}"
     with (
         process.StopSignal() as stop,
-        open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait) as store,
+        closing(open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait)) as store,
     ):
         store.lock(pipeline.name, "replicate")
         settle_lake(pipeline)

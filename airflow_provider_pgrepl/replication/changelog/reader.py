@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import commit_path, open_storage
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def read_epoch_number(table: DeltaTable) -> Epoch:
 
 def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
     """Read one commit from its log file. Raises FileNotFoundError when the log file is gone."""
-    with filesystem.open_input_stream(f"{root}/_delta_log/{version:020d}.json") as source:
+    with filesystem.open_input_stream(commit_path(root, version)) as source:
         lines = [json.loads(line) for line in source.read().splitlines() if line]
     record = None
     files = []

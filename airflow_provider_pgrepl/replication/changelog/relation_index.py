@@ -14,15 +14,14 @@ from typing import Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation, TableName
 from airflow_provider_pgrepl.replication.storage import (
     durable,
+    has_commit,
     make_folder,
-    open_storage,
     refusal,
 )
 
@@ -140,12 +139,10 @@ class RelationIndex:
         return sorted({relation_id for relation_id, _ in self._entries()})
 
     def _has_grown(self) -> bool:
-        filesystem, root = open_storage(self._uri)
         try:
-            found = filesystem.get_file_info(f"{root}/_delta_log/{self._version + 1:020d}.json")
+            return has_commit(self._uri, self._version + 1)
         except OSError as error:
             raise refusal("the relation index cannot be read", error) from error
-        return bool(found.type != fs.FileType.NotFound)
 
     def catalogs(self, relation_id: int) -> list[Relation]:
         """What the catalog said of a relation, whenever it was announced or copied; in no order."""

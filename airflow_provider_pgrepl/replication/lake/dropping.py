@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import log_path, open_storage, storage_errors
 
 
 def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:
@@ -68,7 +68,7 @@ def drop_system_folder(lake_root: str) -> None:
 def _delete(filesystem: fs.FileSystem, folder: str) -> bool:
     """Its log first: what is half deleted is then no table any more."""
     there = False
-    for place in (f"{folder}/_delta_log", folder):
+    for place in (log_path(folder), folder):
         with storage_errors(place):
             if filesystem.get_file_info(place).type == fs.FileType.Directory:
                 filesystem.delete_dir(place)

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.lake.points_budget import (
     within_budget,
 )
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
-from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import log_path, open_storage, storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class Maintenance:
         filesystem, root = open_storage(self._pipeline.lake_root)
         kind = fs.FileType.NotFound
         with _failing_alone(path, tidied), storage_errors(f"{self._pipeline.lake_root}/{path}"):
-            kind = filesystem.get_file_info(f"{root}/{path}/_delta_log").type
+            kind = filesystem.get_file_info(log_path(f"{root}/{path}")).type
         return bool(kind == fs.FileType.Directory)
 
 

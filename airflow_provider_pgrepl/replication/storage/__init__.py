@@ -1,6 +1,12 @@
 """The lake's storage: where files are written, and when what was written is there for good."""
 
-from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
+from airflow_provider_pgrepl.replication.storage.filesystem import (
+    commit_path,
+    has_commit,
+    log_path,
+    make_folder,
+    open_storage,
+)
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
     is_refusal,
@@ -8,4 +14,14 @@ from airflow_provider_pgrepl.replication.storage.refusal import (
     storage_errors,
 )
 
-__all__ = ["delta_errors", "is_refusal", "make_folder", "open_storage", "refusal", "storage_errors"]
+__all__ = [
+    "commit_path",
+    "delta_errors",
+    "has_commit",
+    "is_refusal",
+    "log_path",
+    "make_folder",
+    "open_storage",
+    "refusal",
+    "storage_errors",
+]

@@ -6,7 +6,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.storage.durable import local_path
+from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 
 # Hadoop's names of schemes that Arrow knows under another one.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "abfss": "abfss"}
@@ -26,6 +26,22 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
             f"the lake {root} cannot be opened: {error.__class__.__name__}", "give a directory or a URI"
         ) from error
     return filesystem, path.rstrip("/")
+
+
+def log_path(root: str) -> str:
+    """The folder of a Delta table's log. `root`: the table's path in its filesystem."""
+    return f"{root}/{LOG_FOLDER}"
+
+
+def commit_path(root: str, version: int) -> str:
+    """The file of one commit of a Delta table. `root`: the table's path in its filesystem."""
+    return f"{log_path(root)}/{version:020d}.json"
+
+
+def has_commit(uri: str, version: int) -> bool:
+    """Whether the file of a commit is there, whatever it holds. Raises OSError."""
+    filesystem, root = open_storage(uri)
+    return bool(filesystem.get_file_info(commit_path(root, version)).type == fs.FileType.File)
 
 
 def make_folder(uri: str) -> None:

@@ -1,4 +1,4 @@
-"""Claims: what of the source is the pipeline's own (slot, publication), and what is somebody else's."""
+"""SourceOwnership: what of the source is the pipeline's own (slot, publication), and what is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking: tables into an epoch that runs, at a temporary slot's snapshot, with no effect on the others."""
+"""TableSnapshotter: takes tables into an epoch that runs, at a temporary slot's snapshot; others go on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels: what the applier knows of tables that are level with the stream; it only saves looking."""
+"""CaughtUpTables: what the applier knows of tables that have caught up; it only saves looking."""
 
 from __future__ import annotations
 

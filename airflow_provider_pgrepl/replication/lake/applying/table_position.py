@@ -1,4 +1,4 @@
-"""Standing: up to where a lake table is whole, by its own word and that of the consistent points.
+"""TablePosition: up to where a lake table is whole, by its own word and that of the consistent points.
 
 A point says of a table that was not changed that it is whole up to a later LSN than its own position. That
 holds only as long as the table has what the point saw: a folder that was put back, or lost its newest

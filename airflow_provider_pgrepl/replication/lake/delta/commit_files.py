@@ -16,14 +16,13 @@ from deltalake import DeltaTable
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import commit_path, log_path, open_storage, storage_errors
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
 
-_LOG = "_delta_log"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 
@@ -32,7 +31,7 @@ def stamp_of(uri: str, version: int) -> str:
     """What tells the commit of a version from another in its place; empty when there is none."""
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
-        found = filesystem.get_file_info(f"{root}/{_LOG}/{version:020d}.json")
+        found = filesystem.get_file_info(commit_path(root, version))
     return f"{found.size}@{found.mtime_ns}" if found.size else ""
 
 
@@ -78,7 +77,7 @@ def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
     """Versions and sizes of the commits after the last checkpoint: what was before is in that."""
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
-        infos = filesystem.get_file_info(fs.FileSelector(f"{root}/{_LOG}", allow_not_found=True))
+        infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
     whole = [info.base_name for info in infos if info.size]
     last = max((match[1] for name in whole if (match := _CHECKPOINT.fullmatch(name))), default="")
     for info in infos:

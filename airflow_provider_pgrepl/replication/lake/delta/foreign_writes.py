@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.errors import LakeChangedError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.relation import TableName
-from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import commit_path, open_storage, storage_errors
 
 
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
@@ -42,7 +42,7 @@ def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
     """A commit's actions; None when its log file is gone."""
     filesystem, root = open_storage(uri)
     try:
-        source = filesystem.open_input_stream(f"{root}/_delta_log/{version:020d}.json")
+        source = filesystem.open_input_stream(commit_path(root, version))
     except FileNotFoundError:
         return None
     with storage_errors(uri), source:

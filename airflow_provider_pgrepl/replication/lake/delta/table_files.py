@@ -24,9 +24,14 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
-from airflow_provider_pgrepl.replication.storage import durable, open_storage
+from airflow_provider_pgrepl.replication.storage import (
+    commit_path,
+    durable,
+    has_commit,
+    log_path,
+    open_storage,
+)
 
-_LOG = "_delta_log"
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
 _COMMIT, _CHECKPOINT = "json", "checkpoint.parquet"
@@ -77,7 +82,7 @@ class TableFiles:
     def measure(self) -> TableBytes:
         """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
         with _readable(self._uri):
-            if not self._is_as_left() or self._has_news():
+            if not self._is_as_left() or has_commit(self._uri, self._version + 1):
                 self._follow()
         kept = sum(life.size for life in self._removed.values())
         self.measured = TableBytes(sum(self._sizes.values()), kept, self._written)
@@ -140,7 +145,7 @@ class TableFiles:
             if doomed:
                 durable.flush_checkpoint(self._uri, base)
             # Oldest first: whatever ends this midway, what is left has no gap.
-            self._delete(f"{_LOG}/{entry.name}" for entry in doomed)
+            self._delete(f"{durable.LOG_FOLDER}/{entry.name}" for entry in doomed)
         return len(doomed)
 
     def checkpoint(self, every: int) -> bool:
@@ -176,10 +181,6 @@ class TableFiles:
         that were removed may count again, also when versions have passed that one with other content."""
         return self._version != _NOTHING_READ and stamp_of(self._uri, self._version) == self._stamp
 
-    def _has_news(self) -> bool:
-        next_commit = f"{self._root}/{_LOG}/{self._version + 1:020d}.json"
-        return bool(self._filesystem.get_file_info(next_commit).type == fs.FileType.File)
-
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
         self._live, self._sizes, self._removed, self._written = {}, {}, {}, 0
@@ -200,7 +201,7 @@ class TableFiles:
 
     def _read_up_to(self, newest: int) -> None:
         for version in range(self._version + 1, newest + 1):
-            with self._filesystem.open_input_stream(f"{self._root}/{_LOG}/{version:020d}.json") as source:
+            with self._filesystem.open_input_stream(commit_path(self._root, version)) as source:
                 for line in source.read().splitlines():
                     self._take(version, json.loads(line))
             self._version = version
@@ -231,7 +232,7 @@ class TableFiles:
                     yield info.path.removeprefix(f"{self._root}/"), info.mtime
 
     def _log_entries(self) -> Iterator[_LogEntry]:
-        for info in self._filesystem.get_file_info(fs.FileSelector(f"{self._root}/{_LOG}")):
+        for info in self._filesystem.get_file_info(fs.FileSelector(log_path(self._root))):
             match = _LOG_ENTRY.fullmatch(info.base_name)
             if match and info.type == fs.FileType.File:
                 yield _LogEntry(int(match[1]), info.base_name, match[2], info.mtime)
