@@ -72,7 +72,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         closing(open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait)) as store,
     ):
         store.lock(pipeline.name, "replicate")
-        settle_lake(pipeline)
+        settle_lake(pipeline, dsn)
         record = begun_epoch(store, pipeline)
         check_record(pipeline, record)
         check_state(store, pipeline, record)

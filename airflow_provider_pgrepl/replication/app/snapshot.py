@@ -257,7 +257,7 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
     pipeline = access.pipeline
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
-        settle_idle_lake(store, pipeline)
+        settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
         epoch = find_epoch(pipeline)
         if not new_epoch and _has_slot(access):
             check_state(store, pipeline, epoch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -99,6 +100,19 @@ def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
         elif "add" in action and action["add"].get("dataChange", True):
             files.append(_file_of_action(action["add"]))
     return Commit(version, record, tuple(files))
+
+
+def read_durable_lsn_before(uri: str, version: int) -> LSN | None:
+    """Up to where the changelog was durable as of a writer's last commit before a version.
+
+    None when the log no longer says so. Reads commits alone: the changelog may not be one that can be opened.
+    """
+    filesystem, root = open_storage(uri)
+    with suppress(FileNotFoundError):
+        while (version := version - 1) >= 0:
+            if (record := read_commit(filesystem, root, version).record) is not None:
+                return record.durable_lsn
+    return None
 
 
 def _file_of_action(add: dict[str, object]) -> ChangelogFile:

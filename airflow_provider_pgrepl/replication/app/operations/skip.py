@@ -78,7 +78,7 @@ def skip_transaction(
     with access.store("skip") as store, access.source("skip") as source:
         store.lock(name, "snapshot")
         store.lock(name, "replicate")
-        settle_lake(access.pipeline)
+        settle_lake(access.pipeline, access.dsn)
         records = recorded(store, name)
         named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
         gap, seen = _done(access, wanted), frozenset[int]()
