@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -102,9 +102,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         _check_types(self)
-        for name in ("lake", "publication"):
-            if _UNUSABLE.search(getattr(self, name)):
-                raise ConfigError(f"{name}: holds a NUL or half a character")
+        for setting in dataclasses.fields(self):
+            if any(map(_UNUSABLE.search, _texts(getattr(self, setting.name)))):
+                raise ConfigError(f"{setting.name}: a text in it holds a NUL or half a character")
         if not _PIPELINE_NAME.fullmatch(self.name):
             raise ConfigError(
                 f"name: {self.name!r} may hold only a-z, 0-9 and _, and at most 55 of them",
@@ -283,14 +283,26 @@ class Pipeline:
         return cls.from_json(read_text("pipeline file", path))
 
 
+def _texts(value: object) -> Iterator[str]:
+    """All that a setting consists of, names of its parts too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, Sequence | Set):
+        for part in value:
+            yield from _texts(part)
+    elif dataclasses.is_dataclass(value):
+        for part in dataclasses.fields(value):
+            yield from _texts(getattr(value, part.name))
+
+
 def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
     if text.endswith(".*") and pattern_allowed:
         text = text[:-1] + "any"
     try:
         if "*" in _QUOTED.sub("", text):
             raise ValueError(f"{text!r} has a * where none may be")
-        if _UNUSABLE.search(text):
-            raise ValueError(f"{text!r} holds a NUL or half a character")
         TableName.parse(text)
     except ValueError as error:
         raise ConfigError(
