@@ -24,7 +24,7 @@ FIGURES = (
     "both",
     "snapshot",
     "latency",
-    "retake",
+    "resnapshot",
     "memory",
 )
 RESULTS = Path(__file__).resolve().parents[1] / ".bench"

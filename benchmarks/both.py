@@ -36,7 +36,7 @@ def run(folder: Path, scale: float) -> Figure:
         workload.create_table(source)
         workload.insert(source, 1, _ROWS)
         pipeline = pipelines.make_pipeline(folder, "both", workload.TABLE)
-        with running_app.replicating(source.dsn, pipeline) as app:
+        with running_app.replicating(source.replicator_dsn(), pipeline) as app:
             running_app.wait_applied(app, pipeline, source.end_lsn())
             load = workload.SteadyLoad(source, _ROWS + 1, _RATE, max(_SECONDS * scale, 2 * _WARM_UP_S))
             load.start()

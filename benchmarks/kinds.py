@@ -1,4 +1,4 @@
-"""Kinds of tables and changes that are applied: plain rows, unsent TOAST values, other keys, no key."""
+"""Kinds of tables and changes that are applied: plain rows, unchanged TOAST values, other keys, no key."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _create_keyless(source: Source) -> None:
 PLAIN = Kind("plain", "plain rows", "updates", workload.TABLE, workload.create_table, workload.fill)
 TOAST = Kind(
     "toast",
-    "8 kB of text stored outside the row, unsent by updates",
+    "8 kB of text stored outside the row, unchanged by updates",
     "updates of another column",
     "public.toast",
     _create_toast,

@@ -27,7 +27,7 @@ def run(folder: Path, scale: float) -> Figure:
             workload.create_table(source, table)
             workload.insert(source, 1, _ROWS, table)
         pipeline = pipelines.make_pipeline(folder, "latency", *_TABLES)
-        with running_app.replicating(source.dsn, pipeline) as app:
+        with running_app.replicating(source.replicator_dsn(), pipeline) as app:
             running_app.wait_applied(app, pipeline, source.end_lsn())
             warm = int(_WARM_UP_S * max(scale, 0.5))
             load = SteadyLoad(source.dsn, _TABLES, _ROWS, _TRANSACTIONS_PER_S)

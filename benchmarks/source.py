@@ -17,6 +17,19 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from demo.postgres import Server
 
+# As docs/reference/connection.md has it: the apps refuse a superuser, and so no benchmark runs them as one.
+_RIGHTS = """
+create role shop_owner;
+create role replicator login replication;
+grant shop_owner to replicator;
+grant create on database postgres to replicator;
+grant create, usage on schema public to shop_owner;
+do $$ declare name text; begin
+    for name in select format('%I.%I', schemaname, tablename) from pg_tables where schemaname = 'public' loop
+        execute 'alter table ' || name || ' owner to shop_owner';
+    end loop;
+end $$;
+"""
 _SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB"}
 
 
@@ -39,6 +52,11 @@ class Source:
             cursor.execute(statement, values or None)
             row: tuple[Any, ...] = cursor.fetchone()
             return row
+
+    def replicator_dsn(self) -> str:
+        """Makes a role that may replicate the tables which are there now. Once for a server."""
+        self.execute(_RIGHTS)
+        return self.server.dsn(user="replicator")
 
     def end_lsn(self) -> LSN:
         """All that was committed until now lies at or before it."""
