@@ -1,0 +1,234 @@
+"""What a Pipeline may be: every check of its values, each with an error that names the field."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
+from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.config import Pipeline
+
+_SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
+_PIPELINE_NAME = re.compile(r"[a-z0-9_]{1,55}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_QUOTED = re.compile(r'"[^"]*"')
+_CREDENTIALS = re.compile(r"[A-Za-z0-9+.-]+://[^/@]*:[^/@]*@")
+# JSON can spell these, and neither PostgreSQL nor a file system takes them.
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
+_NAME_BYTES = 63
+# Beyond these, times cannot be reckoned with; a number of anything else counts in floats to here.
+_MOST = {"h": 876_000, "s": 1_000_000_000}
+_MOST_OF_ALL = 2**53
+_TYPES_REFERENCE = "see Choices in docs/reference/types.md"
+
+
+def check_texts(pipeline: Pipeline) -> None:
+    """Raises ConfigError for values of another type than the field's, texts that nobody can use, and a name
+    that cannot be part of a slot's."""
+    _check_types(pipeline)
+    for setting in dataclasses.fields(pipeline):
+        if any(map(_UNUSABLE.search, _texts(getattr(pipeline, setting.name)))):
+            raise ConfigError(f"{setting.name}: a text in it holds a NUL or half a character")
+    if not _PIPELINE_NAME.fullmatch(pipeline.name):
+        raise ConfigError(
+            f"name: {pipeline.name!r} may hold only a-z, 0-9 and _, and at most 55 of them",
+            "it becomes part of the slot's name, and PostgreSQL allows no other characters there",
+        )
+
+
+def check_settings(pipeline: Pipeline) -> None:
+    """Raises ConfigError for anything else that cannot be used. Slot and publication have their names."""
+    if not _SLOT_NAME.fullmatch(pipeline.slot):
+        raise ConfigError(f"slot: {pipeline.slot!r} may hold only a-z, 0-9 and _, and at most 63 of them")
+    if len(pipeline.publication.encode()) > _NAME_BYTES:
+        raise ConfigError(f"publication: is longer than the {_NAME_BYTES} bytes that PostgreSQL allows")
+    _check_lake(pipeline)
+    _check_tables(pipeline)
+    _check_numbers(pipeline)
+    _check_choices(pipeline)
+
+
+def columns_of(field: str, names: Iterable[str]) -> set[ColumnName]:
+    """Columns as a field lists them. Raises ConfigError."""
+    try:
+        return {ColumnName.parse(name) for name in names}
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}") from None
+
+
+def _check_lake(pipeline: Pipeline) -> None:
+    if not pipeline.lake.strip():
+        raise ConfigError("lake: is empty", "give the path under which the lake tables are to be")
+    if _CREDENTIALS.match(pipeline.lake):
+        raise ConfigError(
+            "lake: the URI holds credentials",
+            "those of a store come from the environment or an Airflow connection, never from the file",
+        )
+    if pipeline.lake != pipeline.lake.strip():
+        raise ConfigError("lake: begins or ends with a blank", "give the path without it")
+    if scheme := _SCHEME.match(pipeline.lake):
+        raise ConfigError(
+            f"lake: is a URI ({scheme[0]}…), not a path; object stores are not supported yet",
+            "give a directory of this host, or of a file system that all hosts share",
+        )
+    if "%" in pipeline.lake:
+        raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
+
+
+def _check_tables(pipeline: Pipeline) -> None:
+    if not pipeline.tables:
+        raise ConfigError("tables: is empty", 'list tables or patterns, as ["public.orders", "sales.*"]')
+    for name in ("tables", "insert_only"):
+        for text in getattr(pipeline, name):
+            _check_table(name, text, pattern_allowed=name == "tables")
+
+
+def _check_numbers(pipeline: Pipeline) -> None:
+    may_be_zero = {"trigger_interval_s", "reconnect_s"}
+    for name, value in vars(pipeline).items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
+            raise ConfigError(f"{name}: must not be more than {most}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{name}: {value} is not a finite number")
+        if is_number and (value < 0 or (value == 0 and name not in may_be_zero)):
+            least = "must not be negative" if name in may_be_zero else "must be greater than 0"
+            raise ConfigError(f"{name}: {value} {least}")
+    if pipeline.points_keep_h > pipeline.changelog_retention_h:
+        raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
+
+
+def _check_choices(pipeline: Pipeline) -> None:
+    for column, given in pipeline.types.items():
+        _lake_type(f"types: {column}", given)
+    if not _is_of_numeric(pipeline.unconstrained_numeric):
+        raise ConfigError(
+            f"unconstrained_numeric: {pipeline.unconstrained_numeric!r} must be"
+            " string or decimal(p,s), with p to 38",
+            _TYPES_REFERENCE,
+        )
+    texts, excluded = (
+        columns_of("text_columns", pipeline.text_columns),
+        columns_of("exclude_columns", pipeline.exclude_columns),
+    )
+    typed = columns_of("types", pipeline.types)
+    for first, second, names in (
+        ("text_columns", "exclude_columns", texts & excluded),
+        ("types", "exclude_columns", typed & excluded),
+        ("types", "text_columns", typed & texts),
+    ):
+        if names:
+            raise ConfigError(
+                f"{first} and {second} both list {', '.join(map(str, sorted(names)))}",
+                "take it out of one",
+            )
+    for column, given in pipeline.per_column.items():
+        columns_of("per_column", (column,))
+        overrides("per_column", column, given, VALUE_CHOICES)
+    for table, given in pipeline.per_table.items():
+        _check_table("per_table", table, pattern_allowed=False)
+        overrides("per_table", table, given, POLICIES)
+    for field_name, parse in (
+        ("types", ColumnName.parse),
+        ("per_column", ColumnName.parse),
+        ("per_table", TableName.parse),
+    ):
+        _refuse_doubles(field_name, parse, getattr(pipeline, field_name))
+
+    keeps_history = pipeline.history or any(given.get("history") for given in pipeline.per_table.values())
+    if keeps_history and not (pipeline.commit_lsn_column and pipeline.commit_ts_column):
+        raise ConfigError(
+            "history: needs commit_lsn_column and commit_ts_column",
+            "they say since when the rows of the lake tables have been as they are",
+        )
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All that a setting consists of, names of its parts too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts([*value.keys(), *value.values()])
+    elif isinstance(value, Sequence | Set):
+        for part in value:
+            yield from _texts(part)
+    elif dataclasses.is_dataclass(value):
+        for part in dataclasses.fields(value):
+            yield from _texts(getattr(value, part.name))
+
+
+def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:
+    if text.endswith(".*") and pattern_allowed:
+        text = text[:-1] + "any"
+    try:
+        if "*" in _QUOTED.sub("", text):
+            raise ValueError(f"{text!r} has a * where none may be")
+        TableName.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"{field}: {error}", 'schema.table, "Quoted"."Names", or (in tables) schema.*'
+        ) from None
+
+
+def _refuse_doubles(field: str, parse: Callable[[str], Hashable], names: Iterable[str]) -> None:
+    """One name in two spellings would say two things of one table or column."""
+    first: dict[Hashable, str] = {}
+    for name in names:
+        if (other := first.setdefault(parse(name), name)) != name:
+            raise ConfigError(f"{field}: {other} and {name} are the same", "take one out")
+
+
+def _lake_type(field: str, text: object) -> LakeType:
+    try:
+        return LakeType.parse(text if isinstance(text, str) else json.dumps(text))
+    except ValueError as error:
+        raise ConfigError(f"{field}: {error}", _TYPES_REFERENCE) from None
+
+
+def _is_of_numeric(text: str) -> bool:
+    """Whether a lake type is one for numeric without precision."""
+    try:
+        return LakeType.parse(text).name in ("string", "decimal")
+    except ValueError:
+        return False
+
+
+def _check_types(pipeline: Pipeline) -> None:
+    for name, hint in get_type_hints(type(pipeline)).items():
+        value = getattr(pipeline, name)
+        if not _is_of(value, hint):
+            shown = list(value) if isinstance(value, tuple) else value
+            raise ConfigError(f"{name}: {shown!r} must be {_describe(hint)}")
+
+
+def _is_of(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _describe(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "one of " + ", ".join(map(repr, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return "a list of strings"
+    if get_origin(hint) is dict:
+        return "an object"
+    names = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
+    return names.get(hint, "a string or null")
