@@ -96,10 +96,10 @@ def _resume(pipeline: Pipeline, arguments: Arguments) -> int:
 def _retry(pipeline: Pipeline, arguments: Arguments) -> int:
     retried = retry_tables(Access.from_environment(pipeline), arguments.tables or None)
     if not retried:
-        return _say("no table is in error")
+        return _say("no table is errored")
     _say(*(f"{found.table}: catching up" for found in retried if found.refused is None))
     refused = [found.refused for found in retried if found.refused is not None]
-    sys.stderr.write("".join(f"stays in error: {error}\n" for error in refused))
+    sys.stderr.write("".join(f"stays errored: {error}\n" for error in refused))
     codes = {process.exit_code(error) for error in refused}
     return max(codes, default=process.DONE)
 
@@ -138,7 +138,7 @@ def _ask(what: str) -> int:
 
 def _drift(pipeline: Pipeline, arguments: Arguments) -> int:
     access = Access.from_environment(pipeline)
-    return _report(check_drift(access, put_in_error=not arguments.look_only), arguments)
+    return _report(check_drift(access, mark_errored=not arguments.look_only), arguments)
 
 
 def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -175,7 +175,7 @@ _YES_TO_DROP = _Option(
     "--yes", {"action": "store_true", "help": "needed with --drop-lake-tables; without, it is only said"}
 )
 _TABLES = _Option("tables", {"nargs": "+", "metavar": "TABLE", "help": 'public.orders, "My Schema"."T"'})
-_ANY_TABLES = _Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all that are in error, if none"})
+_ANY_TABLES = _Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all errored ones, if none"})
 _TIMEOUT = _Option(
     "--timeout",
     {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
@@ -192,7 +192,7 @@ _UNTOUCHED = _Option(
 )
 _DROP_TABLES = _Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
 _DROP_LAKE = _Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
-_LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "put no table in error"})
+_LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
 _MIGRATION = _Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 
 _REMOVE = _Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
@@ -201,7 +201,7 @@ _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("status", "tables, states, positions and lag of a pipeline", _status, (_JSON,)),
     ("pause", "let tables stand still; their changes are kept", _pause, (_TABLES,)),
     ("resume", "have paused tables catch up", _resume, (_TABLES,)),
-    ("retry", "have tables in error catch up, when the cause is gone", _retry, (_ANY_TABLES,)),
+    ("retry", "have errored tables catch up, when the cause is gone", _retry, (_ANY_TABLES,)),
     ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES_TO_DROP)),
     ("teardown", "drop slot, publication and records", _teardown, (_DROP_LAKE, _TIMEOUT, _YES)),
     ("skip", "go on without a transaction that the server cannot send", _skip, (_LSN, _UNTOUCHED, _YES)),

@@ -21,7 +21,7 @@ def application(name: str) -> str:
     if found is None:
         raise ToolError(
             f"the Spark application {name}.py is not in {_PACKAGE / 'spark_apps'}",
-            "install the wheel of airflow-provider-pgrepl anew, or give its path as application=",
+            "reinstall the wheel of airflow-provider-pgrepl, or give its path as application=",
         )
     return found
 

@@ -76,8 +76,8 @@ class Scope(Enum):
 class Remedy(StrEnum):
     """What somebody has to do about a table that stopped. Its record keeps this; a hint says it to people."""
 
-    ANEW = "anew"
-    """Take it anew."""
+    RESNAPSHOT = "resnapshot"
+    """Resnapshot it."""
     UNDO = "undo"
     """Set it back at the source, and retry it."""
     MOVED = "moved"
@@ -85,13 +85,13 @@ class Remedy(StrEnum):
     ADDED = "added"
     """Take it under its new name."""
     PUBLISH = "publish"
-    """Put it into the publication again, and take it anew."""
+    """Put it into the publication again, and resnapshot it."""
     GONE = "gone"
-    """Remove it; or make it again, and take it anew."""
+    """Remove it; or create it again, and resnapshot it."""
     POLICY = "policy"
     """Let its lake table follow, and retry it."""
     LOGGED = "logged"
-    """Make it an ordinary, logged table, and take it anew."""
+    """Make it an ordinary, logged table, and resnapshot it."""
     CHOICE = "choice"
     """Mend the column or the choice, and retry it."""
     GRANT = "grant"
@@ -161,7 +161,7 @@ class BusyError(SourceError):
 
 
 class PublicationError(SourceError):
-    """The publication is missing, was made anew, or is somebody else's."""
+    """The publication is missing, was created again, or is somebody else's."""
 
 
 class SnapshotError(SourceError):
@@ -193,7 +193,7 @@ class DriftError(PgReplError):
 
     scope = Scope.TABLE
 
-    def __init__(self, message: str, hint: str = "", remedy: Remedy | None = Remedy.ANEW) -> None:
+    def __init__(self, message: str, hint: str = "", remedy: Remedy | None = Remedy.RESNAPSHOT) -> None:
         super().__init__(message, hint, remedy)
 
 

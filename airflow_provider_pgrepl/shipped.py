@@ -78,7 +78,7 @@ def copy_dags(folder: Path) -> list[Path]:
     """
     examples = applications.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
-        raise ToolError("the example DAGs are missing", "install the wheel of airflow-provider-pgrepl anew")
+        raise ToolError("the example DAGs are missing", "reinstall the wheel of airflow-provider-pgrepl")
     sources = [*sorted(examples.glob("*.py")), examples / "pipeline.json"]
     targets = [folder / source.name for source in sources]
     if taken := [str(target) for target in targets if target.exists()]:

@@ -45,6 +45,6 @@ with DAG(
         # Without end: what no retry can mend fails at once, and a restart of Airflow costs one.
         retries=10_000,
         retry_delay=timedelta(seconds=30),
-        # Once a day the run succeeds, and the next one adopts the application: tries and log begin anew.
+        # Once a day the run succeeds, and the next one adopts the application: tries and log begin again.
         hand_over_after_s=86_400,
     )

@@ -1,4 +1,4 @@
-"""pgrepl_resnapshot: take tables anew, by hand, while the others go on.
+"""pgrepl_resnapshot: resnapshot tables, by hand, while the others go on.
 
 Trigger it and pick the tables in the form; by API `{"conf": {"tables": ["public.orders"], "reason": "…"}}`;
 or `airflow dags test pgrepl_resnapshot -c '{"tables": ["public.orders"]}'`. For a pipeline with patterns the
@@ -20,7 +20,7 @@ PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_n
 
 with DAG(
     "pgrepl_resnapshot",
-    description="Take tables of PostgreSQL anew into the lake",
+    description="Copy tables of PostgreSQL into the lake again",
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
@@ -28,7 +28,7 @@ with DAG(
     is_paused_upon_creation=False,
     render_template_as_native_obj=True,
     params={
-        **tables_params(PIPELINE_FILE, "Tables to take anew"),
+        **tables_params(PIPELINE_FILE, "Tables to resnapshot"),
         "reason": Param(None, type=["null", "string"], title="Reason", description="For the log of this run"),
     },
     tags=["pgrepl"],

@@ -1,4 +1,4 @@
-"""pgrepl_snapshot: copy the tables of a pipeline into the lake; run by hand, also to take tables anew.
+"""pgrepl_snapshot: copy the tables of a pipeline into the lake; run by hand, also to resnapshot tables.
 
 The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file.
 """
@@ -30,14 +30,14 @@ with DAG(
             [],
             type="array",
             items={"type": "string"},
-            title="Tables to take anew",
+            title="Tables to resnapshot",
             description="As public.orders; none: all that are not yet replicated",
         ),
         "new_epoch": Param(
             False,
             type="boolean",
             title="New epoch",
-            description="Begin anew with all tables, after the slot was lost or the source replaced",
+            description="Resnapshot all tables, after the slot was lost or the source replaced",
         ),
     },
     tags=["pgrepl"],

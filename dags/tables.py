@@ -26,7 +26,7 @@ ACTIONS = {
     "add": "Add: copy them, and keep them current",
     "pause": "Pause: let them stand still",
     "resume": "Resume: have paused ones catch up",
-    "retry": "Retry: have those in error catch up",
+    "retry": "Retry: have errored tables catch up",
     "remove": "Remove: the lake tables stay",
 }
 
@@ -44,7 +44,7 @@ with DAG(
             "pause", type="string", enum=list(ACTIONS), values_display=ACTIONS, title="What to do"
         ),
         **tables_params(
-            PIPELINE_FILE, "Tables", "None: add all that are new under a pattern, retry all in error. "
+            PIPELINE_FILE, "Tables", "None: add all that are new under a pattern, retry all errored ones. "
         ),
     },
     tags=["pgrepl"],

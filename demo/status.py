@@ -66,7 +66,7 @@ class Status:
 def _raise_errors(tables: list[TableRecord]) -> None:
     for table in tables:
         if table.state is TableState.ERRORED:
-            raise DemoError(f"{table.table} is in error: {table.reason} {table.hint}")
+            raise DemoError(f"{table.table} is errored: {table.reason} {table.hint}")
 
 
 def _states(tables: list[TableRecord]) -> str:

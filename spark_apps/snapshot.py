@@ -2,7 +2,7 @@
 
 PGREPL_DSN=… spark-submit snapshot.py --pipeline FILE.json [--tables a.b,c.d | --add [a.b,c.d] | --new-epoch]
 
-Without an option it takes what is not in the lake, or is in error; --tables takes tables anew; --add takes
+Without an option it takes what is not in the lake, or is errored; --tables resnapshots tables; --add takes
 those that the pipeline file does not hold, or without names what matches its patterns now; --new-epoch
 begins a new history with all of them.
 """

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.start_check import che
 
 
 class PgResnapshotOperator(SparkAppOperator):
-    """Copy these tables anew, whatever their state, while everything else goes on.
+    """Copy these tables again, whatever their state, while everything else goes on.
 
     Readers see the old rows until the new ones are complete. A table that cannot be copied fails the task
     once the others are done.
@@ -39,10 +39,10 @@ class PgResnapshotOperator(SparkAppOperator):
         return ["--tables", ",".join(tables)]
 
     def check_start(self, access: Access) -> None:
-        check_snapshot(access, anew=parse_tables(read_tables(self.tables)))
+        check_snapshot(access, resnapshot=parse_tables(read_tables(self.tables)))
 
     def execute(self, context: Any) -> dict[str, Any]:
-        self.log.info("Tables %s are taken anew; reason: %s", self.tables, self.reason or "none given")
+        self.log.info("Resnapshotting tables %s; reason: %s", self.tables, self.reason or "none given")
         super().execute(context)
         return {"tables": read_tables(self.tables), "reason": self.reason}
 

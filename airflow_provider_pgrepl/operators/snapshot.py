@@ -14,8 +14,8 @@ from airflow_provider_pgrepl.replication.app.snapshotting.start_check import che
 class PgSnapshotOperator(SparkAppOperator):
     """Create publication, slot and epoch where missing, and copy the tables that are not yet `streaming`.
 
-    :param tables: take these anew, whatever their state (templated); None: all that need it
-    :param new_epoch: begin a new epoch and take everything anew (templated)
+    :param tables: resnapshot these, whatever their state (templated); None: all that need it
+    :param new_epoch: begin a new epoch, which resnapshots every table (templated)
 
     The rest as in SparkAppOperator. A table that cannot be copied fails the task once the others are done.
     """
@@ -45,6 +45,6 @@ class PgSnapshotOperator(SparkAppOperator):
     def check_start(self, access: Access) -> None:
         check_snapshot(
             access,
-            anew=parse_tables(read_tables(self.tables)),
+            resnapshot=parse_tables(read_tables(self.tables)),
             new_epoch=read_flag("new_epoch", self.new_epoch),
         )

@@ -75,9 +75,9 @@ class PgResumeTablesOperator(TablesOperator):
 
 
 class PgRetryTablesOperator(TablesOperator):
-    """Have tables in error, whose cause is gone, catch up from the changelog, without a new copy.
+    """Have errored tables, whose cause is gone, catch up from the changelog, without a new copy.
 
-    :param tables: None, or an empty list: all that are in error (templated)
+    :param tables: None, or an empty list: all errored ones (templated)
 
     XCom: `tables` that go on, and `refused` with the reasons of those that cannot, which fail the task.
     """
@@ -101,7 +101,7 @@ class PgRetryTablesOperator(TablesOperator):
 
 
 def _why(tried: Retried) -> str:
-    """Why a table stays in error, without its name, which most of these errors begin with."""
+    """Why a table stays errored, without its name, which most of these errors begin with."""
     return str(tried.refused).removeprefix(f"{tried.table}: ")
 
 

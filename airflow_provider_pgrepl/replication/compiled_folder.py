@@ -38,7 +38,7 @@ def folder() -> Path:
         return own
     passing = Path(tempfile.mkdtemp(prefix=f"{_NAME}-"))
     log.warning(
-        "no folder can keep what is compiled: each start compiles anew. Set %s to one", FOLDER_VARIABLE
+        "no folder can keep what is compiled: each start compiles again. Set %s to one", FOLDER_VARIABLE
     )
     # For the processes that this one starts.
     os.environ[FOLDER_VARIABLE] = str(passing)

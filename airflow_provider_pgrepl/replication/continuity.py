@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from psycopg2.extensions import connection
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
-
-NEW_EPOCH = "run the snapshot app with --new-epoch (operator: new_epoch=True) to take everything anew"
 
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
@@ -20,18 +19,19 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     check_publication(source, record.publication, record.publication_oid)
     slot = read_slot(source, record.slot)
     if slot is None:
-        raise SlotError(f"the replication slot {record.slot} no longer exists", NEW_EPOCH)
+        raise SlotError(f"the replication slot {record.slot} no longer exists", hints.NEW_EPOCH)
     if slot.wal_status == "lost":
         raise SlotError(
-            f"the replication slot {record.slot} was invalidated: the server removed WAL it needed", NEW_EPOCH
+            f"the replication slot {record.slot} was invalidated: the server removed WAL it needed",
+            hints.NEW_EPOCH,
         )
     confirmed = slot.confirmed_flush_lsn or LSN(0)
     if confirmed > durable_lsn:
         raise SlotError(
             f"the slot {record.slot} stands at {confirmed}, beyond {durable_lsn}, the last durable LSN:"
-            " somebody else moved it or made it anew, or the lake's storage lost what it had confirmed, and"
+            " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
             " changes between are lost",
-            NEW_EPOCH,
+            hints.NEW_EPOCH,
         )
     return confirmed
 
@@ -42,19 +42,19 @@ def _check_server(source: connection, record: EpochRecord, durable_lsn: LSN) -> 
         raise RewoundError(
             f"the source is another server (system identifier {server.system_identifier},"
             f" the changelog's is {record.system_identifier})",
-            f"check the connection; if the server was really replaced, {NEW_EPOCH}",
+            f"check the connection; if the server was really replaced, {hints.NEW_EPOCH}",
         )
     if server.timeline != record.timeline:
         raise RewoundError(
             f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"
             " it was restored or failed over, and may lack transactions that are in the lake",
-            NEW_EPOCH,
+            hints.NEW_EPOCH,
         )
     now = written_lsn(source)
     if now < durable_lsn:
         raise RewoundError(
             f"the source stands at {now}, before {durable_lsn}, the last durable LSN: it was set back",
-            NEW_EPOCH,
+            hints.NEW_EPOCH,
         )
 
 
@@ -62,15 +62,16 @@ def check_publication(source: connection, name: str, recorded_oid: int) -> None:
     """Raises PublicationError when it is not the one of this oid any more, or publishes less."""
     found = read_identity(source, name)
     if found is None:
-        raise PublicationError(f"the publication {name} no longer exists", NEW_EPOCH)
+        raise PublicationError(f"the publication {name} no longer exists", hints.NEW_EPOCH)
     oid, is_complete = found
     if oid != recorded_oid:
         raise PublicationError(
-            f"the publication {name} was dropped and made anew; changes between are lost", NEW_EPOCH
+            f"the publication {name} was dropped and created again; changes between are lost", hints.NEW_EPOCH
         )
     if not is_complete:
         raise PublicationError(
             f"the publication {name} was altered: it no longer publishes insert, update, delete and truncate,"
             " so changes since are lost",
-            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); then {NEW_EPOCH}",
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); then"
+            f" {hints.NEW_EPOCH}",
         )

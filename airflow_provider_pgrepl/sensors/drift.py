@@ -30,7 +30,7 @@ _GRACE = timedelta(minutes=5)
 
 
 class PgSchemaDriftSensor(BaseSensorOperator):
-    """Compare a pipeline's tables with the source's catalog; put those that cannot go on in error.
+    """Compare a pipeline's tables with the source's catalog; mark those errored that cannot go on.
 
     It checks once and returns what it found, so that the schedule of its DAG is how often drift is looked
     for. With `until_drift` it waits for drift instead, and tasks after it deal with it.
@@ -38,7 +38,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
     :param fail_on: `unsafe`: fail when a table cannot go on; `any`: also when one changed safely, or a new
         one matches; `never` (templated)
-    :param put_in_error: whether tables that cannot go on are put in error (templated)
+    :param mark_errored: whether tables that cannot go on are marked errored (templated)
     :param until_drift: check every `poke_interval` until there is something to report
     :param sql: try this migration instead, on the database of `database_conn_id`; nothing of it stays
         (templated)
@@ -54,7 +54,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
     template_fields: Sequence[str] = (
         "pipeline",
         "fail_on",
-        "put_in_error",
+        "mark_errored",
         "sql",
         "migration_file",
         "database_conn_id",
@@ -67,7 +67,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         *,
         pipeline: PipelineArgument,
         fail_on: str = "unsafe",
-        put_in_error: bool | str = True,
+        mark_errored: bool | str = True,
         until_drift: bool = False,
         sql: str | None = None,
         migration_file: str | None = None,
@@ -80,7 +80,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         check_at_parse_time(pipeline)
         self.pipeline = pipeline
         self.fail_on = fail_on
-        self.put_in_error = put_in_error
+        self.mark_errored = mark_errored
         self.until_drift = until_drift
         self.sql = sql
         self.migration_file = migration_file
@@ -93,10 +93,10 @@ class PgSchemaDriftSensor(BaseSensorOperator):
             return super().execute(context)
         with translated():
             self._check_arguments()
-            pipeline, put_in_error = read_pipeline(self.pipeline), self._puts_in_error
+            pipeline, mark_errored = read_pipeline(self.pipeline), self._marks_errored
         trigger = DriftTrigger(
             pipeline=pipeline.to_json(),
-            put_in_error=put_in_error,
+            mark_errored=mark_errored,
             until_drift=self.until_drift,
             poke_interval_s=self.poke_interval,
             deadline=time.time() + self.timeout,
@@ -134,7 +134,7 @@ class PgSchemaDriftSensor(BaseSensorOperator):
             dsn = PgReplicationHook(self.database_conn_id or "").dsn()
             return check_migration(dsn, pipeline, self._migration(), self.migration_timeout_s)
         try:
-            return check_drift(access_to(pipeline), self._puts_in_error)
+            return check_drift(access_to(pipeline), self._marks_errored)
         except PgReplError as error:
             if not self._waits or error.retry is not Retry.TIMED:
                 raise
@@ -179,5 +179,5 @@ class PgSchemaDriftSensor(BaseSensorOperator):
         return self.until_drift and not self._tries_a_migration
 
     @property
-    def _puts_in_error(self) -> bool:
-        return read_flag("put_in_error", self.put_in_error)
+    def _marks_errored(self) -> bool:
+        return read_flag("mark_errored", self.mark_errored)

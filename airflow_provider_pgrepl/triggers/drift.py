@@ -21,7 +21,7 @@ class DriftTrigger(BaseTrigger):
     """Check once, or until something has drifted; connections are looked up here, by the pipeline's ids.
 
     :param pipeline: JSON text; it holds no secrets
-    :param put_in_error: whether tables that cannot go on are put in error
+    :param mark_errored: whether tables that cannot go on are marked errored
     :param until_drift: go on until something is found. What a retry may mend is then passed over
     :param poke_interval_s: seconds between two checks
     :param deadline: seconds since 1970 after which no further check is made
@@ -34,14 +34,14 @@ class DriftTrigger(BaseTrigger):
         self,
         *,
         pipeline: str,
-        put_in_error: bool,
+        mark_errored: bool,
         until_drift: bool,
         poke_interval_s: float,
         deadline: float,
     ) -> None:
         super().__init__()
         self.pipeline = pipeline
-        self.put_in_error = put_in_error
+        self.mark_errored = mark_errored
         self.until_drift = until_drift
         self.poke_interval_s = poke_interval_s
         self.deadline = deadline
@@ -49,7 +49,7 @@ class DriftTrigger(BaseTrigger):
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{__name__}.{type(self).__name__}", {
             "pipeline": self.pipeline,
-            "put_in_error": self.put_in_error,
+            "mark_errored": self.mark_errored,
             "until_drift": self.until_drift,
             "poke_interval_s": self.poke_interval_s,
             "deadline": self.deadline,
@@ -73,7 +73,7 @@ class DriftTrigger(BaseTrigger):
         from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 
         try:
-            report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.put_in_error)
+            report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.mark_errored)
         except PgReplError as error:
             if self.until_drift and error.retry is Retry.TIMED:
                 self.log.warning("The check could not be made, and will be again: %s", error)

@@ -85,7 +85,7 @@ def test_what_cannot_go_on_fails_the_task_and_is_in_xcom_all_the_same(shop: Reco
 
     execute("alter table a rename x to y")
     said = Said()
-    with pytest.raises(AirflowFailException, match=r"public\.a: unsafe, now in error") as caught:
+    with pytest.raises(AirflowFailException, match=r"public\.a: unsafe, now errored") as caught:
         sensor(shop).execute(said.context)
     assert "hint:" in str(caught.value)
     assert said.pushed["return_value"]["tables"][0]["table"] == "public.a"
@@ -95,8 +95,8 @@ def test_what_cannot_go_on_fails_the_task_and_is_in_xcom_all_the_same(shop: Reco
 
 def test_it_fails_on_what_it_is_told_to(shop: Recorded, execute: Any) -> None:
     execute("drop table a")
-    assert "public.a" in failing(shop, fail_on="any", put_in_error=False)
-    report = sensor(shop, fail_on="never", put_in_error="False").execute(Said().context)
+    assert "public.a" in failing(shop, fail_on="any", mark_errored=False)
+    report = sensor(shop, fail_on="never", mark_errored="False").execute(Said().context)
     assert report["tables"][0]["kind"] == "unsafe"
     assert shop.record("public.a").state is TableState.STREAMING
 
@@ -105,7 +105,7 @@ def test_it_fails_on_what_it_is_told_to(shop: Recorded, execute: Any) -> None:
     ("options", "says"),
     [
         ({"fail_on": "always"}, "fail_on: 'always'"),
-        ({"put_in_error": "perhaps"}, "put_in_error: 'perhaps'"),
+        ({"mark_errored": "perhaps"}, "mark_errored: 'perhaps'"),
         ({"sql": "", "migration_file": "x"}, "give one"),
         ({"sql": ""}, "database_conn_id"),
         ({"migration_file": "/nowhere/x.sql", "database_conn_id": "pgrepl_default"}, "cannot read"),
@@ -175,7 +175,7 @@ def trigger(shop: Recorded, **options: Any) -> Any:
     from airflow_provider_pgrepl.triggers.drift import DriftTrigger
 
     chosen = {"until_drift": False, "poke_interval_s": 0.05, "deadline": time.time() + 30, **options}
-    return DriftTrigger(pipeline=shop.pipeline.to_json(), put_in_error=True, **chosen)
+    return DriftTrigger(pipeline=shop.pipeline.to_json(), mark_errored=True, **chosen)
 
 
 def event_of(given: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def test_the_trigger_says_what_it_found_and_what_went_wrong(
     assert event_of(trigger(shop))["report"]["checked"] == 2
     assert event_of(trigger(shop, until_drift=True, deadline=time.time()))["status"] == "timeout"
     execute("drop table a")
-    assert event_of(trigger(shop, until_drift=True))["report"]["tables"][0]["put_in_error"]
+    assert event_of(trigger(shop, until_drift=True))["report"]["tables"][0]["marked_errored"]
     execute("drop publication pgrepl_shop")
     assert event_of(trigger(shop))["error"] == "PublicationError"
     provide(monkeypatch, dsn, port=1)

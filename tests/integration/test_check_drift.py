@@ -27,7 +27,7 @@ def shop(dsn, run):
 
 
 def kinds(report):
-    return {table.table: (table.kind, table.put_in_error) for table in report.tables}
+    return {table.table: (table.kind, table.marked_errored) for table in report.tables}
 
 
 def test_what_has_not_drifted_is_not_in_the_report(shop):
@@ -49,7 +49,7 @@ def test_what_has_not_drifted_is_not_in_the_report(shop):
         ("alter publication pgrepl_shop drop table a", "publication"),
     ],
 )
-def test_a_table_that_cannot_go_on_is_put_in_error_and_the_others_go_on(shop, run, ddl, says):
+def test_a_table_that_cannot_go_on_is_mark_errored_and_the_others_go_on(shop, run, ddl, says):
     run(ddl)
     report = check_drift(shop.access)
     assert kinds(report) == {"public.a": ("unsafe", True)}
@@ -63,7 +63,7 @@ def test_a_table_that_cannot_go_on_is_put_in_error_and_the_others_go_on(shop, ru
 
 def test_told_to_look_only_it_changes_nothing(shop, run):
     run("drop table a")
-    report = check_drift(shop.access, put_in_error=False)
+    report = check_drift(shop.access, mark_errored=False)
     assert kinds(report) == {"public.a": ("unsafe", False)}
     assert shop.record("public.a").state is TableState.STREAMING
 
@@ -81,7 +81,7 @@ def test_a_table_in_error_for_drift_is_said_again_whoever_found_it_first(shop, r
     assert first.is_unsafe
     assert second.is_unsafe
     assert kinds(second) == {"public.a": ("unsafe", False)}
-    assert "in error already" in second.to_text()
+    assert "errored already" in second.to_text()
     run("alter table a rename column y to x")
     (third,) = check_drift(shop.access).tables
     assert "retry" in third.hint
@@ -93,10 +93,10 @@ def test_what_was_sent_is_not_said_to_be_mended_by_the_catalog(shop):
         TableState.ERRORED,
         error="DriftError",
         reason="column x was renamed to y",
-        hint="take it anew",
+        hint="resnapshot it",
     )
     (found,) = check_drift(shop.access).tables
-    assert (found.reason, found.hint) == ("column x was renamed to y", "take it anew")
+    assert (found.reason, found.hint) == ("column x was renamed to y", "resnapshot it")
 
 
 def test_a_table_in_error_for_another_reason_is_not_drift(shop):
@@ -198,7 +198,7 @@ def test_a_report_survives_json_and_reads_well(shop, run):
     assert DriftReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
     text = report.to_text()
     assert "pipeline shop: 3 tables checked, 1 drifted, 1 of them unsafely" in text
-    assert "public.b: unsafe, now in error: " in text
+    assert "public.b: unsafe, now errored: " in text
     assert "hint: " in text
 
 

@@ -79,7 +79,7 @@ def test_each_table_is_judged_and_nothing_is_left_behind(copy, left_alone, sql, 
     assert kinds(report).keys() == set(found)
     if isinstance(found, dict):
         assert kinds(report) == found
-    assert not any(table.put_in_error for table in report.tables)
+    assert not any(table.marked_errored for table in report.tables)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +87,9 @@ def test_each_table_is_judged_and_nothing_is_left_behind(copy, left_alone, sql, 
     [
         (
             "alter table a alter x type text",
-            "anew: PgResnapshotOperator, or pgrepl snapshot FILE.json --tables",
+            "resnapshot it: pgrepl snapshot FILE.json --tables",
         ),
-        ("drop table a", "out of the pipeline: PgRemoveTablesOperator, or pgrepl remove FILE.json"),
+        ("drop table a", "remove the table: pgrepl remove FILE.json"),
         ("alter table a rename to z", "pgrepl snapshot FILE.json --add 'public.z'"),
     ],
 )

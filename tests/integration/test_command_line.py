@@ -58,14 +58,14 @@ def test_what_is_refused_is_said_with_what_to_do_instead(line):
 
 
 def test_retry_says_what_stays_in_error(line):
-    assert line("retry") == (0, "no table is in error\n", "")
+    assert line("retry") == (0, "no table is errored\n", "")
     line.kept.fail(A)
     line.kept.fail(B)
     execute(line.kept.dsn, "alter table b alter at type text")
     code, out, err = line("retry")
     assert (code, out) == (78, f"{A}: catching up\n")
-    assert err.startswith(f"stays in error: {B}: the type of column at changed from date to text")
-    assert "\n  hint: take it anew: run the snapshot app with --tables 'public.b'" in err
+    assert err.startswith(f"stays errored: {B}: the type of column at changed from date to text")
+    assert "\n  hint: resnapshot it: pgrepl snapshot FILE.json --tables 'public.b'" in err
     code, out, err = line("retry", B)
     assert (code, out) == (78, "")
     assert line.kept.states() == {A: "catching_up", B: "errored"}
@@ -118,7 +118,7 @@ def test_drift_is_said_and_unsafe_drift_ends_with_78(line):
     assert (code, json.loads(out)["tables"][0]["table"]) == (78, B)
     assert line.kept.states()[B] == "streaming"
     code, out, _ = line("drift")
-    assert (code, "public.b: unsafe, now in error: the table was dropped" in out) == (78, True)
+    assert (code, "public.b: unsafe, now errored: the table was dropped" in out) == (78, True)
     assert line.kept.states()[B] == "errored"
 
 
@@ -148,8 +148,8 @@ def test_a_database_named_by_mistake_is_left_as_it_is(dsn, tmp_path, monkeypatch
     line = Line(kept, capsys)
     name = kept.pipeline.name
     said = (
-        f"pipeline {name} is not recorded in this database\n  hint: run the snapshot app first; or if it has"
-        " run, give the connection of its database\n"
+        f"pipeline {name} is not recorded in this database\n  hint: run pgrepl snapshot FILE.json, or"
+        " PgSnapshotOperator; if that was done, give the connection of the database in which it was\n"
     )
     for command in (("drift",), ("pause", A), ("resume", A), ("retry",), ("remove", A), ("retry", A)):
         assert line(*command) == (78, "", said)

@@ -198,7 +198,7 @@ def test_an_unlogged_partition_stops_the_table(taken, dsn, statements):
     assert "is unlogged: its changes are not in the stream" in judged(taken)
     found = end(taken, dsn, [])
     assert "is unlogged: its changes are not in the stream" in found.error
-    assert found.hint.startswith("make it an ordinary, logged table, then take it anew")
+    assert found.hint.startswith("make it an ordinary, logged table, then resnapshot it")
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["away", "running"])

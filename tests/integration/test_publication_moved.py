@@ -17,7 +17,7 @@ from tests.support.received import EAGER, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
 SERVERS = ["dsn", "debian_dsn"]
-ANEW = "take it anew"
+RESNAPSHOT = "resnapshot it"
 
 
 @pytest.fixture(params=SERVERS)
@@ -141,7 +141,7 @@ def test_a_table_whose_publication_was_altered_stops(
         watched.receive()
     result = watched.result("t")
     assert result.error is not None and reason in result.error
-    assert ANEW in result.hint
+    assert RESNAPSHOT in result.hint
     other = watched.result("u")
     assert (other.error is not None) == (move == BOTH)
 

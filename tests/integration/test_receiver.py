@@ -335,7 +335,7 @@ def test_keepalives_are_recorded_seldom(received, dsn, server):
         (
             "drop publication {slot}; create publication {slot} for table t, u",
             PublicationError,
-            "made anew",
+            "created again",
         ),
         ("drop publication {slot}", PublicationError, "(no longer|does not) exist"),
         ("alter publication {slot} set (publish = 'insert')", PublicationError, "no longer publishes"),
@@ -375,7 +375,7 @@ def test_a_slot_made_anew_is_not_taken_for_the_old_one(received, dsn):
         "insert into t values (1, 'lost')",
         f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')",
     )
-    with pytest.raises(SlotError, match="made it anew"):
+    with pytest.raises(SlotError, match="created it again"):
         received.receive()
 
 

@@ -257,7 +257,10 @@ def test_the_command_says_what_it_costs_and_does_so_with_yes(
     assert main(command) == 78
     said = capsys.readouterr().err
     assert f"the transaction at {lsn} " in said
-    assert f"in error until they are taken anew (snapshot app with --tables): {T}\n" in said
+    assert (
+        f"marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES): {T}\n"
+        in said
+    )
     assert f"not changed by it, as you say: {U}\n" in said
     assert "nothing was changed" in said
     assert kept.states() == {T: "streaming", U: "streaming"}

@@ -71,7 +71,7 @@ class Shop:
                 TableState.ERRORED,
                 error="ValueRangeError",
                 reason="column price: a value of numeric(5,2) does not fit into decimal(5,2)",
-                hint=f"snapshot the table anew: run the snapshot app with --tables public.broken {'x' * 60}",
+                hint=f"resnapshot it: pgrepl snapshot FILE.json --tables public.broken, {'x' * 60}",
                 lsn=at,
             )
             store.write_progress(
@@ -121,9 +121,7 @@ def shop(dsn: str, pg: psycopg2.extensions.connection, tmp_path: Path) -> Shop:
 def test_before_anything_is_set_up_it_says_what_to_run(shop: Shop) -> None:
     found = shop.status()
     assert found.returncode == 0, found.stderr
-    assert (
-        f"Pipeline {shop.pipeline.name} has not been set up yet: run the snapshot app first" in found.stdout
-    )
+    assert f"Pipeline {shop.pipeline.name} has not been set up yet: run pgrepl snapshot" in found.stdout
     assert shop.json()["set_up"] is False
     assert shop.json()["tables"] == []
 
@@ -180,7 +178,7 @@ def test_the_text_reads_well_at_a_hundred_columns(shop: Shop) -> None:
     )
     assert lines[note + 1 : note + 3] == [
         "  column price: a value of numeric(5,2) does not fit into decimal(5,2)",
-        "  hint: snapshot the table anew: run the snapshot app with --tables public.broken",
+        "  hint: resnapshot it: pgrepl snapshot FILE.json --tables public.broken,",
     ]
     assert "not running; was on host:42, last report" in found.stdout
     assert f"{shop.pipeline.slot}, not read by anybody, holds " in found.stdout

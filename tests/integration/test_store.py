@@ -99,14 +99,14 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
         assert (progress.confirmed_lsn, progress.idle_at) == (LSN(7), None)
         assert store.mark_errored("shop", found, DriftError("r", "h"))
         found = store.read_tables("shop")[T]
-        assert (found.error, found.remedy) == ("DriftError", Remedy.ANEW)
+        assert (found.error, found.remedy) == ("DriftError", Remedy.RESNAPSHOT)
 
 
 @pytest.mark.parametrize(
     ("error", "hint", "remedy"),
     [
-        ("DriftError", "set it back at the source, then retry the table; or take it anew", Remedy.UNDO),
-        ("DriftError", "take it anew", Remedy.ANEW),
+        ("DriftError", "set it back at the source, then retry the table; or resnapshot it", Remedy.UNDO),
+        ("DriftError", "resnapshot it", Remedy.RESNAPSHOT),
         ("DriftError", "", None),
         ("PrivilegeError", "grant it; then retry the table", Remedy.GRANT),
         ("ValueRangeError", "mend it, then retry the table", None),
@@ -423,7 +423,7 @@ def test_an_unknown_pipeline_is_said(store):
 
 
 def test_without_the_schema_the_snapshot_app_is_named(dsn):
-    with Store(dsn, "test") as store, pytest.raises(StateError, match="run the snapshot app first"):
+    with Store(dsn, "test") as store, pytest.raises(StateError, match="run pgrepl snapshot"):
         store.read_pipeline("shop")
 
 

@@ -136,7 +136,7 @@ def test_a_renamed_column_is_told_to_be_set_back_only_where_that_helps(kept):
     execute(kept.dsn, "alter table b rename column at to since")
     for known, hint in (
         (Remedy.UNDO, "set it back at the source, then retry the table"),
-        (Remedy.ANEW, "take it anew"),
+        (Remedy.RESNAPSHOT, "resnapshot it"),
     ):
         kept.fail(B, "DriftError", hint, known)
         with pytest.raises(DriftError, match="column at was renamed to since") as caught:
@@ -148,10 +148,10 @@ def test_a_renamed_column_is_told_to_be_set_back_only_where_that_helps(kept):
 
 def test_the_words_of_a_hint_decide_nothing(kept):
     misleading = "say nothing; never then retry the table"
-    kept.fail(A, "DriftError", misleading, Remedy.ANEW)
+    kept.fail(A, "DriftError", misleading, Remedy.RESNAPSHOT)
     with pytest.raises(DriftError) as caught:
         retry_tables(kept.access, [A])
-    assert (caught.value.hint, caught.value.remedy) == (misleading, Remedy.ANEW)
+    assert (caught.value.hint, caught.value.remedy) == (misleading, Remedy.RESNAPSHOT)
     kept.fail(B, "DriftError", "anything else", Remedy.POLICY)
     retry_tables(kept.access, [B])
     record = kept.record(B)
@@ -160,10 +160,10 @@ def test_the_words_of_a_hint_decide_nothing(kept):
 
 def test_a_table_that_was_sent_what_it_cannot_follow_is_not_tried_again_in_vain(kept):
     """What the stream has sent is in the changelog still, though the source was set back."""
-    kept.fail(A, "DriftError", "take it anew: run the snapshot app", Remedy.ANEW)
+    kept.fail(A, "DriftError", "resnapshot it: pgrepl snapshot FILE.json", Remedy.RESNAPSHOT)
     with pytest.raises(DriftError, match=r"public.a: it failed") as caught:
         retry_tables(kept.access, [A])
-    assert caught.value.hint == "take it anew: run the snapshot app"
+    assert caught.value.hint == "resnapshot it: pgrepl snapshot FILE.json"
     assert kept.states()[A] == "errored"
 
 

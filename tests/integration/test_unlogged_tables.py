@@ -82,7 +82,7 @@ def test_an_unlogged_table_has_stopped(taken, dsn):
     execute(dsn, "alter table t add m int", "alter table t set logged", "insert into t values (10, 10)")
     result = taken.follow()
     assert "unlogged" in result.error
-    assert "take it anew" in result.hint
+    assert "resnapshot it" in result.hint
 
 
 @pytest.mark.parametrize("statements", FOR_A_WHILE.values(), ids=FOR_A_WHILE)

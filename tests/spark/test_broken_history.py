@@ -39,7 +39,7 @@ def assert_refused_until_a_new_epoch(replicated: InProcess, says: str) -> None:
             "select pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
             "somebody else moved it",
         ),
-        ("drop publication {slot}; create publication {slot} for table t", "made anew"),
+        ("drop publication {slot}; create publication {slot} for table t", "created again"),
     ],
 )
 def test_a_slot_or_publication_that_is_not_what_it_was(spark, dsn, tmp_path, breakage, says):

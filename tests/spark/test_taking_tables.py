@@ -142,7 +142,7 @@ def test_new_tables_of_a_pattern_go_by_the_policy(replicated):
     assert states(replicated) == {"a": "catching_up", "b": "catching_up"}
     replicated.configure(new_tables="ignore")
     assert replicated.run("snapshot") == 78
-    assert "left out (new_tables: ignore; the snapshot app's --add takes them): public.c" in (
+    assert "left out (new_tables: ignore; pgrepl snapshot --add adds them): public.c" in (
         replicated.log_tail()
     )
     gone = replicated.states()["public.b"]
@@ -229,7 +229,7 @@ def test_the_trouble_of_one_table_is_its_own_and_mended_it_is_taken(spark, dsn, 
     )
     replicated.configure(types={"public.typed.v": "decimal(10,2)"})
     assert replicated.run("snapshot", "--tables", ",".join(replicated.pipeline.tables)) == 78
-    assert "6 of 7 tables are in error" in replicated.log_tail()
+    assert "6 of 7 tables are errored" in replicated.log_tail()
     found = replicated.states()
     assert {name: (record.state, record.error) for name, record in found.items()} == {
         "public.fine": ("catching_up", ""),

@@ -173,7 +173,7 @@ def test_a_missing_changelog_names_the_snapshot_app(tmp_path: Path) -> None:
     for act in (reader.read_epoch, reader.open_changelog, ChangelogWriter):
         with pytest.raises(ChangelogError, match="no changelog yet") as caught:
             act(str(tmp_path / "nothing"))
-        assert "snapshot app" in caught.value.hint
+        assert "pgrepl snapshot" in caught.value.hint
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:

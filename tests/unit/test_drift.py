@@ -99,7 +99,7 @@ def test_the_same_shape_is_no_drift() -> None:
         (replace(RECORDED, membership_oid=0), "the table was taken out of the publication"),
         (
             replace(RECORDED, publication_oid=6, membership_oid=51),
-            "the publication was dropped, or made anew: changes between are missing",
+            "the publication was dropped, or created again: changes between are missing",
         ),
         (
             replace(RECORDED, membership_xmin=12),
@@ -132,7 +132,7 @@ def test_a_table_that_is_gone_is_drift() -> None:
         (PublicationStanding(7, 5, 0, 0, 0), "the table was taken out of the publication"),
         (
             PublicationStanding(7, 6, 0, 50, 11),
-            "the publication was dropped, or made anew: changes between are missing",
+            "the publication was dropped, or created again: changes between are missing",
         ),
     ],
 )

@@ -344,13 +344,13 @@ def test_choices_that_name_a_dropped_column_stand() -> None:
 def test_a_way_back_is_offered_only_while_no_row_was_sent() -> None:
     renamed = now(ID, replace(NAME, name="nick"), PRICE)
     assert "set it back at the source" in judge_catalog(BEFORE, renamed, PIPELINE).hint
-    assert judged(renamed).hint.startswith("take it anew")
+    assert judged(renamed).hint.startswith("resnapshot it")
 
 
 def test_a_renamed_table_is_taken_under_its_new_name() -> None:
     moved = replace(BEFORE, table=TableName("sales", "Orders"), replica_identity="f")
     added = (
-        "remove it from the pipeline, and take it under its new name: run the snapshot app with --add"
+        """remove it from the pipeline, then add sales."Orders": pgrepl snapshot FILE.json --add"""
         """ 'sales."Orders"', or PgAddTablesOperator"""
     )
     verdict = judge_catalog(BEFORE, moved, PIPELINE)

@@ -149,34 +149,34 @@ def test_a_reader_does_not_take_another_version_for_the_points(tmp_path: Path, u
 def test_a_table_goes_back_to_before_an_empty_commit(uri: str, emptied: tuple[int, ...]) -> None:
     for version in emptied:
         commit_file(uri, version).write_bytes(b"")
-    settle_log(uri, "")
+    settle_log(uri)
     table = DeltaTable(uri)
     assert (table.version(), table.transaction_version(APP)) == (emptied[0] - 1, 10 * (emptied[0] - 1))
     assert sorted(table.to_pandas()["n"]) == list(range(emptied[0]))
     write(uri, 5, 40)
-    settle_log(uri, "")
+    settle_log(uri)
     assert DeltaTable(uri).version() == emptied[0]
 
 
 def test_a_table_goes_back_to_before_a_half_commit(uri: str) -> None:
     whole = commit_file(uri, 4).read_bytes()
     commit_file(uri, 4).write_bytes(whole[: len(whole) // 2])
-    settle_log(uri, "")
+    settle_log(uri)
     assert DeltaTable(uri).transaction_version(APP) == 30
 
 
 def test_an_empty_commit_that_a_checkpoint_covers_is_no_damage(uri: str) -> None:
     DeltaTable(uri).create_checkpoint()
     commit_file(uri, 2).write_bytes(b"")
-    settle_log(uri, "")
+    settle_log(uri)
     assert sorted(DeltaTable(uri).to_pandas()["n"]) == list(range(5))
 
 
 def test_a_file_that_is_gone_is_found_without_reading_it(uri: str) -> None:
-    check_files(DeltaTable(uri), "")
+    check_files(DeltaTable(uri))
     next(Path(uri).glob("*.parquet")).unlink()
     with pytest.raises(LakeTableError, match="1 of its 5 files"):
-        check_files(DeltaTable(uri), "")
+        check_files(DeltaTable(uri))
 
 
 def test_a_handle_is_used_as_long_as_the_table_is_as_it_was_left(uri: str, tmp_path: Path) -> None:

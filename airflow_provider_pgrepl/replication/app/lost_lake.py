@@ -6,6 +6,7 @@ with it what the lake that is away still needs.
 
 from __future__ import annotations
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
 from airflow_provider_pgrepl.replication.app.requested_tables import Records
@@ -26,8 +27,7 @@ def lost_lake(pipeline: Pipeline) -> LakeError:
     return LakeError(
         f"tables of pipeline {pipeline.name} have been copied, but there is no changelog in the lake"
         f" {pipeline.lake_root}: it is not mounted on this host, or was moved or deleted",
-        "mount it, or name the folder where it is (lake); if it is lost, run the snapshot app with"
-        " --new-epoch, which takes all tables anew",
+        f"mount it, or name the folder where it is (lake); if it is lost, {hints.NEW_EPOCH}",
     )
 
 

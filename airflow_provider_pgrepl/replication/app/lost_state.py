@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -25,5 +26,5 @@ def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
         f"the lake of pipeline {pipeline.name} is in epoch {epoch.epoch}, but the state database knows"
         " nothing of the pipeline: its schema _pgrepl was dropped, or this is another server or database",
         "name the database that has it (state_conn_id, or PGREPL_STATE_DSN), or bring it back from a backup;"
-        " if it is lost, run the snapshot app with --new-epoch, which takes all tables anew",
+        f" if it is lost, {hints.NEW_EPOCH}",
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import (
     ConfigError,
     FencedError,
@@ -93,7 +94,7 @@ def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
         if begun != wanted:
             raise ConfigError(
                 f"{field}: this lake was begun with {begun!r}, not {wanted!r}",
-                "set it back, or run the snapshot app with --new-epoch",
+                f"set it back, or {hints.NEW_EPOCH}",
             )
 
 
@@ -198,7 +199,9 @@ class Replication:
     def _caught_up(self, target: LSN) -> int:
         failed = self._in_state(TableState.ERRORED)
         if failed:
-            log.error("up to %s, but without %s, in error: see the status command", target, ", ".join(failed))
+            log.error(
+                "up to %s, but without %s, which are errored: see pgrepl status", target, ", ".join(failed)
+            )
             return process.WILL_NOT_HELP
         log.info("everything up to %s is in the lake", target)
         return process.DONE

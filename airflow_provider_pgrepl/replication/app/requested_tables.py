@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import TableName
@@ -71,10 +72,9 @@ def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableNam
     if pipeline.new_tables == "error":
         raise ConfigError(
             f"new tables match the patterns of the pipeline: {names}",
-            "take them: run the snapshot app with --add; or set new_tables to add or ignore. What is"
-            " replicated already goes on",
+            f"{hints.add(names.replace(' ', ''))}; or set new_tables to add or ignore. The others go on",
         )
-    log.info("new tables are left out (new_tables: ignore; the snapshot app's --add takes them): %s", names)
+    log.info("new tables are left out (new_tables: ignore; pgrepl snapshot --add adds them): %s", names)
     return found
 
 

@@ -1,14 +1,14 @@
 """The snapshot app: begins an epoch, or takes single tables, and copies them at one source snapshot.
 
     snapshot --pipeline FILE.json                    what is not in the lake yet, or is in error
-    snapshot --pipeline FILE.json --tables a.b,c.d   these tables anew, whatever state they are in
+    snapshot --pipeline FILE.json --tables a.b,c.d   copy these tables again, whatever state they are in
     snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
     snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
-    snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables anew
+    snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
 
-`take_tables`, `resnapshot`, `add_tables` and `begin_anew` do the same for who calls them. At first set-up
-everything is refused when anything is wrong, and nothing is created. Later on a table's own trouble puts that
-table into error, and the others are taken.
+`take_tables`, `resnapshot`, `add_tables` and `begin_new_epoch` do the same for callers in Python. At first
+set-up everything is refused when anything is wrong, and nothing is created. Later on an error of one table
+marks that table errored, and the others are copied.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Outcome", "add_tables", "begin_anew", "check_owner", "main", "resnapshot", "take_tables"]
+__all__ = ["Outcome", "add_tables", "begin_new_epoch", "check_owner", "main", "resnapshot", "take_tables"]
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--tables", metavar="a.b,c.d", help="take these tables (anew), and no others")
+    ways.add_argument("--tables", metavar="a.b,c.d", help="copy these tables (again), and no others")
     ways.add_argument(
         "--add",
         metavar="a.b,c.d",
@@ -82,7 +82,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take tables that the pipeline file does not hold; without names: those that match a pattern",
     )
     ways.add_argument(
-        "--new-epoch", action="store_true", help="begin a new history: new slot, all tables taken anew"
+        "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
     )
 
 
@@ -94,14 +94,14 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     elif arguments.add is not None:
         outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
     elif arguments.new_epoch:
-        outcome = begin_anew(access)
+        outcome = begin_new_epoch(access)
     else:
         outcome = take_tables(access)
     leave_result(_result(access, outcome))
     if not outcome.failed:
         return process.DONE
     log.error(
-        "%d of %d tables are in error: %s",
+        "%d of %d tables are errored: %s",
         len(outcome.failed),
         len(outcome.failed) + len(outcome.copied),
         ", ".join(map(str, sorted(outcome.failed))),
@@ -142,14 +142,14 @@ def take_tables(access: Access) -> Outcome:
         return run.take([table for table in selected.tables - leave if run.is_due(selected, table)], wishes)
 
 
-def begin_anew(access: Access) -> Outcome:
-    """Begin a new epoch: new slot, publication and positions, all tables taken anew. Raises PgReplError."""
+def begin_new_epoch(access: Access) -> Outcome:
+    """Begin a new epoch: new slot, publication and positions, all tables copied again. Raises PgReplError."""
     with _opened(access, new_epoch=True) as run:
         return run.begin()
 
 
 def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
-    """Take these tables of the pipeline anew, whatever state they are in. Readers keep the old version until
+    """Copy these tables of the pipeline again, whatever state they are in. Readers keep the old version until
     one commit replaces it; the table then catches up with the others.
 
     One that cannot be taken is in error then. Raises ConfigError for tables that are not the pipeline's, and
@@ -236,7 +236,7 @@ class _Run:
 
     def take(self, tables: Collection[TableName], wishes: RequestedTables) -> Outcome:
         if not tables:
-            log.info("nothing to do: every table has been taken already")
+            log.info("nothing to do: every table has been copied already")
             if wishes.removed:
                 removed = ", ".join(map(str, sorted(wishes.removed)))
                 log.info(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import closing, suppress
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import BusyError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_durable_lsn_before
@@ -66,5 +67,5 @@ def _check_untold(pipeline: Pipeline, dsn: str, torn: Torn) -> None:
         f"commit {first} of the changelog, or a file that it names, is not whole. Without it the changelog"
         f" ends at {left}, but the slot {pipeline.slot} was told {slot.confirmed_flush_lsn}. Nothing changed",
         "see that the lake's storage shows all its files (a mount, a copy that is still under way), and start"
-        " again; if they are lost, run the snapshot app with --new-epoch, which takes all tables anew",
+        f" again; if they are lost, {hints.NEW_EPOCH}",
     )

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogError, LakeUnavailableError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
@@ -65,7 +66,7 @@ def open_changelog(uri: str) -> DeltaTable:
         return DeltaTable(uri)
     except TableNotFoundError:
         raise NoChangelogError(
-            "this pipeline has no changelog yet", "run the snapshot app first: it begins the first epoch"
+            "this pipeline has no changelog yet", f"begin its first epoch: {hints.SNAPSHOT}"
         ) from None
     except (DeltaError, OSError) as error:
         raise LakeUnavailableError(
@@ -192,7 +193,7 @@ def _read_file(
         source = filesystem.open_input_file(path)
     except FileNotFoundError:
         raise ChangelogError(
-            "a changelog file is gone", "run the snapshot app for the tables behind"
+            "a changelog file is gone", "resnapshot the tables that lag: pgrepl status FILE.json names them"
         ) from None
     with source, pq.ParquetFile(source) as file:
         column = file.schema_arrow.get_field_index("relation_id")

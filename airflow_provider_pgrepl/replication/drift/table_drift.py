@@ -48,7 +48,7 @@ def standing_findings(recorded: Relation, standing: PublicationStanding) -> Iter
 
 def _publication_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:
     if _differ(recorded.publication_oid, current.publication_oid):
-        yield DriftFinding("the publication was dropped, or made anew: changes between are missing")
+        yield DriftFinding("the publication was dropped, or created again: changes between are missing")
     elif _differ(recorded.membership_oid, current.membership_oid):
         if current.membership_oid:
             text = "the table was taken out of the publication and put back: changes between are missing"

@@ -115,7 +115,7 @@ class _View:
         if version is None:
             raise LakeError(
                 f"the consistent point at {LSN(self.point.lsn)} does not hold {name}",
-                "it is being copied, in error, or not replicated; `pgrepl status`"
+                "it is being copied, errored, or not replicated; `pgrepl status`"
                 f" says which. The point holds: {', '.join(self.tables)}",
             )
         seen = self.point.positions.get(str(name))

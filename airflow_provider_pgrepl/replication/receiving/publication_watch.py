@@ -94,7 +94,7 @@ class PublicationWatch:
         if standings:
             # Of new tables, and at a start, it may only not have been said before.
             level = logging.INFO if standings.keys() & self._known.keys() else logging.DEBUG
-            log.log(level, "the changelog says again how %d tables are published", len(standings))
+            log.log(level, "recorded in the changelog how %d tables are published now", len(standings))
             self._writer.append_between(self._rows(standings))
 
     def _rows(self, standings: dict[int, PublicationStanding]) -> pa.Table:

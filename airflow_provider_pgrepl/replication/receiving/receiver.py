@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, PgReplError, UnsendableError
 from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
@@ -149,9 +150,9 @@ class Receiver:
             hidden=HiddenColumns(pipeline, index.catalogs),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
-            log.warning("the event trigger is not there, or does not fire: run the snapshot app")
+            log.warning("the event trigger is not there, or does not fire: %s", hints.SNAPSHOT)
         elif pipeline.event_trigger and event_trigger.read_key(self._catalog, pipeline.name) is None:
-            log.warning("the key of the event trigger cannot be read: run the snapshot app")
+            log.warning("the key of the event trigger cannot be read: %s", hints.SNAPSHOT)
         self._splitter = Splitter()
         # Without the option nobody's messages say anything of tables.
         look_at_ddl = announcements.look_at_ddl if pipeline.event_trigger else None
@@ -181,7 +182,9 @@ class Receiver:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not self.has_ended:
             # A connection must not be closed under the thread that uses it; the slot is free when we exit.
-            log.warning("the receiver did not end within %s s; what it was writing is not told", timeout_s)
+            log.warning(
+                "the receiver did not end within %s s; what it was writing is not confirmed", timeout_s
+            )
             return
         self._connections.close()
 
@@ -242,7 +245,7 @@ class Receiver:
         self.unsent = begun = self._splitter.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
-            way_out = continuity.NEW_EPOCH
+            way_out = hints.NEW_EPOCH
         else:
             place = f"the transaction at {LSN(begun.commit_lsn)} (xid {begun.xid})"
             way_out = (

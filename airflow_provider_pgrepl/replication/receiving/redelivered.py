@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import RewoundError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -159,5 +160,5 @@ def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
 def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
         f"the source was set back or replaced: the transaction at {LSN(lsn)} {what}",
-        "run the snapshot app with --new-epoch to take everything anew",
+        hints.NEW_EPOCH,
     )

@@ -16,6 +16,7 @@ from types import TracebackType
 
 from psycopg import OperationalError, pq
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import (
     BusyError,
     PgReplError,
@@ -285,10 +286,10 @@ def _translate(result: pq.abc.PGresult) -> PgReplError:
             " pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'SLOT'",
         )
     if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
-        return PublicationError(text, "run the snapshot app with --new-epoch to set the pipeline up anew")
+        return PublicationError(text, hints.NEW_EPOCH)
     if state in ("42704", "55000"):
         return SlotError(
             text,
-            "changes are lost with the slot: run the snapshot app with --new-epoch to take everything anew",
+            f"changes are lost with the slot: {hints.NEW_EPOCH}",
         )
     return SourceConnectionError(f"the replication stream failed: {text} (SQLSTATE {state})")

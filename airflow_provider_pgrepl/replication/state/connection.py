@@ -9,6 +9,7 @@ from typing import Self
 
 import psycopg2.errors
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect, source_errors
@@ -51,7 +52,7 @@ def state_errors(doing: str) -> Iterator[None]:
             yield
         except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName):
             raise StateError(
-                f"state: {doing}: schema _pgrepl is not set up in this database", "run the snapshot app first"
+                f"state: {doing}: schema _pgrepl is not set up in this database", hints.SNAPSHOT
             ) from None
         except psycopg2.errors.UndefinedColumn:
             raise StateError(
@@ -59,9 +60,7 @@ def state_errors(doing: str) -> Iterator[None]:
                 "any app of this version brings it up when it starts, as do pause, resume and retry",
             ) from None
         except psycopg2.errors.ForeignKeyViolation:
-            raise StateError(
-                f"state: {doing}: the pipeline is not recorded", "run the snapshot app first"
-            ) from None
+            raise StateError(f"state: {doing}: the pipeline is not recorded", hints.SNAPSHOT) from None
         except psycopg2.errors.ReadOnlySqlTransaction:
             raise StateError(
                 f"state: {doing}: the database is read-only",

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import psycopg2.errors
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import rows
@@ -124,5 +125,5 @@ class PipelineRecords(StateConnection):
         changed = ", ".join(f"{what} {old} (now {new})" for what, new, old in pairs if new != old)
         raise StateError(
             f"pipeline {pipeline.name} is recorded with {changed}",
-            "give this pipeline another name, or take everything anew: snapshot app with --new-epoch",
+            f"give this pipeline another name, or {hints.NEW_EPOCH}",
         )

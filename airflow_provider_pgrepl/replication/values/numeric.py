@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.choices import ColumnChoice
 from airflow_provider_pgrepl.replication.relation import PgType
 from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable, cast, not_output_of_type
@@ -60,7 +61,7 @@ class Decimal:
                 raise Unholdable(
                     "NaN or infinity",
                     "set numeric_nan to null (not for columns of a key), and retry the table; or give the"
-                    " column lake type string in types, and run the snapshot app with --tables",
+                    f" column lake type string in types, then {hints.RESNAPSHOT}",
                 )
             texts = pc.if_else(odd, pa.scalar(None, texts.type), texts)
         long = pc.fill_null(self._long(texts), False)
@@ -80,14 +81,11 @@ class Decimal:
 
     def _does_not_fit(self, texts: pa.Array) -> Unholdable:
         if self.is_declared or pc.all(pc.match_substring_regex(texts, _NUMBER)).as_py() is False:
-            return not_output_of_type(
-                "the column's precision or scale may have changed: run the snapshot app with --tables"
-            )
+            return not_output_of_type(f"the column's precision or scale may have changed: {hints.RESNAPSHOT}")
         return Unholdable(
             f"a number with more than {self.precision - self.scale} digits before the point"
             f" or {self.scale} after it",
-            "choose a decimal that holds it, or string, for the column in types; then run the snapshot app"
-            " with --tables",
+            f"choose a decimal that holds it, or string, for the column in types; then {hints.RESNAPSHOT}",
         )
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.values import kernels
 from airflow_provider_pgrepl.replication.values.family import Unholdable, not_output_of_type
 
 _INT32_MAX = 2**31 - 1
 _OTHER_SHAPE = (
     "give the column in types the lake type array(n), if all its arrays have n dimensions that begin at 1, or"
-    " else string; then run the snapshot app with --tables"
+    f" else string; then {hints.RESNAPSHOT}"
 )
 _FINDINGS = {
     kernels.NESTED: ("an array of more dimensions", _OTHER_SHAPE),
@@ -24,7 +25,7 @@ _FINDINGS = {
     kernels.LOWER_BOUND: ("an array whose first index is not 1", _OTHER_SHAPE),
     kernels.WRONG_COUNT: (
         "a composite with another number of attributes",
-        "its type was altered: run the snapshot app with --tables",
+        f"its type was altered: {hints.RESNAPSHOT}",
     ),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.choices import ColumnChoice
 from airflow_provider_pgrepl.replication.relation import PgType
 from airflow_provider_pgrepl.replication.values.array import list_array
@@ -46,9 +47,7 @@ class Range:
             return self.bound.parse(texts)
         except Unholdable as unholdable:
             reason = f"{unholdable.reason}, as the bound of a range"
-        raise Unholdable(
-            reason, "give the column the lake type string in types; then run the snapshot app with --tables"
-        )
+        raise Unholdable(reason, f"give the column the lake type string in types; then {hints.RESNAPSHOT}")
 
 
 @dataclass(frozen=True)

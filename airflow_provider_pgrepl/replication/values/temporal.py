@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.choices import ColumnChoice, Infinity
 from airflow_provider_pgrepl.replication.relation import PgType
 from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable, cast, not_output_of_type
@@ -28,11 +29,11 @@ _ERA = r"(?P<era> BC)?$"
 _MAX_MICROSECONDS = 2**63 - 1
 _OUT_OF_RANGE = (
     "replace the value at the source by one within range, or give the column lake type string in types;"
-    " then run the snapshot app with --tables"
+    f" then {hints.RESNAPSHOT}"
 )
 _INFINITE = (
     "set infinity to null or sentinel (not for columns of a key), and retry the table; or give the column"
-    " lake type string in types, and run the snapshot app with --tables"
+    f" lake type string in types, then {hints.RESNAPSHOT}"
 )
 _FIRST_DAY, _LAST_DAY = "0001-01-01", "9999-12-31"
 

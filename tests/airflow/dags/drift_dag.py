@@ -23,12 +23,12 @@ for mode, chosen in {
     with DAG(
         f"drift_{mode}",
         schedule=None,
-        params={"fail_on": Param("unsafe", type="string"), "put_in_error": True},
+        params={"fail_on": Param("unsafe", type="string"), "mark_errored": True},
     ) as dag:
         PgSchemaDriftSensor(
             task_id="drift",
             fail_on="{{ params.fail_on }}",
-            put_in_error="{{ params.put_in_error }}",
+            mark_errored="{{ params.mark_errored }}",
             **COMMON,
             **chosen,
         )

@@ -48,10 +48,10 @@ class TableFinding:
     error: PgReplError | None
 
 
-def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
+def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
     """Compare every table in the lake with the catalog as it is now.
 
-    Tables that cannot go on are put in error, unless told otherwise; what their lake tables will follow by
+    Tables that cannot go on are marked errored, unless told otherwise; what their lake tables will follow by
     themselves is only reported. May wait, a minute or so, until a running pipeline has applied what was
     committed before: a TRUNCATE of a partitioned table looks like drift until then. Raises PublicationError
     when the publication is gone, was made anew or publishes less; StateError for a pipeline that is not set
@@ -80,7 +80,7 @@ def check_drift(access: Access, put_in_error: bool = True) -> DriftReport:
         findings = find_drift(pipeline, _relations(watched), current, rights)
         if not is_settled:
             findings |= {known.table: TableFinding(_AWAITED, rights.get(known.oid)) for known in awaited}
-        report = _Report(store, pipeline, seen_at, put_in_error)
+        report = _Report(store, pipeline, seen_at, mark_errored)
         tables = tuple(report.drifts(watched, findings))
         new = _new_tables(source, pipeline, records)
     return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables)
@@ -200,12 +200,12 @@ def lost_rights(source: Connection, relations: list[Relation]) -> dict[int, PgRe
 
 @dataclass(frozen=True)
 class _Report:
-    """Turns findings into lines of the report, and tables that cannot go on into ones in error."""
+    """Turns findings into lines of the report, and marks those errored that cannot go on."""
 
     store: Store
     pipeline: Pipeline
     lsn: LSN
-    put_in_error: bool
+    mark_errored: bool
 
     def drifts(
         self, watched: dict[TableName, TableRecord], findings: dict[TableName, TableFinding]
@@ -222,11 +222,11 @@ class _Report:
         if finding.error is None:
             yield TableDrift(table, Kind.SAFE.value, finding.reason, state=state)
             return
-        marked = self.put_in_error and self.store.mark_errored(
+        marked = self.mark_errored and self.store.mark_errored(
             self.pipeline.name, record, finding.error, lsn=self.lsn
         )
-        if self.put_in_error and not marked:
-            # Somebody was quicker: taken anew, it has not drifted; found by another, it is in error.
+        if self.mark_errored and not marked:
+            # Somebody was quicker: taken anew, it has not drifted; found by another, it is errored.
             now = self.store.read_tables(self.pipeline.name).get(record.table)
             if now is not None and _is_drift_error(now):
                 yield self._in_error(now, finding)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import replace
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.app.drift_check.check import (
     TableFinding,
@@ -70,16 +71,16 @@ def _drift(table: TableName, finding: TableFinding, became: Relation | None) -> 
 
 def _hint(table: TableName, became: Relation | None) -> str:
     """What to do about a migration that nobody has run yet: at the source there is nothing to set back."""
-    change = "change the migration into one that the lake follows, or run it and then take the table"
+    change = "change the migration into one that the lake follows, or run it and then"
     if became is None:
-        return f"{change} out of the pipeline: PgRemoveTablesOperator, or pgrepl remove FILE.json '{table}'"
+        return f"{change} remove the table: pgrepl remove FILE.json '{table}', or PgRemoveTablesOperator"
     if became.table != table:
         return (
-            f"{change} out of the pipeline, and in again under its new name: PgRemoveTablesOperator and"
-            f" PgAddTablesOperator, or pgrepl remove FILE.json '{table}' and pgrepl snapshot FILE.json --add"
-            f" '{became.table}'"
+            f"{change} remove the table, and add it under its new name: pgrepl remove FILE.json '{table}' and"
+            f" pgrepl snapshot FILE.json --add '{became.table}', or PgRemoveTablesOperator and"
+            " PgAddTablesOperator"
         )
-    return f"{change} anew: PgResnapshotOperator, or pgrepl snapshot FILE.json --tables '{table}'"
+    return f"{change} {hints.resnapshot(table)}"
 
 
 def _tables_with_rows(connection: Connection) -> frozenset[int]:

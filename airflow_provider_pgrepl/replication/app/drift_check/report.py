@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.choices import NewTables
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 
 _NEW_TABLES = {
-    "add": "taken by the next run of the snapshot app",
+    "add": "copied by the next snapshot",
     "ignore": "left out",
-    "error": "not replicated: run the snapshot app with --add, or set new_tables to add or ignore",
+    "error": f"not replicated: {hints.add('NAME')}; or set new_tables to add or ignore",
 }
 
 
@@ -21,7 +22,7 @@ class TableDrift:
     """A table that is not what its lake table was built for.
 
     `kind`: `safe` (the lake table follows with the next row) or `unsafe`. `state`: that in which the check
-    found it; empty where none is known. `put_in_error`: whether this check has put it in error.
+    found it; empty where none is known. `marked_errored`: whether this check has marked it errored.
     """
 
     table: str
@@ -29,7 +30,7 @@ class TableDrift:
     reason: str
     hint: str = ""
     state: str = ""
-    put_in_error: bool = False
+    marked_errored: bool = False
 
     def to_text(self) -> str:
         lines = [f"{self.table}: {self._title()}: {self.reason}"]
@@ -41,8 +42,8 @@ class TableDrift:
         if self.kind != Kind.UNSAFE:
             return "safe"
         if self.state == "errored":
-            return "unsafe, in error already"
-        return "unsafe, now in error" if self.put_in_error else "unsafe"
+            return "unsafe, errored already"
+        return "unsafe, now errored" if self.marked_errored else "unsafe"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import raise_all
 from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
@@ -82,18 +83,18 @@ class Continuation:
         return relation
 
     def _relation_in_lake(self, record: TableRecord) -> Relation:
-        anew = f"take it anew: run the snapshot app with --tables '{record.table}'"
+        hint = hints.resnapshot(record.table)
         if record.relation is None or record.position_lsn is None:
-            raise LakeTableError(f"{record.table}: was never copied as a whole", anew)
+            raise LakeTableError(f"{record.table}: was never copied as a whole", hint)
         table = open_table(f"{self.pipeline.lake_root}/{record.table.path}")
         point = self._points.last_of(record.table, self.epoch.epoch)
         app = app_id(self.pipeline.name, self.epoch.epoch)
         standing = read_table_position(table, app, str(record.table), point)
         if standing is None:
-            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", anew)
+            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", hint)
         problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
         if problem is not None:
-            raise type(problem)(f"{record.table}: {problem.message}", anew)
+            raise type(problem)(f"{record.table}: {problem.message}", hint)
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
         announced = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
         return announced.catalog if announced and announced.catalog else record.relation

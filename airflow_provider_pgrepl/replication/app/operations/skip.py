@@ -55,7 +55,8 @@ class Skipped:
         """What it costs, for people."""
         lines = [
             f"the transaction at {self.lsn} (xid {self.xid}) is left out for good",
-            f"in error until they are taken anew (snapshot app with --tables): {_names(self.touched)}",
+            "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
+            f" {_names(self.touched)}",
             f"not changed by it, as you say: {_names(self.named)}",
             f"not changed by it, as the WAL shows: {_names(self.seen)}",
             "its logical messages, if it had any, are lost",
@@ -92,7 +93,7 @@ def skip_transaction(
                 record_gap(access.pipeline, gap, receiver.progress.sequence)
         if not dry_run:
             pass_gaps(source, access.pipeline)
-            _put_in_error(store, name, records, gap)
+            _mark_errored(store, name, records, gap)
         return _skipped(gap, records, named, seen)
 
 
@@ -122,7 +123,7 @@ def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: lis
         raise ConfigError(
             f"--untouched: the transaction at {gap.lsn} was skipped already, as one that may have changed"
             f" {', '.join(late)}",
-            "take these anew: run the snapshot app with --tables",
+            f"resnapshot these: pgrepl snapshot FILE.json --tables {','.join(late)}",
         )
 
 
@@ -186,7 +187,7 @@ def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[Tabl
     return found
 
 
-def _put_in_error(store: Store, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap) -> None:
+def _mark_errored(store: Store, pipeline: str, records: Mapping[TableName, TableRecord], gap: Gap) -> None:
     """What the replication app would do when it comes to the gap."""
     for record in records.values():
         if record.state not in _STOPPED or not _may_lack(record, gap):

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import (
@@ -33,17 +34,17 @@ log = logging.getLogger(__name__)
 _S = TableState
 _APPLIED = (_S.CATCHING_UP, _S.STREAMING)
 _INSTEAD = {
-    _S.PENDING: "run the snapshot app: it has not been copied yet",
-    _S.SNAPSHOTTING: "wait for the snapshot app, or run it again if it has died",
-    _S.ERRORED: "retry it, or take it anew: run the snapshot app with --tables",
+    _S.PENDING: f"it has not been copied yet: {hints.SNAPSHOT}",
+    _S.SNAPSHOTTING: "wait for the snapshot that runs; if it has died, run pgrepl snapshot FILE.json again",
+    _S.ERRORED: f"retry it, or {hints.RESNAPSHOT}",
     _S.PAUSED: "resume it",
-    _S.REMOVED: "add it again: run the snapshot app with --tables",
+    _S.REMOVED: "add it again: pgrepl snapshot FILE.json --add NAME, or PgAddTablesOperator",
 }
 
 
 @dataclass(frozen=True)
 class Retried:
-    """What became of a table that was tried again; `refused` says why it stays in error."""
+    """What became of a table that was tried again; `refused` says why it stays errored."""
 
     table: TableName
     refused: PgReplError | None = None
@@ -85,15 +86,15 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
 
 
 def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None) -> tuple[Retried, ...]:
-    """Have tables in error catch up from where they stand, without a new copy; None: all that are in error.
+    """Have errored tables catch up from where they stand, without a new copy; None: all errored ones.
 
     Whether the cause is gone is looked at as far as source, lake and changelog tell; a cause that is still
-    there puts the table in error again. Where the pipeline file has other choices now, and the lake table
+    there marks the table errored again. Where the pipeline file has other choices now, and the lake table
     looks the same under them, they hold from here on.
 
     Tables that were named are tried again all or none: raises what the first of them is refused for, naming
     all (LakeTableError without a copy, ChangelogError when changes are no longer kept, DriftError,
-    PrivilegeError, StateError when it is not in error). Otherwise the result says it of each. Raises also
+    PrivilegeError, StateError when it is not errored). Otherwise the result says it of each. Raises also
     what concerns all: StateError, ChangelogError, PublicationError, ConfigError for unknown names.
     """
     name = access.pipeline.name
@@ -137,9 +138,7 @@ def _checked(lake: Continuation, record: TableRecord) -> tuple[Relation | None, 
 
 def _not_resumable(record: TableRecord) -> PgReplError | None:
     if record.state is _S.PAUSED and record.relation is None:
-        return StateError(
-            f"{record.table}: was paused before it was copied", "run the snapshot app with --tables"
-        )
+        return StateError(f"{record.table}: was paused before it was copied", hints.resnapshot(record.table))
     return _must_be(record, "resumed", (*_APPLIED, _S.PAUSED))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PublicationError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -105,13 +106,13 @@ class SourceOwnership:
         return found[0]
 
     def check_publication(self, oid: int) -> None:
-        """Raises PublicationError when the epoch's publication is gone, or was made anew."""
+        """Raises PublicationError when the epoch's publication is gone, or was created again."""
         found = publication.read_identity(self.source, self.pipeline.publication)
         if found is None or found[0] != oid:
-            fate = "no longer exists" if found is None else "was dropped and made anew"
+            fate = "no longer exists" if found is None else "was dropped and created again"
             raise PublicationError(
                 f"the publication {self.pipeline.publication} {fate}",
-                "run the snapshot app with --new-epoch to take everything anew",
+                hints.NEW_EPOCH,
             )
 
     def publish(self, relations: list[Relation]) -> None:

@@ -27,22 +27,22 @@ def check_replication(access: Access) -> None:
 def check_snapshot(
     access: Access,
     *,
-    anew: Collection[TableName] = (),
+    resnapshot: Collection[TableName] = (),
     added: Collection[TableName] = (),
     new_epoch: bool = False,
 ) -> None:
-    """Raise what keeps the snapshot app from beginning; `anew` and `added` are tables that it is to take."""
+    """Raise what keeps the snapshot app from beginning; it is to copy the tables `resnapshot` and `added`."""
     records = _read_records(access)
     if records is None or (not new_epoch and _has_begun(records)):
         check_surroundings(access.dsn, access.pipeline)
     else:
         check_source(access.dsn, access.pipeline, wishes_of(records), new_epoch=new_epoch)
-    if records is not None and (anew or added):
-        _check_named(access, records, frozenset(anew), frozenset(added))
+    if records is not None and (resnapshot or added):
+        _check_named(access, records, frozenset(resnapshot), frozenset(added))
 
 
 def check_known(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
-    """Raises ConfigError for tables that are to be taken anew, and are not the pipeline's."""
+    """Raises ConfigError for tables that are to be resnapshotted, and are not the pipeline's."""
     strangers = sorted(set(wanted) - selected.tables - records.keys())
     if strangers:
         raise ConfigError(
@@ -59,17 +59,17 @@ def check_addable(wanted: Collection[TableName], selected: Selected, records: Re
 
 
 def _check_named(
-    access: Access, records: Records, anew: frozenset[TableName], added: frozenset[TableName]
+    access: Access, records: Records, resnapshot: frozenset[TableName], added: frozenset[TableName]
 ) -> None:
     wishes = wishes_of(records)
     wishes = replace(
         wishes,
-        added=wishes.added | added | (anew & wishes.removed),
-        removed=wishes.removed - added - anew,
+        added=wishes.added | added | (resnapshot & wishes.removed),
+        removed=wishes.removed - added - resnapshot,
     )
     with access.source("preflight") as source:
         selected = select_tables(source, access.pipeline, wishes)
-    check_known(anew, selected, records)
+    check_known(resnapshot, selected, records)
     check_addable(added, selected, records)
 
 

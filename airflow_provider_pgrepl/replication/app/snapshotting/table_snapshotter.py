@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import Records, membership_of
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 ATTEMPTS = 3
 """How many snapshots are tried until one has brought a table into the lake."""
 
-_MENDED_HINT = "mend it, and run the snapshot app again: it takes what is in error; or remove the table"
+_MENDED_HINT = f"mend it, then {hints.SNAPSHOT}: that copies errored tables again; or remove the table"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class TableSnapshotter:
         return self.store.read_tables(self.pipeline.name)
 
     def take(self, tables: Collection[TableName], wishes: RequestedTables, record: EpochRecord) -> Outcome:
-        """Copy these tables, whatever state they are in; one that cannot be goes into error, and only that.
+        """Copy these tables, whatever state they are in; one that cannot be is marked errored, and only that.
 
         Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
         not be used several times over. Before the first byte is copied the tables are then as they were.
@@ -79,7 +80,7 @@ class TableSnapshotter:
         while left:
             relations, unfit = self._examine(left, wishes)
             for table, fault in unfit.items():
-                self.put_in_error(table, fault)
+                self.mark_errored(table, fault)
             failed |= unfit
             left -= unfit.keys()
             if not relations:
@@ -219,9 +220,9 @@ class TableSnapshotter:
         writer.mark(changelog_uri(self.pipeline.lake_root))
         return copied
 
-    def put_in_error(self, table: TableName, error: PgReplError) -> None:
+    def mark_errored(self, table: TableName, error: PgReplError) -> None:
         """This table stops, and only this one."""
-        log.error("%s is in error: %s", table, str(error).removeprefix(f"{table}: "))
+        log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
         record = self.records().get(table)
         if record is None or record.state is TableState.REMOVED:
             self.store.set_state(self.pipeline.name, table, TableState.PENDING)

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.replication.app.status.reading import PipelineStatus, SlotStatus, TableStatus
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -80,8 +81,7 @@ def _heading(status: PipelineStatus) -> list[str]:
 def _not_set_up(status: PipelineStatus) -> list[str]:
     slot = f", though there is a slot {status.slot.name}" if status.slot else ""
     return textwrap.wrap(
-        f"Pipeline {status.pipeline} has not been set up yet{slot}: run the snapshot app first"
-        " (pgrepl snapshot FILE.json).",
+        f"Pipeline {status.pipeline} has not been set up yet{slot}: {hints.SNAPSHOT}.",
         _WIDTH,
     )
 
@@ -103,10 +103,10 @@ def _app(status: PipelineStatus) -> list[str]:
 def _slot(status: PipelineStatus) -> list[str]:
     slot = status.slot
     if slot is None and not status.recorded:
-        text = "is gone, and the pipeline is not recorded in this database: the snapshot app would begin anew"
+        text = "is gone, and this database records no such pipeline: the next snapshot begins it from nothing"
         return [_line("slot", text)]
     if slot is None:
-        return [_line("slot", "is gone: the pipeline needs a new epoch (snapshot app with --new-epoch)")]
+        return [_line("slot", "is gone: it takes a new epoch (pgrepl snapshot FILE.json --new-epoch)")]
     lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
     if slot.active and not (status.app and is_recent(status.app.reported_at)):
         sender = f"select pg_terminate_backend({slot.active_pid})"

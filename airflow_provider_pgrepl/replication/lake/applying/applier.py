@@ -1,7 +1,7 @@
 """The applier: changelog commits into lake tables, batch by batch, one consistent point after each.
 
 A table's position in the lake is the truth; what the applier remembers only saves looking. A table it does
-not know to be level with the stream (after a start, a snapshot, an error mended) is brought forward from the
+not know to have caught up (after a start, a snapshot, an error mended) is brought forward from the
 changelog's live files, whatever Spark's checkpoint says, while the others go on.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl import errors, hints
 from airflow_provider_pgrepl.replication.changelog import reader, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -190,7 +190,7 @@ class Applier:
     def _run_items(
         self, frame: DataFrame, records: dict[int, TableRecord]
     ) -> tuple[WorkItem, list[TableResult]]:
-        """One Spark task per share of items; those of tables not level with the stream are left undone."""
+        """One Spark task per share of items; those of lagging tables are left undone."""
         works = {
             oid: self._tables.work(records[oid], level.position, level.version)
             for oid, level in self._levels.items()
@@ -207,7 +207,7 @@ class Applier:
             return stamp_at(self._tables.work(records[oid]), level.version, level.history_version)
 
         for oid in self._levels.look(records.keys() - touched, stamp, LOOK_INTERVAL_S):
-            log.warning("table %s is not as it was left: it is looked at anew", records[oid].table)
+            log.warning("table %s is not as this process left it: it is opened again", records[oid].table)
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
         """Check the epoch; ask the changelog itself where the batch's commits do not say."""
@@ -245,13 +245,13 @@ class Applier:
             else:
                 self._levels.pop(result.relation_id, None)
                 del records[result.relation_id]
-                self._put_in_error(record, result)
+                self._mark_errored(record, result)
 
     def _record_relation(self, record: TableRecord, relation: Relation) -> None:
         """What the lake table itself says already, for people and for the sensor to see."""
         self._store.record_relation(self._pipeline.name, relation, _snapshot_of(record))
 
-    def _put_in_error(self, record: TableRecord, result: TableResult) -> None:
+    def _mark_errored(self, record: TableRecord, result: TableResult) -> None:
         """A table's own trouble stays its own; any other ends us, unless the table left meanwhile.
 
         A copy that was replaced during the batch may have refused what we had for it: the new one is looked
@@ -263,10 +263,10 @@ class Applier:
         if result.stops_pipeline:
             stops: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
             raise stops(str(result.error), result.hint)
-        hint = f"\n  hint: {result.hint}" if result.hint else ""
-        log.error("table %s stops: %s%s", record.table, result.error, hint)
+        hint = result.hint or hints.resnapshot(record.table)
+        log.error("table %s stops: %s\n  hint: %s", record.table, result.error, hint)
         kind = getattr(errors, result.error_kind, errors.LakeTableError)
-        error = kind(str(result.error), result.hint, result.remedy)
+        error = kind(str(result.error), hint, result.remedy)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)
@@ -307,7 +307,7 @@ class Applier:
             if records[oid].state is TableState.CATCHING_UP and self._store.move(
                 self._pipeline.name, records[oid], TableState.STREAMING
             ):
-                log.info("table %s is level with the stream", records[oid].table)
+                log.info("table %s has caught up", records[oid].table)
         return not unfinished and all(oid in self._levels for oid in needed if oid in records)
 
     def _needed(self, oid: int, standing: TablePosition | None) -> LSN:

@@ -74,7 +74,7 @@ class RecordedTables:
             changed = changed_choices(self._pipeline, record.config, record.table)
             if changed:
                 log.warning(
-                    "table %s: %s changed in the pipeline file; takes effect when the table is taken anew",
+                    "table %s: %s changed in the pipeline file; takes effect when the table is resnapshotted",
                     record.table,
                     ", ".join(changed),
                 )

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, PgReplError
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, read_position
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lsn import LSN
 
@@ -41,11 +41,11 @@ class TablePosition:
         elif self.own > max(durable, copied):
             text = f"the lake table is at {self.own}, but the changelog goes up to {durable} only"
         if text:
-            return LakeChangedError(text, RESNAPSHOT_HINT)
+            return LakeChangedError(text)
         if self.whole >= floor:
             return None
         text = f"the table is at {self.whole}, but the changelog holds changes above {floor} only"
-        return ChangelogError(text, RESNAPSHOT_HINT)
+        return ChangelogError(text)
 
 
 def read_table_position(

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, epoch_of, read_position
+from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, read_position
 from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
 from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
@@ -148,7 +148,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
     except Exception as error:
         # Its text may hold values of rows, so only its kind is told.
         work.close()
-        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", hint=RESNAPSHOT_HINT)
+        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}")
 
 
 def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
@@ -210,7 +210,7 @@ def _leave(work: TableWork, lake: EvolvingTable) -> str:
 def _position(table: DeltaTable, work: TableWork) -> LSN:
     position = read_position(table, work.app)
     if position is None:
-        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch", RESNAPSHOT_HINT)
+        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch")
     return position
 
 
@@ -243,8 +243,7 @@ def _relation_of(work: TableWork, version: int) -> Relation:
     record = work.announced.find(version)
     if record is None or record.catalog is None:
         raise LakeTableError(
-            f"{work.relation.table}: the definition that its lake table is for is not known any more",
-            RESNAPSHOT_HINT,
+            f"{work.relation.table}: the definition that its lake table is for is not known any more"
         )
     return record.catalog
 

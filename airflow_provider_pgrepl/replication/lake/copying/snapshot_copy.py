@@ -8,7 +8,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl import errors, hints
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RETRY_HINT = "mend it and run the snapshot app with --tables"
+_RETRY_HINT = f"mend it, then {hints.RESNAPSHOT}"
 
 
 class SnapshotCopy:
@@ -81,7 +81,7 @@ class SnapshotCopy:
             list(relations),
             lambda table: self._copy(relations[table], plans[table]),
             finished=lambda table, rows: self._finish(relations[table], rows),
-            failed=lambda table, error: self._put_in_error(relations[table], error),
+            failed=lambda table, error: self._mark_errored(relations[table], error),
         )
 
     def _finish(self, relation: Relation, rows: int) -> None:
@@ -152,7 +152,7 @@ class SnapshotCopy:
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
         return int(rows)
 
-    def _put_in_error(self, relation: Relation, error: errors.PgReplError) -> None:
+    def _mark_errored(self, relation: Relation, error: errors.PgReplError) -> None:
         log.error("%s: %s", relation.table, error)
         self._store.set_state(
             self._pipeline.name,

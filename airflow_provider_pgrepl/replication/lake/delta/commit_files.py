@@ -35,7 +35,7 @@ def stamp_of(uri: str, version: int) -> str:
     return f"{found.size}@{found.mtime_ns}" if found.size else ""
 
 
-def settle_log(uri: str, hint: str) -> None:
+def settle_log(uri: str) -> None:
     """Have a lake table go back to before the first commit that is not whole, or holds nothing.
 
     For who writes the table while nobody else does. Its position says where it is then; what it lacks is in
@@ -44,14 +44,14 @@ def settle_log(uri: str, hint: str) -> None:
     torn, commits = find_torn(uri), dict(_commits_to_read(uri))
     first = min((version for version, size in commits.items() if not size), default=None)
     if first is not None and local_path(uri) is None:
-        raise LakeTableError(f"{uri}: the file of its commit {first} is empty", hint)
+        raise LakeTableError(f"{uri}: the file of its commit {first} is empty")
     if first is not None:
         rest = {version for version in commits if version >= first}
         torn = replace(torn, commits=tuple(sorted(rest | set(torn.commits))))
     torn.set_aside()
 
 
-def check_files(table: DeltaTable, hint: str) -> None:
+def check_files(table: DeltaTable) -> None:
     """Raises LakeTableError when a file that a table consists of is not there: a folder may have been put
     back, or copied while it was written, without all that its log names."""
     uri = table.table_uri
@@ -59,7 +59,7 @@ def check_files(table: DeltaTable, hint: str) -> None:
     present = _data_files(uri, {unquote(path).rpartition("/")[0] for path in adds})
     gone = [path for path in adds if unquote(path) not in present]
     if gone:
-        raise LakeTableError(f"{uri}: {len(gone)} of its {len(adds)} files are gone", hint)
+        raise LakeTableError(f"{uri}: {len(gone)} of its {len(adds)} files are gone")
 
 
 def _data_files(uri: str, folders: Collection[str]) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeChangedError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.relation import TableName
@@ -33,8 +34,7 @@ def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None
             raise LakeChangedError(
                 f"{name}: version {version} of the lake table was written by somebody else"
                 f" ({about.get('operation', 'unknown operation')})",
-                f"take it anew: run the snapshot app with --tables '{name}'; and see to it that nothing else"
-                " writes below the lake root",
+                f"see to it that nothing else writes below the lake root, then {hints.resnapshot(name)}",
             )
 
 

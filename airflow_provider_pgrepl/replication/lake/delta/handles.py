@@ -7,7 +7,7 @@ from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import check_files, settle_log, stamp_of
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}
 """With the stamp of the commit at which this process left each."""
@@ -26,9 +26,9 @@ def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
         # What others have committed since may have been emptied before it was read.
         if all(stamp_of(uri, version) for version in range(left + 1, int(table.version()) + 1)):
             return table, left
-    settle_log(uri, RESNAPSHOT_HINT)
+    settle_log(uri)
     table = open_table(uri)
-    check_files(table, RESNAPSHOT_HINT)
+    check_files(table)
     leave(table, uri)
     return table, None
 

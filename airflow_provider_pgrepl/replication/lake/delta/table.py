@@ -62,8 +62,6 @@ EXPORTED_APP = "pgrepl-exported-us"
 """Delta app id whose version is when the copied snapshot was exported: microseconds since 1970."""
 
 
-RESNAPSHOT_HINT = "take it anew: run the snapshot app with --tables"
-
 Result = TypeVar("Result")
 
 _FILE_GONE = "Object at location"
@@ -80,7 +78,7 @@ def open_table(uri: str) -> DeltaTable:
     try:
         return DeltaTable(uri)
     except TableNotFoundError:
-        raise LakeTableError(f"there is no lake table at {uri}", RESNAPSHOT_HINT) from None
+        raise LakeTableError(f"there is no lake table at {uri}") from None
     except (DeltaError, OSError) as error:
         raise LakeTableError(f"cannot open the lake table at {uri}: {type(error).__name__}") from error
 
@@ -163,13 +161,11 @@ def fenced(
     if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", _FENCED_HINT)
     if damage:
-        raise LakeTableError(f"{table.table_uri}: {damage}", RESNAPSHOT_HINT)
+        raise LakeTableError(f"{table.table_uri}: {damage}")
     if unavailable is not None:
         raise unavailable
     if refused:
-        raise LakeTableError(
-            f"{table.table_uri}: nothing was committed, Delta failed with {refused}", RESNAPSHOT_HINT
-        )
+        raise LakeTableError(f"{table.table_uri}: nothing was committed, Delta failed with {refused}")
     if table.transaction_version(app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", _FENCED_HINT)
     return result
@@ -292,7 +288,7 @@ def commit_snapshot(
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     # One that a crash of the machine tore is replaced like any other.
-    settle_log(uri, RESNAPSHOT_HINT)
+    settle_log(uri)
     if not DeltaTable.is_deltatable(uri):
         return create_table(uri, schema, files, properties)
     table = open_table(uri)

@@ -20,7 +20,6 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_files import Parquet
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     BEFORE_APP,
     RELATION_APP,
-    RESNAPSHOT_HINT,
     allow_timestamp_without_tz,
     commit_properties,
     fenced,
@@ -134,7 +133,7 @@ class _Place:
     def _position(self) -> LSN:
         position = read_position(self.table, self.app)
         if position is None:
-            raise LakeTableError(f"{self.table.table_uri}: it is not of this epoch", RESNAPSHOT_HINT)
+            raise LakeTableError(f"{self.table.table_uri}: it is not of this epoch")
         return position
 
     def _properties(self, position: LSN, marks: Mapping[str, int]) -> CommitProperties:
@@ -162,7 +161,7 @@ class _Place:
             except pa.ArrowException as error:
                 failed = f"one of its files cannot be read: {type(error).__name__}"
             if failed:
-                raise LakeTableError(f"{self.table.table_uri}: {failed}", RESNAPSHOT_HINT)
+                raise LakeTableError(f"{self.table.table_uri}: {failed}")
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:

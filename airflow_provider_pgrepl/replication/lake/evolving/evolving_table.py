@@ -13,7 +13,6 @@ from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINA
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.table import (
-    RESNAPSHOT_HINT,
     commit_nothing,
     commit_properties,
     read_position,
@@ -51,9 +50,7 @@ class EvolvingTable:
     def position(self) -> LSN:
         position = read_position(self.table, self.app)
         if position is None:
-            raise LakeTableError(
-                f"{self.built.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT
-            )
+            raise LakeTableError(f"{self.built.table}: this epoch has no snapshot in the lake")
         return position
 
     def follow(self, walk: RelationTimeline) -> int:
@@ -87,7 +84,7 @@ class EvolvingTable:
                 break
         if any(self._changes(stretch).num_rows for stretch in walk.stretches):
             raise LakeChangedError(
-                f"{self.built.table}: the lake table is not for what its changes have become", RESNAPSHOT_HINT
+                f"{self.built.table}: the lake table is not for what its changes have become"
             )
         return len(walk.stretches)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -195,7 +196,7 @@ class _TimelineBuilder:
         recorded = replace(step.relation, truncated_by=self._truncated_by(record))
         verdict = judge(recorded, record, self.pipeline)
         if verdict.kind is Kind.UNSAFE or verdict.relation is None:
-            return DriftError(verdict.reason, verdict.hint or hint, verdict.remedy or Remedy.ANEW)
+            return DriftError(verdict.reason, verdict.hint or hint, verdict.remedy or Remedy.RESNAPSHOT)
         problem = _problem(verdict.relation, self.pipeline)
         if problem is not None:
             return DriftError(f"{verdict.reason}: {problem[0]}", problem[1] or hint)
@@ -258,7 +259,7 @@ def _any_of(ops: pa.ChunkedArray, wanted: list[str]) -> bool:
 
 
 def _anew(relation: Relation) -> str:
-    return f"take it anew: run the snapshot app with --tables '{relation.table}'"
+    return hints.resnapshot(relation.table)
 
 
 def _problem(relation: Relation, pipeline: Pipeline) -> tuple[str, str] | None:

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.evolving.widened_text import widened_text
@@ -136,5 +137,5 @@ def _widened(values: pa.ChunkedArray, before: TypedColumn, after: TypedColumn) -
     raise DriftError(
         f"column {show_identifier(after.name)} cannot go from lake type {before.lake_type} to"
         f" {after.lake_type}",
-        f"take it anew: run the snapshot app with --tables '{after.table}'",
+        hints.resnapshot(after.table),
     )

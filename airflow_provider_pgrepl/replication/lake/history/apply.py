@@ -11,7 +11,6 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     RELATION_APP,
-    RESNAPSHOT_HINT,
     epoch_of,
     read_position,
 )
@@ -63,17 +62,15 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
     """The table's position, which its history has reached. Raises LakeTableError."""
     position, reached = read_position(table, app), read_position(history, app)
     if position is None or reached is None:
-        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT)
+        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
     if reached < position:
         raise LakeTableError(
             f"{relation.table}: its history ends at {reached}, the table is at {position}: history was off"
-            " meanwhile, or its folder was put back",
-            RESNAPSHOT_HINT,
+            " meanwhile, or its folder was put back"
         )
     if (history.transaction_version(snapshot_app(app)) or 0) > position:
         raise LakeTableError(
-            f"{relation.table}: a snapshot ended all versions of its rows and did not replace them",
-            RESNAPSHOT_HINT,
+            f"{relation.table}: a snapshot ended all versions of its rows and did not replace them"
         )
     return position
 

@@ -13,7 +13,6 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.history import place as history
 from airflow_provider_pgrepl.replication.lake.history.versions import EndedVersions, ended_versions
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
@@ -79,7 +78,7 @@ def current_rows(
     except Exception as error:  # DataFusion raises plain ones, which may hold values
         failed = type(error).__name__
     if failed:
-        raise LakeTableError(f"{table.table_uri}: its rows cannot be read: {failed}", RESNAPSHOT_HINT)
+        raise LakeTableError(f"{table.table_uri}: its rows cannot be read: {failed}")
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,7 @@ class _Slice:
         if not self.ended.maybe[entries[missing]].all():
             raise LakeTableError(
                 f"{self.relation.table}: a row that changed is missing:"
-                " the lake table is not as this pipeline left it",
-                RESNAPSHOT_HINT,
+                " the lake table is not as this pipeline left it"
             )
         entries, where = np.delete(entries, missing), np.delete(where, missing)
         for start in range(0, len(entries), _ROWS_AT_ONCE):

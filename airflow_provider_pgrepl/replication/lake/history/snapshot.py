@@ -95,7 +95,7 @@ def _columns(table: DeltaTable, history: DeltaTable, relation: Relation) -> list
     if not {COMMIT_LSN, COMMIT_TS} <= set(held.names):
         raise LakeTableError(
             f"{relation.table}: its rows do not say when they came to be, so their versions cannot be ended",
-            f"history begins anew with a snapshot once {history.table_uri} is moved away",
+            f"history begins again with a snapshot once {history.table_uri} is moved away",
         )
     add_columns(
         history, pa.schema([field for field in held if field.name not in _BOOKKEEPING]), relation.table

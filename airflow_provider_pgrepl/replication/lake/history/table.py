@@ -12,6 +12,7 @@ from datetime import datetime
 import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
@@ -121,8 +122,8 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
     if unlike:
         raise LakeTableError(
             f"the history of {table} holds versions with another type or spelling of {', '.join(unlike)}",
-            f"it is never rewritten: move {history.table_uri} away to keep it, and run the snapshot app"
-            " with --tables",
+            f"it is never rewritten: move {history.table_uri} away to keep it, then"
+            f" {hints.resnapshot(table)}",
         )
     if lacking:
         allow_timestamp_without_tz(history, schema)

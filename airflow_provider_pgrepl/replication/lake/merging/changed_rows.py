@@ -17,7 +17,6 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = (ord(letter) for letter in "IUDT")
 TEXTS = pa.large_list(pa.large_string())
-_HINT = "take it anew: run the snapshot app with --tables"
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) 
 
 
 def contradiction(relation: Relation, what: str) -> LakeTableError:
-    return LakeTableError(f"{relation.table}: the changelog is inconsistent: {what}", _HINT)
+    return LakeTableError(f"{relation.table}: the changelog is inconsistent: {what}")
 
 
 def array_of(changes: pa.Table, name: str, wanted: pa.DataType) -> pa.Array:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import IdentityError
 from airflow_provider_pgrepl.replication.lake.merging import kernels
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
@@ -116,7 +117,7 @@ def _keyless(read: ChangedRows, relation: Relation) -> Collapsed:
     if bool((read.op != _INSERT).any()):
         raise IdentityError(
             f"{relation.table}: rows were updated or deleted, but the table has no key",
-            "it is listed under insert_only: give it a primary key, or take it anew after each such change",
+            "it is listed under insert_only: give it a primary key, or resnapshot it after each such change",
         )
     rows = np.arange(len(read.op), dtype=np.int64)
     nowhere = np.full_like(rows, -1)
@@ -133,7 +134,7 @@ def key_codes(relation: Relation, read: ChangedRows) -> tuple[list[pa.Array], In
     if any(column.null_count for column in texts):
         raise IdentityError(
             f"{relation.table}: a change does not carry the key of its row",
-            f"see to its replica identity, then run the snapshot app with --tables '{relation.table}'",
+            f"see to its replica identity, then {hints.resnapshot(relation.table)}",
         )
     codes, representative = _encode(texts)
     new_code = np.full(len(new.present), -1, np.int64)

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT, read_position
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
@@ -57,7 +58,7 @@ def apply_changes(
     """
     position = read_position(table, app)
     if position is None:
-        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake", RESNAPSHOT_HINT)
+        raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
     check_columns(table, lake_schema(relation, pipeline), relation)
     changes = changes.combine_chunks()
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
@@ -107,8 +108,7 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
     if unlike:
         names = ", ".join(map(quote_identifier, unlike))
         raise LakeChangedError(
-            f"{relation.table}: these columns of the lake table are not as this pipeline has them: {names}",
-            RESNAPSHOT_HINT,
+            f"{relation.table}: these columns of the lake table are not as this pipeline has them: {names}"
         )
 
 
@@ -136,6 +136,6 @@ def refused_truncate(
     lsn = LSN(pc.min(truncates).as_py())
     return lsn, TruncatedError(
         f"the table was truncated by the transaction committed at {lsn}, and truncate is set to error",
-        f"set truncate to apply or ignore if that is wanted; then run the snapshot app with --tables"
+        f"set truncate to apply or ignore if that is wanted; then {hints.resnapshot(relation.table)}"
         f" '{relation.table}'",
     )

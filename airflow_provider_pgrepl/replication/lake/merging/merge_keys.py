@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import HeldKeys
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
@@ -149,7 +148,7 @@ class KeysCommit:
         deleted = metrics["num_target_rows_deleted"]
         others = self.held.truncated >= 0 or changed == counts[_UPDATE] + counts[_PUT]
         if not others or not counts[_DELETE] <= deleted <= counts[_DELETE] + counts[_CLEAR]:
-            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice", RESNAPSHOT_HINT)
+            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice")
 
 
 class _LakeValues:
@@ -168,7 +167,7 @@ class _LakeValues:
         assert self._rows is not None
         rows = self._row_of[where]
         if bool((rows < 0).any()):
-            raise LakeTableError(f"{self._keys.relation.table}: {MISSING}", RESNAPSHOT_HINT)
+            raise LakeTableError(f"{self._keys.relation.table}: {MISSING}")
         return replaced(values, where, take(self._rows[name].combine_chunks(), rows))
 
     def _read(self) -> None:

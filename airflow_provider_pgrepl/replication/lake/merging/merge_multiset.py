@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
@@ -52,8 +51,7 @@ def _merge(net: NetRows, commit: SliceCommit) -> None:
     metrics = commit.run(merger)
     if metrics["num_target_rows_deleted"] != len(found):
         raise LakeTableError(
-            f"{commit.table.table_uri}: other rows were taken away than those that were counted",
-            RESNAPSHOT_HINT,
+            f"{commit.table.table_uri}: other rows were taken away than those that were counted"
         )
 
 

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import Collapsed
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
@@ -120,4 +119,4 @@ class RowsCommit:
         """A key that the lake holds twice is changed twice."""
         done = [metrics[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted")]
         if done != np.bincount(self._kinds(), minlength=3).tolist():
-            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice", RESNAPSHOT_HINT)
+            raise LakeTableError(f"{self.relation.table}: the lake table holds a key twice")

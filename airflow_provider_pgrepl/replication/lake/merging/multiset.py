@@ -81,7 +81,6 @@ class NetRows:
         if int(leaving.sum()) != int(self.times.sum()):
             raise LakeTableError(
                 "a row to be updated or deleted is missing: the lake table is not as this pipeline left it",
-                "take it anew: run the snapshot app with --tables",
             )
         return leaving
 

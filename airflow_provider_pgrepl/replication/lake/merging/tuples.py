@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.lake.merging.kernels import hash_texts
 from airflow_provider_pgrepl.replication.relation import TableName
@@ -28,7 +29,7 @@ class Tuples:
         if bool((lengths[self.present] != width).any()):
             raise DriftError(
                 f"{table}: changes have another number of columns than the table has ({width})",
-                "the table was altered: take it anew with the snapshot app and --tables",
+                f"the table was altered: {hints.resnapshot(table)}",
             )
         self.width = width
         self._texts: pa.Array = lists.flatten()

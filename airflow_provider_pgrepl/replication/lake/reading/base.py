@@ -7,12 +7,12 @@ from datetime import UTC, datetime, timedelta
 
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     EXPORTED_APP,
     RELATION_APP,
-    RESNAPSHOT_HINT,
     open_table,
 )
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
@@ -117,7 +117,7 @@ class Bases:
         if not later:
             return LakeError(
                 f"{name} was not taken into the lake in epoch {self.moment.epoch}",
-                "give the epoch in which it was, or take it anew: run the snapshot app with --tables",
+                f"give the epoch in which it was, or {hints.resnapshot(name)}",
             )
         return LakeError(
             f"{name} can be read from {LSN(min(later))} on only, {asked} is before that",
@@ -149,5 +149,5 @@ def no_relation(name: TableName) -> LakeError:
     """A version that does not say what it was built for."""
     return LakeError(
         f"{name}: the lake table does not say which definition of the table it was made for",
-        f"read it at a consistent point, or {RESNAPSHOT_HINT}",
+        f"read it at a consistent point, or {hints.resnapshot(name)}",
     )

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake.history.place import (
     FROM_EPOCH,
@@ -59,8 +60,7 @@ class HistoryAt:
         except (DeltaError, TableNotFoundError, OSError):
             raise LakeError(
                 f"{table} keeps no history in the lake",
-                "set history: true, for the pipeline or under per_table, and take the table anew: run the"
-                " snapshot app with --tables",
+                f"set history: true, for the pipeline or under per_table, and {hints.resnapshot(table)}",
             ) from None
         schema = _united(pa.schema(opened.schema().to_arrow()), current)
         return cls(TableVersion(table, uri, int(opened.version())), schema, epoch, lsn)

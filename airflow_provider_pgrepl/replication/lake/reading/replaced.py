@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
 from airflow_provider_pgrepl.replication.lake.reading.entries import (
@@ -43,7 +42,7 @@ class Replaced:
         rows = self.entries.filter(pc.equal(kinds, ROW))
         goes, origins = self._places(version, rows)
         if bool((goes[rows[MUST].to_numpy()] < 0).any()):
-            raise LakeTableError(MISSING, RESNAPSHOT_HINT)
+            raise LakeTableError(MISSING)
         stays = np.ones(len(version), np.bool_)
         stays[goes[goes >= 0]] = False
         remaining = version.filter(pa.array(stays))
@@ -69,7 +68,7 @@ class Replaced:
         counts = np.bincount(there, minlength=int(codes.max(initial=-1)) + 1)
         given = np.concatenate([rows[named].is_valid().to_numpy() for named in (replaced(0), origin(0))])
         if bool((counts[asked[given]] > 1).any()):
-            raise LakeTableError(MISSING, RESNAPSHOT_HINT)
+            raise LakeTableError(MISSING)
         place = np.full(len(counts), -1, np.int64)
         place[there] = np.arange(size)
         found = np.where(given, place[asked], -1)
@@ -100,6 +99,6 @@ def _final(
         return values.cast(before.type)
     stays = keep.to_numpy()
     if bool((origins[stays] < 0).any()):
-        raise LakeTableError(MISSING, RESNAPSHOT_HINT)
+        raise LakeTableError(MISSING)
     picked = np.where(stays, origins, np.arange(len(values)) + len(before))
     return pa.chunked_array([_joined(before, values).take(pa.array(picked))])

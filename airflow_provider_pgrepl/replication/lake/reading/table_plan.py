@@ -10,12 +10,12 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import RESNAPSHOT_HINT
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
     RelationTimeline,
     relation_timeline,
@@ -136,7 +136,7 @@ class Planner:
             lsn, error = walk.stop
             raise DriftError(
                 f"{built.table} cannot be read as of {self._moment.lsn}: {error.message}, found at {lsn}",
-                f"read it before {lsn}, or after it was taken anew (snapshot app with --tables)",
+                f"read it before {lsn}, or after it was resnapshotted",
             )
         self._check_truncates(built.table, rows)
         paths = tuple(file.path for file in files)
@@ -178,7 +178,7 @@ class Planner:
             lsn, error = gap
             raise LakeError(
                 f"{table} cannot be read as of {self._moment.lsn}: {error.message}",
-                f"read it before {lsn}, or after it was taken anew (snapshot app with --tables)",
+                f"read it before {lsn}, or after it was resnapshotted",
             )
 
     def _check_truncates(self, table: TableName, rows: pa.Table) -> None:
@@ -187,7 +187,7 @@ class Planner:
             first = LSN(truncates["commit_lsn"][0].as_py())
             raise LakeTableError(
                 f"{table} was truncated at {first}, and its policy is that TRUNCATE stops it",
-                f"read it before {first}, or after it was taken anew (snapshot app with --tables)",
+                f"read it before {first}, or after it was resnapshotted",
             )
 
     def _check_successors(self, relation: Relation, above: LSN) -> None:
@@ -202,7 +202,7 @@ class Planner:
             if self._kept.rows(self._kept.files(oid, above, upto), oid, above, upto).num_rows:
                 raise DriftError(
                     f"{relation.table} was dropped and another made under its name before {upto}",
-                    RESNAPSHOT_HINT,
+                    hints.resnapshot(relation.table),
                 )
 
     def _is_member_later(self, relation: Relation) -> bool:
@@ -221,6 +221,6 @@ class Planner:
     def _not_held(self, name: TableName) -> LakeError:
         return LakeError(
             f"the lake does not hold {name} as of {self._moment.lsn}",
-            "it is paused, in error, or no longer replicated, and whether all of its changes were received is"
+            "it is paused, errored, or no longer replicated, and whether all of its changes were received is"
             " not known; `pgrepl status` says which",
         )

@@ -103,7 +103,7 @@ class Keeper:
         except psycopg2.Error as error:
             raise SnapshotError(
                 f"the connection that kept the snapshot was lost: {describe(error)}",
-                "the copies made under it are not used; run the snapshot app again",
+                "the copies made under it are not used: run the snapshot again",
             ) from None
 
     def close(self) -> None:

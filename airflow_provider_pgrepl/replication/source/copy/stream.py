@@ -85,7 +85,7 @@ def _check_name(connection: Connection, copy_range: CopyRange) -> None:
     if found != copy_range.leaf_oid:
         raise SnapshotError(
             f"copying {copy_range.leaf}: another table has this name now",
-            "no schema should be renamed while its tables are copied; run the snapshot app again",
+            "no schema should be renamed while its tables are copied; run the snapshot again",
         )
 
 
@@ -202,6 +202,6 @@ def _failed(error: Any, copy_range: CopyRange) -> PgReplError:
     if error.pgcode in _SNAPSHOT_UNUSABLE:
         return SnapshotError(
             f"copying {copy_range.leaf}: the snapshot is gone or no longer fits: {describe(error)}",
-            "run the snapshot app again; it makes a new snapshot",
+            "run the snapshot again: it exports a new one at the source",
         )
     return translate(error, f"copying {copy_range.leaf}")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import psycopg2
 import psycopg2.errors
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import (
     PgReplError,
     PrivilegeError,
@@ -142,5 +143,5 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
     elif slot.invalidation and not new_epoch:
         yield SlotError(
             f"slot {slot.name} was invalidated by the server ({slot.invalidation}): changes are lost",
-            "run the snapshot app with --new-epoch to take everything anew",
+            hints.NEW_EPOCH,
         )
