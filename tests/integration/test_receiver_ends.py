@@ -38,7 +38,12 @@ def backends(dsn: str) -> int:
 
 
 def test_a_receiver_that_never_started_can_be_stopped(received: Received, dsn: str) -> None:
-    Receiver(dsn, received.pipeline).stop()
+    before = received.slot().confirmed_flush_lsn, received.durable_lsn
+    receiver = Receiver(dsn, received.pipeline)
+    receiver.stop()
+    assert receiver.error is None
+    assert backends(dsn) == 0
+    assert (received.slot().confirmed_flush_lsn, received.durable_lsn) == before
 
 
 def test_a_receiver_can_be_stopped_twice(received: Received, dsn: str) -> None:

@@ -245,7 +245,7 @@ def test_a_slot_that_is_gone_and_a_lake_that_is_not_ours_are_said(shop: Shop) ->
     DeltaTable(changelog_uri(shop.pipeline.lake_root)).alter.set_table_description(record.to_json())
     found = shop.status()
     assert found.returncode == 0
-    assert "is gone: the pipeline needs a new epoch" in found.stdout
+    assert "is gone: it takes a new epoch" in found.stdout
     assert "the lake belongs to the pipeline other" in found.stdout
     assert shop.json()["slot"] is None
 
@@ -256,7 +256,7 @@ def test_after_a_teardown_that_kept_the_lake_no_new_epoch_has_to_be_asked_for(sh
         cursor.execute("select pg_drop_replication_slot(%s)", (shop.pipeline.slot,))
         cursor.execute("drop schema _pgrepl cascade")
     found = shop.status()
-    assert "is gone, and the pipeline is not recorded in this database" in found.stdout
+    assert "is gone, and this database records no such pipeline" in found.stdout
     assert "new epoch" not in found.stdout
 
 

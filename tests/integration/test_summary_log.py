@@ -33,8 +33,17 @@ class Told:
             pass
         self.received, self.applied = ReceiverProgress(), ApplierProgress()
         self.log = SummaryLog(
-            dsn, dsn, self.shop.pipeline, lambda: self.received, lambda: self.applied, **how
+            dsn,
+            dsn,
+            self.shop.pipeline,
+            lambda: self.received,
+            lambda: self.applied,
+            lambda: self.answer(),
+            **how,
         )
+
+    def answer(self) -> None:
+        """What a keepalive that was asked for brings; nothing, unless a test says otherwise."""
 
     def apply_all(self, age_s: float) -> None:
         self.applied.applied_lsn = LSN(wal_lsn(self.pg) - 1)
@@ -57,7 +66,7 @@ def test_states_changes_lag_and_wal_held_are_read(told):
     assert summary.states == {TableState.STREAMING: 1, TableState.ERRORED: 1}
     assert summary.errored == ("public.b",)
     assert (summary.changes, summary.applied) == (10_000, 3)
-    assert summary.lag_s == pytest.approx(7.0, abs=5.0)
+    assert summary.lag_s == pytest.approx(12.0, abs=6.0), "it waits for five of them"
     assert summary.lag_bytes > 500_000
     assert summary.held_bytes >= summary.lag_bytes
     assert told.log.read().changes == 0, "counted since the last time"
@@ -70,6 +79,24 @@ def test_an_idle_source_is_not_said_to_be_hours_behind(told):
     summary = told.log.read()
     assert summary.lag_s < 60
     assert summary.lag_bytes < 100_000
+
+
+def test_an_idle_pipeline_is_as_late_as_its_answer_though_other_databases_write_wal(told):
+    """The server's own writes, and the records of this pipeline, move the WAL and make no point."""
+    told.apply_all(age_s=36_000.0)
+    told.applied.level, told.applied.version = True, 7
+    told.received.changelog_version = 7
+
+    def answer() -> None:
+        told.received.seen_lsn = wal_lsn(told.pg)
+
+    told.answer = answer
+    told.pg.cursor().execute("insert into a values (1)")
+    summary = told.log.read()
+    assert summary.lag_s < 5
+    told.received.changelog_version = 8
+    told.pg.cursor().execute("insert into a values (2)")
+    assert told.log.read().lag_s > 5, "something was received that is not in the lake"
 
 
 def test_lines_are_logged_and_what_cannot_be_read_is_said_and_stops_nothing(told, pg, caplog):

@@ -170,6 +170,7 @@ class Replication:
             self._pipeline,
             lambda: self._receiver.progress,
             lambda: self._applier.progress,
+            self._receiver.request_keepalive,
         )
 
     def _run_forever(self) -> int:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 60.0
 _NAMED = 20
 _SAMPLES = 120
+_ANSWER_S, _POLL_S = 5.0, 0.1
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class SummaryLog:
         pipeline: Pipeline,
         received: Callable[[], ReceiverProgress],
         applied: Callable[[], ApplierProgress],
+        request_keepalive: Callable[[], None],
         interval_s: float | None = None,
     ) -> None:
         self._dsn = dsn
@@ -109,6 +111,7 @@ class SummaryLog:
         self._pipeline = pipeline
         self._received = received
         self._applied = applied
+        self._request_keepalive = request_keepalive
         self._interval_s = interval_s or INTERVAL_S
         self._stopping = threading.Event()
         self._changes = received().changes
@@ -167,22 +170,41 @@ class SummaryLog:
         """How far the lake is behind the source, in seconds and bytes, and how many bytes the slot holds."""
         try:
             with closing(connect(self._dsn, role)) as connection:
-                end = wal_lsn(connection)
+                asked, end = time.monotonic(), wal_lsn(connection)
                 slot = read_slot(connection, self._pipeline.slot)
         except PgReplError:
             return None, None, None
         held = None if slot is None or slot.restart_lsn is None else max(0, end - slot.restart_lsn)
         applied = self._applied()
-        self._ends.append((time.monotonic(), end))
+        self._ends.append((asked, end))
         if not applied.applied_lsn:
             return None, None, held
-        # All that committed at the applied LSN is in: the WAL's end is the byte behind it.
-        return self._seconds(applied), max(0, end - applied.applied_lsn - 1), held
+        behind = max(0, end - self._shown())
+        seconds = self._until_shown(asked, end)
+        return self._age(applied) if seconds is None else seconds, behind, held
 
-    def _seconds(self, applied: ApplierProgress) -> float | None:
+    def _shown(self) -> LSN:
+        """The lake shows all that committed before it; also where nothing was committed since for its tables,
+        so that there is no consistent point of it."""
+        seen, version = self._received().seen_lsn, self._received().changelog_version
+        applied = self._applied()
+        # All that committed at the applied LSN is in: the WAL's end is the byte behind it.
+        points = LSN(applied.applied_lsn + 1)
+        return max(points, seen) if applied.level and applied.version >= version else points
+
+    def _until_shown(self, asked: float, end: LSN) -> float | None:
+        """How long it took from asking for the WAL's end until the lake showed it; None when that is long."""
+        self._request_keepalive()
+        while self._shown() < end:
+            if time.monotonic() - asked > _ANSWER_S or self._stopping.wait(_POLL_S):
+                return None
+        return time.monotonic() - asked
+
+    def _age(self, applied: ApplierProgress) -> float | None:
         """The age of the last transaction in the lake; less, when the source has written none since then:
-        the time since its WAL ended at or before what is applied."""
-        ages = [time.monotonic() - at for at, end in self._ends if end <= applied.applied_lsn + 1]
+        the time since its WAL ended at or before what the lake shows."""
+        shown = self._shown()
+        ages = [time.monotonic() - at for at, end in self._ends if end <= shown]
         if applied.commit_ts is not None:
             ages.append((datetime.now(UTC) - applied.commit_ts).total_seconds())
         return max(0.0, min(ages)) if ages else None
