@@ -62,7 +62,9 @@ class Ordeal:
         for table in self.shifting.tables:
             record = states[table.sql]
             if record.state is TableState.ERRORED:
-                assert record.error and record.reason and record.hint
+                assert record.error
+                assert record.reason
+                assert record.hint
                 assert table.following is not Following.SURELY, (record.reason, table.said)
                 names.append(table.sql)
             else:

@@ -97,9 +97,12 @@ def test_a_deferrable_primary_key_is_no_key(pg, run):
 def test_membership_of_the_publication_is_pinned(pg, run):
     run("create table t (a int primary key)", "create table u (a int)", "create publication p for table t")
     found = table(pg, "t", "p")
-    assert found.publication_oid and found.membership_oid and found.membership_xmin
+    assert found.publication_oid
+    assert found.membership_oid
+    assert found.membership_xmin
     outside = table(pg, "u", "p")
-    assert outside.publication_oid == found.publication_oid and outside.membership_oid == 0
+    assert outside.publication_oid == found.publication_oid
+    assert outside.membership_oid == 0
     assert table(pg, "t", "other").publication_oid == 0
     run("alter publication p drop table t", "alter publication p add table t")
     again = table(pg, "t", "p")

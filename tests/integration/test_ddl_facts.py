@@ -72,7 +72,8 @@ def test_a_table_that_joins_makes_older_servers_announce_the_others_again(
 ) -> None:
     found = announced(run, "alter publication p add table u")
     assert len(found) == (1 if source.server_version >= 180000 else 2)
-    assert len({relation.oid for relation in found}) == 1 and found[0] == found[-1]
+    assert len({relation.oid for relation in found}) == 1
+    assert found[0] == found[-1]
 
 
 @pytest.mark.usefixtures("source")

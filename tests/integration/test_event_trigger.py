@@ -82,7 +82,8 @@ class Watched(Received):
             position = self.begin() - 1
             watching = event_trigger.read_watching(source, self.pipeline)
             relation = find_relation(source, TableName.parse("public.t"), self.pipeline.publication)
-        assert relation is not None and watching is not None
+        assert relation is not None
+        assert watching is not None
         self.oid = relation.oid
         self.index.add(Epoch(1), RelationRecord.of_catalog(relation), EffectiveFrom(position, watching))
 
@@ -570,7 +571,9 @@ def test_a_seal_is_of_key_transaction_and_content(key):
     said = b'{"oid": 5}'
     head = json.dumps({"pipeline": "p", "xid": str((3 << 32) + 7), "seal": seal_of(key, (3 << 32) + 7, said)})
     message = read_sealed(head.encode() + b"\n" + said)
-    assert message is not None and message.pipeline == "p" and message.said == said
+    assert message is not None
+    assert message.pipeline == "p"
+    assert message.said == said
     assert message.is_genuine(key, 7)
     assert not message.is_genuine(key, 8)
     assert not message.is_genuine(b"other", 7)
@@ -578,7 +581,8 @@ def test_a_seal_is_of_key_transaction_and_content(key):
     assert not replace(message, xid=7).is_genuine(key, 7)
     assert not replace(message, seal="größe").is_genuine(key, 7)
     half = read_sealed(head.replace(message.seal, "\\ud800").encode() + b"\n" + said)
-    assert half is not None and not half.is_genuine(key, 7)
+    assert half is not None
+    assert not half.is_genuine(key, 7)
 
 
 @pytest.mark.parametrize(

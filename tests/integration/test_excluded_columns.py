@@ -170,7 +170,8 @@ def test_what_was_not_kept_is_missed_when_the_lake_has_the_column(source: str, t
     guarded.receive()
     guarded.pipeline = copied
     result = guarded.stream(guarded.relation)
-    assert result.error is not None and "column secret is not kept" in result.error
+    assert result.error is not None
+    assert "column secret is not kept" in result.error
     assert "--tables" in result.hint
 
 

@@ -98,5 +98,6 @@ def test_a_table_that_was_replicated_before_it_was_moved_there_is_told_of(receiv
 def test_they_are_none_of_the_publications_tables(received: Received) -> None:
     with received.source() as source:
         found = read_publication(source, "everything")
-    assert found is not None and TableName("public", "t") in found.tables
+    assert found is not None
+    assert TableName("public", "t") in found.tables
     assert not [table for table in found.tables if table.schema == "_pgrepl"]

@@ -44,7 +44,10 @@ def test_a_publication_holds_the_tables_asked_for_and_every_kind_of_change(pg, t
     found = read_publication(pg, "P x")
     assert {str(table) for table in found.tables} == {'"My S"."a.b"', "public.t", "public.part"}
     assert (found.insert, found.update, found.delete, found.truncate) == (True,) * 4
-    assert found.via_root and not found.all_tables and found.oid and found.name == "P x"
+    assert found.via_root
+    assert not found.all_tables
+    assert found.oid
+    assert found.name == "P x"
 
 
 def test_tables_join_once(pg, dsn, tables):

@@ -149,7 +149,8 @@ class Drifting(Received):
                     continue
                 version = open_table(self.lake_path(table.sql)).transaction_version(RELATION_APP)
                 record = index.find_version(version)
-                assert record is not None and record.catalog is not None
+                assert record is not None
+                assert record.catalog is not None
                 recorded = record.catalog
                 current = read_relation(source, recorded.oid, self.pipeline.publication)
                 verdict = judge_catalog(recorded, current, self.pipeline)

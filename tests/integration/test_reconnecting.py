@@ -208,7 +208,7 @@ def test_who_cannot_connect_at_the_start_hears_so_at_once(received: Received) ->
 
 def test_an_outage_that_lasts_ends_it(dsn: str, tmp_path: Path) -> None:
     received = begun(dsn, tmp_path, reconnect_s=1.0)
-    name = dsn.split("dbname=")[1].split()[0]
+    name = dsn.split("dbname=")[1].split(maxsplit=1)[0]
     with closing_connection(dsn.replace(name, "postgres")) as admin, receiving(received) as reception:
         admin.cursor().execute(f"alter database {name} allow_connections false")
         try:

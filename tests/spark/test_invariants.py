@@ -73,7 +73,7 @@ def test_transfers_are_seen_whole_and_in_commit_order_at_every_point(spark, dsn,
 
 
 def pgbench(server: Server, dsn: str, *options: str) -> subprocess.Popen[bytes]:
-    database = dsn.split("dbname=")[1].split()[0]
+    database = dsn.split("dbname=")[1].split(maxsplit=1)[0]
     where = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
     command = [str(server.bin / "pgbench"), *where, *options, database]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

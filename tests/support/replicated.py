@@ -32,7 +32,7 @@ class Replicated:
     """One pipeline from a database into a lake under a temporary folder."""
 
     def __init__(self, dsn: str, folder: Path, tables: tuple[str, ...], **options: Any) -> None:
-        name = options.pop("name", "p_" + dsn.split("dbname=")[1].split()[0].removeprefix("t_"))
+        name = options.pop("name", "p_" + dsn.split("dbname=")[1].split(maxsplit=1)[0].removeprefix("t_"))
         options.setdefault("flush_interval_s", 0.2)
         # The tests connect as a superuser, who owns all tables.
         options.setdefault("trust_table_owners", True)
