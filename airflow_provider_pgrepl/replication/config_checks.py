@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
@@ -155,14 +155,11 @@ def _texts(value: object) -> Iterator[str]:
     """All that a setting consists of, names of its parts too."""
     if isinstance(value, str):
         yield value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         yield from _texts([*value.keys(), *value.values()])
-    elif isinstance(value, Sequence | Set):
+    elif isinstance(value, list | tuple):
         for part in value:
             yield from _texts(part)
-    elif dataclasses.is_dataclass(value):
-        for part in dataclasses.fields(value):
-            yield from _texts(getattr(value, part.name))
 
 
 def _check_table(field: str, text: str, *, pattern_allowed: bool) -> None:

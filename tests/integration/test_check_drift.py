@@ -49,7 +49,7 @@ def test_what_has_not_drifted_is_not_in_the_report(shop):
         ("alter publication pgrepl_shop drop table a", "publication"),
     ],
 )
-def test_a_table_that_cannot_go_on_is_mark_errored_and_the_others_go_on(shop, run, ddl, says):
+def test_a_table_that_cannot_go_on_is_marked_errored_and_the_others_go_on(shop, run, ddl, says):
     run(ddl)
     report = check_drift(shop.access)
     assert kinds(report) == {"public.a": ("unsafe", True)}

@@ -65,17 +65,17 @@ def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableNam
 
     Raises ConfigError, naming them, where there must be none.
     """
-    found = frozenset(new)
+    found = sorted(set(new))
     if not found or pipeline.new_tables == "add":
         return frozenset()
-    names = ", ".join(map(str, sorted(found)))
+    names = ", ".join(map(str, found))
     if pipeline.new_tables == "error":
         raise ConfigError(
             f"new tables match the patterns of the pipeline: {names}",
-            f"{hints.add(names.replace(' ', ''))}; or set new_tables to add or ignore. The others go on",
+            f"{hints.add(','.join(map(str, found)))}; or set new_tables to add or ignore. The others go on",
         )
     log.info("new tables are left out (new_tables: ignore; pgrepl snapshot --add adds them): %s", names)
-    return found
+    return frozenset(found)
 
 
 def retire_strangers(store: Store, pipeline: Pipeline, records: Records) -> None:

@@ -45,16 +45,14 @@ class ReconnectingReceiver:
 
         A connection lost once the slot was taken says nothing of that: it is an outage like any other.
         """
-        lost: SourceConnectionError | None = None
         try:
             self._receiver.start()
         except SourceConnectionError as error:
             if not self._receiver.had_slot:
                 raise
-            lost = error
-        self._watching = threading.Thread(
-            target=self._watch, args=(lost,), name="pgrepl-reception", daemon=True
-        )
+            self._receiver.error = error
+            self._receiver.failed.set()
+        self._watching = threading.Thread(target=self._watch, name="pgrepl-reception", daemon=True)
         self._watching.start()
 
     def stop(self) -> None:
@@ -71,18 +69,15 @@ class ReconnectingReceiver:
     def _make(self) -> Receiver:
         return Receiver(self._dsn, self._pipeline, self._keepalive, self.progress)
 
-    def _watch(self, lost: SourceConnectionError | None) -> None:
+    def _watch(self) -> None:
         try:
-            self._replace_when_lost(lost)
+            self._replace_when_lost()
         except BaseException as error:
             self.error = error
             self.failed.set()
 
-    def _replace_when_lost(self, lost: SourceConnectionError | None) -> None:
+    def _replace_when_lost(self) -> None:
         began = 0.0
-        if lost is not None and self._may_help(lost):
-            began = time.monotonic()
-            self._connect_again(began + self._pipeline.reconnect_s, lost)
         while not self._stopping.is_set():
             started, durable = time.monotonic(), self.progress.durable_lsn
             while not self._receiver.failed.wait(_POLL_S):

@@ -73,14 +73,14 @@ def _hint(table: TableName, became: Relation | None) -> str:
     """What to do about a migration that nobody has run yet: at the source there is nothing to set back."""
     change = "change the migration into one that the lake follows, or run it and then"
     if became is None:
-        return f"{change} remove the table: pgrepl remove FILE.json '{table}', or PgRemoveTablesOperator"
+        return f"{change} {_remove(table)}"
     if became.table != table:
-        return (
-            f"{change} remove the table, and add it under its new name: pgrepl remove FILE.json '{table}' and"
-            f" pgrepl snapshot FILE.json --add '{became.table}', or PgRemoveTablesOperator and"
-            " PgAddTablesOperator"
-        )
+        return f"{change} {_remove(table)}; then {hints.add(became.table)}"
     return f"{change} {hints.resnapshot(table)}"
+
+
+def _remove(table: TableName) -> str:
+    return f"remove the table: pgrepl remove FILE.json '{table}', or PgRemoveTablesOperator"
 
 
 def _tables_with_rows(connection: Connection) -> frozenset[int]:

@@ -179,9 +179,9 @@ class SummaryLog:
         self._ends.append((asked, end))
         if not applied.applied_lsn:
             return None, None, held
-        behind = max(0, end - self._shown())
+        behind, age = max(0, end - self._shown()), self._age(applied)
         seconds = self._until_shown(asked, end)
-        return self._age(applied) if seconds is None else seconds, behind, held
+        return age if seconds is None else seconds, behind, held
 
     def _shown(self) -> LSN:
         """The lake shows all that committed before it; also where nothing was committed since for its tables,

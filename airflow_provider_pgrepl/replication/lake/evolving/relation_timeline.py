@@ -162,7 +162,7 @@ class _TimelineBuilder:
     def _note_truncate(self, at: int) -> DriftError | None:
         step = self.steps[-1]
         if step.relation.relkind == "p" and self._is_filled_after(at):
-            return DriftError(_TRUNCATED_AND_FILLED, _anew(step.relation))
+            return DriftError(_TRUNCATED_AND_FILLED, hints.resnapshot(step.relation.table))
         step.relation = replace(step.relation, truncated_by=self._xid(at))
         self.stamps.append((at, step.relation))
         self.unannounced.append(step.relation)
@@ -189,7 +189,7 @@ class _TimelineBuilder:
     def _follow(self, at: int, version: int, find_record: FindRecord) -> DriftError | None:
         """Take the relation that was announced at a row as the one in force; the error if that cannot be."""
         step = self.steps[-1]
-        hint = _anew(step.relation)
+        hint = hints.resnapshot(step.relation.table)
         record = find_record(version)
         if record is None:
             return DriftError("its definition is no longer in the changelog", hint)
@@ -256,10 +256,6 @@ class _TimelineBuilder:
 
 def _any_of(ops: pa.ChunkedArray, wanted: list[str]) -> bool:
     return bool(pc.any(pc.is_in(ops, pa.array(wanted))).as_py())
-
-
-def _anew(relation: Relation) -> str:
-    return hints.resnapshot(relation.table)
 
 
 def _problem(relation: Relation, pipeline: Pipeline) -> tuple[str, str] | None:
