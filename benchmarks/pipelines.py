@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import keep
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -66,7 +66,7 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
         identifier = read_server(source).system_identifier
     store.register(pipeline, identifier, slot_owned=True, publication_owned=True)
     with (
-        export_slot(dsn, pipeline.slot, temporary=False, timeout_s=60) as exported,
+        create_slot(dsn, pipeline.slot, timeout_s=60) as exported,
         keep(dsn, exported.snapshot, relations, pipeline.publication, 10) as keeper,
     ):
         exported.close()

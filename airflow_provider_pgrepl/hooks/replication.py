@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_ser
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot import lasting
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
 
 _ROLE = "hook"
@@ -132,9 +132,10 @@ class PgReplicationHook(DbApiHook):
     def create_slot(self, name: str, timeout_s: float = 60.0) -> LSN:
         """Create a lasting pgoutput slot and give its consistent point. It holds WAL from now on.
 
-        Raises SlotError, SnapshotError (open transactions that the server waits for), ServerSettingError.
+        It needs a second free slot while it is made. Raises SlotError, SnapshotError (open transactions that
+        the server waits for), ServerSettingError.
         """
-        with export_slot(self.dsn(), name, temporary=False, timeout_s=timeout_s) as exported:
+        with lasting.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
             return exported.consistent_point
 
     def get_slot(self, name: str) -> Slot | None:

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.source.publication import add_tables, create_publication
 from airflow_provider_pgrepl.replication.source.slot import walsender
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from tests.conftest import closing_connection
 from tests.integration.test_publication import relation
@@ -36,7 +36,7 @@ def test_which_releases_tell_their_walsenders(version, told):
 @pytest.fixture
 def slot(pg, dsn):
     name = f"s_{pg.info.dbname}"
-    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    create_slot(dsn, name, timeout_s=30).close()
     yield name
     wait_until(lambda: not read_slot(pg, name).active, what="the slot to be free")
     drop_slot(pg, name)

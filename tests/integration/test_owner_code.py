@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import find_re
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper, keep, open_copy
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from tests.conftest import closing_connection
 
 TABLE = TableName("app", "t")
@@ -151,7 +151,7 @@ def keeper_of(house: House, **options: Any) -> Keeper:
         relation = find_relation(source, TABLE, "p")
     source.close()
     name = f"s_{uuid.uuid4().hex[:12]}"
-    with export_slot(house.reader_dsn, name, temporary=True, timeout_s=30) as exported:
+    with export_snapshot(house.reader_dsn, name, timeout_s=30) as exported:
         return keep(house.reader_dsn, exported.snapshot, [relation], "p", 5.0, **options)
 
 

@@ -20,7 +20,8 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from demo.postgres import Server
 
@@ -148,17 +149,17 @@ def test_a_slot_of_somebody_else_is_refused(server, pg, dsn, run):
     with pytest.raises(SlotError, match="somebody else's: plugin None, database None"):
         check_source(dsn, pipeline(slot=name))
     drop_slot(pg, name)
-    export_slot(server.dsn(), name, temporary=False, timeout_s=30).close()
+    create_slot(server.dsn(), name, timeout_s=30).close()
     with pytest.raises(SlotError, match="somebody else's: plugin pgoutput, database postgres"):
         check_source(dsn, pipeline(slot=name))
     drop_slot(pg, name)
-    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    create_slot(dsn, name, timeout_s=30).close()
     check_source(dsn, pipeline(slot=name))
 
 
 @pytest.fixture(scope="module")
 def strict_server():
-    """A server with wal_level=replica, one slot, two senders, and passwords for role `secret`."""
+    """A server with wal_level=replica, two slots, two senders, and passwords for role `secret`."""
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-strict-") as folder:
         Path(folder).chmod(0o755)
         server = Server(
@@ -166,7 +167,7 @@ def strict_server():
             settings={
                 "fsync": "off",
                 "wal_level": "replica",
-                "max_replication_slots": "1",
+                "max_replication_slots": "2",
                 "max_wal_senders": "2",
             },
         )
@@ -203,10 +204,10 @@ def test_wal_level_slots_and_senders_are_reported_together(strict_server):
         check_source(strict_server.dsn(), pipeline())
     assert [line.split(":")[0] for line in caught.value.message.splitlines()] == [
         "wal_level is replica, and must be logical",
-        "no replication slot is free",
+        "too few replication slots are free",
         "no WAL sender is free",
     ]
-    assert "max_replication_slots = 1" in caught.value.message
+    assert "max_replication_slots = 2" in caught.value.message
     assert "max_wal_senders = 2" in caught.value.message
     for sender in held:
         sender.close()
@@ -264,4 +265,4 @@ def test_a_pooler_that_ignores_replication_is_found_out(server, dsn, run):
         with pytest.raises(SourceConnectionError, match="use the server's direct address"):
             check()
     with pytest.raises(PgReplError):
-        export_slot(through, "never", temporary=True, timeout_s=30)
+        export_snapshot(through, "never", timeout_s=30)

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.source.copy import stream as copy_strea
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.slot import creation as slot_creation
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
@@ -204,6 +204,6 @@ def test_a_slot_whose_creation_is_not_answered_is_given_up(tunnel, dsn, monkeypa
     blocker = psycopg2.connect(dsn)
     blocker.cursor().execute("select pg_current_xact_id()")
     threading.Timer(1.0, proxy.fall_silent).start()
-    error = ends_soon(lambda: export_slot(through, "silent", temporary=True, timeout_s=3))
+    error = ends_soon(lambda: export_snapshot(through, "silent", timeout_s=3))
     blocker.close()
     assert isinstance(error, SourceConnectionError)

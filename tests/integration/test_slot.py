@@ -16,7 +16,8 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from demo.postgres import Server
 
@@ -41,7 +42,7 @@ def writer(pg, dsn):
 def test_the_snapshot_shows_what_was_committed_before(pg, dsn, name):
     with pg.cursor() as cursor:
         cursor.execute("create table t (a int); insert into t values (1)")
-        with export_slot(dsn, name, temporary=False, timeout_s=30) as exported:
+        with create_slot(dsn, name, timeout_s=30) as exported:
             cursor.execute("insert into t values (2)")
             with psycopg2.connect(dsn) as reader, reader.cursor() as old:
                 old.execute("begin isolation level repeatable read")
@@ -61,34 +62,34 @@ def test_the_snapshot_shows_what_was_committed_before(pg, dsn, name):
 
 
 def test_a_temporary_slot_goes_when_it_is_closed(pg, dsn, name):
-    with export_slot(dsn, name, temporary=True, timeout_s=30) as exported:
+    with export_snapshot(dsn, name, timeout_s=30) as exported:
         assert read_slot(pg, name).active
     assert read_slot(pg, name) is None
     exported.close()
 
 
 def test_dropping_is_idempotent(pg, dsn, name):
-    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    create_slot(dsn, name, timeout_s=30).close()
     drop_slot(pg, name)
     drop_slot(pg, name)
     assert read_slot(pg, name) is None
 
 
-@pytest.mark.parametrize("temporary", [False, True])
-def test_a_long_writer_is_named_and_no_slot_stays(pg, dsn, name, writer, temporary):
+@pytest.mark.parametrize("make", [create_slot, export_snapshot])
+def test_a_long_writer_is_named_and_no_slot_stays(pg, dsn, name, writer, make):
     with writer.cursor() as cursor:
         cursor.execute("select pg_current_xact_id()::text")
         xid = cursor.fetchone()[0]
     started = time.monotonic()
     with pytest.raises(SnapshotError) as caught:
-        export_slot(dsn, name, temporary=temporary, timeout_s=1)
+        make(dsn, name, timeout_s=1)
     assert time.monotonic() - started < 10
     assert f"pid {writer.info.backend_pid} (transaction {xid}," in str(caught.value)
     assert "long_writer" in str(caught.value)
     assert caught.value.retry is Retry.TIMED
     assert read_slot(pg, name) is None
     writer.commit()
-    export_slot(dsn, name, temporary=True, timeout_s=30).close()
+    export_snapshot(dsn, name, timeout_s=30).close()
 
 
 def test_a_writer_that_ends_in_time_does_no_harm(pg, dsn, name, writer):
@@ -105,7 +106,7 @@ def test_a_writer_that_ends_in_time_does_no_harm(pg, dsn, name, writer):
 
     ender = threading.Thread(target=end_when_the_slot_waits)
     ender.start()
-    with export_slot(dsn, name, temporary=True, timeout_s=60) as exported:
+    with export_snapshot(dsn, name, timeout_s=60) as exported:
         assert exported.snapshot
     ender.join()
 
@@ -114,18 +115,18 @@ def test_a_name_that_is_taken_says_by_whom(pg, dsn, name):
     with pg.cursor() as cursor:
         cursor.execute("select pg_create_physical_replication_slot(%s)", (name,))
     with pytest.raises(SlotError, match=f"named {name} exists already with plugin None in database None"):
-        export_slot(dsn, name, temporary=False, timeout_s=30)
+        create_slot(dsn, name, timeout_s=30)
     drop_slot(pg, name)
-    with export_slot(dsn, name, temporary=True, timeout_s=30):
+    with export_snapshot(dsn, name, timeout_s=30):
         database = pg.info.dbname
         with pytest.raises(SlotError, match=f"plugin pgoutput in database {database}, read by pid"):
-            export_slot(dsn, name, temporary=False, timeout_s=30)
+            create_slot(dsn, name, timeout_s=30)
 
 
 def test_a_slot_in_use_is_not_dropped(pg, dsn, name):
     with pg.cursor() as cursor:
         cursor.execute("create publication p")
-    export_slot(dsn, name, temporary=False, timeout_s=30).close()
+    create_slot(dsn, name, timeout_s=30).close()
     stream = connect_replication(dsn, "test")
     stream.cursor().start_replication(
         slot_name=name, options={"proto_version": "1", "publication_names": "p"}
@@ -144,7 +145,7 @@ def test_a_role_without_replication_is_refused(pg, dsn, name):
     with pg.cursor() as cursor:
         cursor.execute("drop role if exists noslot; create role noslot login")
     with pytest.raises(PrivilegeError):
-        export_slot(dsn.replace("user=postgres", "user=noslot"), name, temporary=False, timeout_s=30)
+        create_slot(dsn.replace("user=postgres", "user=noslot"), name, timeout_s=30)
     with pg.cursor() as cursor:
         cursor.execute("drop role noslot")
 
@@ -169,15 +170,15 @@ def narrow_server(tmp_path_factory):
 
 def test_no_free_slot_names_the_setting(narrow_server):
     with (
-        export_slot(narrow_server.dsn(), "first", temporary=True, timeout_s=30),
+        export_snapshot(narrow_server.dsn(), "first", timeout_s=30),
         pytest.raises(ServerSettingError, match="max_replication_slots"),
     ):
-        export_slot(narrow_server.dsn(), "second", temporary=True, timeout_s=30)
+        export_snapshot(narrow_server.dsn(), "second", timeout_s=30)
 
 
 def test_no_free_sender_names_the_setting(narrow_server):
     held = [connect_replication(narrow_server.dsn(), "test") for _ in range(2)]
     with pytest.raises(ServerSettingError, match="max_wal_senders"):
-        export_slot(narrow_server.dsn(), "third", temporary=True, timeout_s=30)
+        export_snapshot(narrow_server.dsn(), "third", timeout_s=30)
     for connection in held:
         connection.close()

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy, plan_ranges
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
 
@@ -37,7 +37,7 @@ def exported(dsn, run):
         "insert into spare values (200, 'x')",
         "create publication p for table t, part with (publish_via_partition_root)",
     )
-    with export_slot(dsn, f"s_{uuid.uuid4().hex[:12]}", temporary=True, timeout_s=30) as snapshot:
+    with export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as snapshot:
         yield snapshot
 
 

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.lake.applying.applier import ApplierPro
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.receiver import ReceiverProgress
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.recorded import Recorded
@@ -29,7 +29,7 @@ class Told:
         self.slot = f"summary_{psycopg2.extensions.parse_dsn(dsn)['dbname']}"
         self.shop = Recorded(dsn, slot=self.slot)
         self.pg = pg
-        with export_slot(dsn, self.slot, temporary=False, timeout_s=60):
+        with create_slot(dsn, self.slot, timeout_s=60):
             pass
         self.received, self.applied = ReceiverProgress(), ApplierProgress()
         self.log = SummaryLog(

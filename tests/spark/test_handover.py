@@ -10,8 +10,8 @@ import pytest
 from airflow_provider_pgrepl.replication.app.snapshotting import epoch_beginning
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.copy import keeper
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
@@ -45,16 +45,16 @@ def test_a_commit_at_the_consistent_point_is_applied_once(spark, dsn, tmp_path, 
     """Such a commit is not in the snapshot: with the point itself as position it would be lost."""
     execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
-    export = export_slot
+    create = create_slot
 
-    def export_where_a_commit_begins(dsn: str, name: str, **options: object) -> ExportedSnapshot:
-        exported = export(dsn, name, **options)
+    def create_where_a_commit_begins(dsn: str, name: str, **options: object) -> ExportedSnapshot:
+        exported = create(dsn, name, **options)
         execute(dsn, "insert into t values (2)")
         exported.consistent_point = first_commit(dsn, name)
         return exported
 
     with monkeypatch.context() as patched:
-        patched.setattr(epoch_beginning, "export_slot", export_where_a_commit_begins)
+        patched.setattr(epoch_beginning, "create_slot", create_where_a_commit_begins)
         replicated.snapshot()
     assert replicated.lake_rows("public.t")["id"].to_pylist() == [1]
     replicated.catch_up()

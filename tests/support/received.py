@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 from tests.support.replicated import Replicated, wait_until
 
@@ -48,7 +48,7 @@ class Received(Replicated):
             relations = resolve_tables(source, self.pipeline)
             if self.pipeline.publication_mode == "create":
                 publication.create_publication(source, self.pipeline.publication, relations)
-            with export_slot(self.dsn, self.pipeline.slot, temporary=False, timeout_s=30) as exported:
+            with create_slot(self.dsn, self.pipeline.slot, timeout_s=30) as exported:
                 pass
             server = read_server(source)
             found = publication.read_publication(source, self.pipeline.publication)

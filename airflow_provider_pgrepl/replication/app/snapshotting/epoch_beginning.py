@@ -19,9 +19,10 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
+from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,11 @@ def begin_epoch(
     claims.prepare_publication(relations)
     for attempt in range(1, ATTEMPTS + 1):
         drop_slot(taking.source, pipeline.slot)
-        exported = export_slot(
-            taking.access.dsn, pipeline.slot, temporary=False, timeout_s=pipeline.slot_timeout_s
+        exported = create_slot(
+            taking.access.dsn,
+            pipeline.slot,
+            through=temporary_name(taking.source),
+            timeout_s=pipeline.slot_timeout_s,
         )
         try:
             record, copied = _begin(taking, exported, claims, server, relations, last)

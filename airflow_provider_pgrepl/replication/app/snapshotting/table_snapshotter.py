@@ -27,8 +27,9 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
-from airflow_provider_pgrepl.replication.source.slot.creation import export_slot
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -125,9 +126,10 @@ class TableSnapshotter:
         return [relation for relation in relations if relation.table not in faults], unfit | faults
 
     def _export(self, before: list[TableRecord]) -> ExportedSnapshot:
-        name = f"pgrepl_tmp_{self.source.info.backend_pid}"
         try:
-            return export_slot(self.access.dsn, name, temporary=True, timeout_s=self.pipeline.slot_timeout_s)
+            return export_snapshot(
+                self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
+            )
         except BaseException:
             self._take_back(before)
             raise

@@ -31,6 +31,9 @@ from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000
 
+_SLOTS = 2
+"""A slot that stays, and the temporary one that exports its snapshot."""
+
 _CAPACITY = """
 SELECT pg_catalog.current_setting('max_replication_slots')::int,
     (SELECT count(*) FROM pg_catalog.pg_replication_slots)::int,
@@ -50,7 +53,7 @@ Problems = Iterator[PgReplError]
 
 
 def server_problems(connection: Connection, server: Server, slot: str | None) -> Problems:
-    """Version, wal_level, standby, free slot and sender; `slot`, when it exists, needs no free one."""
+    """Version, wal_level, standby, free slots and sender; `slot`, when it exists, needs no free ones."""
     if server.version_num < OLDEST_VERSION:
         yield ServerSettingError(
             f"the server is PostgreSQL {server.version_num // 10000}", "PostgreSQL 14 is the oldest supported"
@@ -69,9 +72,10 @@ def server_problems(connection: Connection, server: Server, slot: str | None) ->
     with source_errors("counting slots and senders"):
         slots, used_slots, senders, used_senders = row(connection, _CAPACITY)
     exists = slot is not None and read_slot(connection, slot) is not None
-    if used_slots >= slots and not exists:
+    if used_slots + _SLOTS > slots and not exists:
         yield ServerSettingError(
-            f"no replication slot is free: {used_slots} of max_replication_slots = {slots} exist",
+            f"too few replication slots are free: {used_slots} of max_replication_slots = {slots} exist, and"
+            f" {_SLOTS} are needed, one of them only while tables are copied",
             "raise max_replication_slots (needs a restart), or drop a slot that nobody needs: select"
             " slot_name, active from pg_replication_slots",
         )

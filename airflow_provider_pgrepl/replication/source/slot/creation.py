@@ -52,8 +52,8 @@ _CANCEL_GRACE_S = 10.0
 _ENDED_BY_US = (None, "57014", "57P01")
 
 
-def export_slot(dsn: str, name: str, *, temporary: bool, timeout_s: float) -> ExportedSnapshot:
-    """Create a slot with an exported snapshot.
+def export_snapshot(dsn: str, name: str, *, timeout_s: float) -> ExportedSnapshot:
+    """Create a temporary slot, which exports a snapshot for as long as it is held.
 
     The server waits for all transactions that write when it starts. After `timeout_s` this is given up:
     SnapshotError names who is in the way, and no slot is left behind. Raises SlotError when the name is
@@ -61,13 +61,16 @@ def export_slot(dsn: str, name: str, *, temporary: bool, timeout_s: float) -> Ex
     """
     control = connect(dsn, "slot control")
     try:
-        return SlotCreation(control, dsn, name, temporary=temporary, timeout_s=timeout_s).run()
+        return SlotCreation(control, dsn, name, temporary=True, timeout_s=timeout_s).export()
     finally:
         control.close()
 
 
 class SlotCreation:
-    """One CREATE_REPLICATION_SLOT, with somebody who looks at the clock."""
+    """One CREATE_REPLICATION_SLOT, with somebody who looks at the clock.
+
+    A temporary slot exports a snapshot, and goes with the connection that made it.
+    """
 
     def __init__(
         self, control: Connection, dsn: str, name: str, *, temporary: bool, timeout_s: float
@@ -80,8 +83,30 @@ class SlotCreation:
         self._answer: tuple[Any, ...] | None = None
         self._error: Any = None
 
-    def run(self) -> ExportedSnapshot:
-        """Create it. Raises as `export_slot`."""
+    def export(self) -> ExportedSnapshot:
+        """Create a temporary slot. Raises as `export_snapshot`."""
+        _, point, snapshot, _ = self._run()
+        try:
+            with source_errors("asking for the time"):
+                now = row(self._control, "SELECT pg_catalog.clock_timestamp()")[0]
+        except BaseException:
+            self._connection.close()
+            raise
+        return ExportedSnapshot(
+            self._connection,
+            self._name,
+            consistent_point=LSN.parse(point),
+            snapshot=snapshot,
+            exported_at=now,
+        )
+
+    def create(self) -> LSN:
+        """Create a slot that stays; its consistent point. Raises as `export_snapshot`."""
+        _, point, _, _ = self._run()
+        self._connection.close()
+        return LSN.parse(point)
+
+    def _run(self) -> tuple[Any, ...]:
         worker = threading.Thread(target=self._create, name=f"create slot {self._name}", daemon=True)
         try:
             worker.start()
@@ -90,7 +115,9 @@ class SlotCreation:
                 self._give_up(worker)
             if self._error is not None:
                 self._refuse(self._error)
-            return self._exported()
+            if self._answer is None:
+                raise SlotError(f"the server gave no answer to the creation of slot {self._name}")
+            return self._answer
         except BaseException:
             if worker.is_alive():  # interrupted: closing would wait for the command
                 with suppress(psycopg2.Error):
@@ -102,27 +129,16 @@ class SlotCreation:
             raise
 
     def _create(self) -> None:
-        kind = "TEMPORARY LOGICAL" if self._temporary else "LOGICAL"
-        options = "(SNAPSHOT 'export')" if self._connection.server_version >= 150000 else "EXPORT_SNAPSHOT"
+        has_options = self._connection.server_version >= 150000
+        if self._temporary:
+            kind, options = "TEMPORARY LOGICAL", "(SNAPSHOT 'export')" if has_options else "EXPORT_SNAPSHOT"
+        else:
+            kind, options = "LOGICAL", "(SNAPSHOT 'nothing')" if has_options else "NOEXPORT_SNAPSHOT"
         command = f"CREATE_REPLICATION_SLOT {quote_identifier(self._name)} {kind} {PLUGIN} {options}"
         try:
             self._answer = row(self._connection, command)
         except Exception as error:  # handed to the waiting thread, whatever it is
             self._error = error
-
-    def _exported(self) -> ExportedSnapshot:
-        if self._answer is None:
-            raise SlotError(f"the server gave no answer to the creation of slot {self._name}")
-        with source_errors("asking for the time"):
-            now = row(self._control, "SELECT pg_catalog.clock_timestamp()")[0]
-        return ExportedSnapshot(
-            self._connection,
-            self._name,
-            temporary=self._temporary,
-            consistent_point=LSN.parse(self._answer[1]),
-            snapshot=self._answer[2],
-            exported_at=now,
-        )
 
     def _give_up(self, worker: threading.Thread) -> None:
         """Cancel the creation and raise SnapshotError, unless it was ready in this very moment."""

@@ -1,4 +1,4 @@
-"""The snapshot that a new slot exports, for as long as it is held."""
+"""The snapshot that a temporary slot exports, for as long as it is held."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 
 
 class ExportedSnapshot:
-    """A new slot's snapshot: what every transaction before `consistent_point` left behind.
+    """A temporary slot's snapshot: what every transaction before `consistent_point` left behind.
 
-    Lives as long as this object's replication connection idles: import it, then close. A temporary slot goes
-    with it; a lasting one stays.
+    Lives as long as this object's replication connection idles: import it, then close, and the slot goes.
     """
 
     def __init__(
@@ -25,26 +24,23 @@ class ExportedSnapshot:
         connection: Connection,
         name: str,
         *,
-        temporary: bool,
         consistent_point: LSN,
         snapshot: str,
         exported_at: datetime,
     ) -> None:
         self._connection = connection
-        self._temporary = temporary
         self.name = name
         self.consistent_point = consistent_point
         self.snapshot = snapshot
         self.exported_at = exported_at
 
     def close(self) -> None:
-        """End the snapshot's export, and drop the slot when it is temporary. May be called again."""
+        """End the snapshot's export, and drop the slot. May be called again."""
         if self._connection.closed:
             return
         with contextlib.suppress(psycopg2.Error):
-            if self._temporary:
-                # Closing the connection drops it too, but some time later.
-                self._connection.cursor().execute(f"DROP_REPLICATION_SLOT {quote_identifier(self.name)}")
+            # Closing the connection drops it too, but some time later.
+            self._connection.cursor().execute(f"DROP_REPLICATION_SLOT {quote_identifier(self.name)}")
         self._connection.close()
 
     def __enter__(self) -> ExportedSnapshot:

@@ -70,7 +70,8 @@ def drop_slot(connection: Connection, name: str) -> None:
 def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
     """Have the server forget what committed before an LSN. Raises BusyError while somebody reads it.
 
-    Whoever calls this has all of it in the changelog: see the rules in CONTRIBUTING.
+    Whoever calls this has all of it in the changelog, or needs none of it because no copy was begun: see the
+    rules in CONTRIBUTING.
     """
     with source_errors(f"moving slot {name}"), patience(connection, _READING_WAL_S):
         try:

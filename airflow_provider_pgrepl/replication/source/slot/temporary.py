@@ -8,6 +8,12 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, ro
 PREFIX = "pgrepl_tmp_"
 """Followed by the pid of the session in which the snapshot app asks the source."""
 
+
+def temporary_name(connection: Connection) -> str:
+    """Of the one temporary slot that this session makes at a time."""
+    return f"{PREFIX}{connection.info.backend_pid}"
+
+
 _LINGERING = """
 SELECT s.slot_name::text, s.active_pid
 FROM pg_catalog.pg_replication_slots s

@@ -1,0 +1,68 @@
+"""The slot of a pipeline, which stays, moved to a place from which the server decodes rightly.
+
+The server finds its view of the catalog in phases, each of which waits for the transactions of the one
+before. What commits in the first is not tracked (DecodeXactOp in decode.c returns early), so a transaction
+that begins in the second may be decoded by a catalog from before: a column that was added is left out, one
+that was rewritten ends the stream; and so may be what comes later, until the slot begins to decode from a
+view that the server has stored. https://postgrespro.ru/list/thread-id/2779642
+"""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.slot.creation import SlotCreation, export_snapshot
+from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot.record import advance_slot, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+
+
+def create_slot(dsn: str, name: str, *, through: str | None = None, timeout_s: float) -> ExportedSnapshot:
+    """Create a slot that stays, and export the snapshot of the place where it stands.
+
+    `through`: the name of the temporary slot that exports it, or one of our choice. That slot is made after
+    the first, and so waits for every transaction that ran while the first was made; then the first is moved
+    to its consistent point. `timeout_s` limits each of the two. Raises as `export_snapshot`; no slot is left
+    behind then.
+    """
+    control = connect(dsn, "slot control")
+    try:
+        point = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s).create()
+        try:
+            for _ in range(_ATTEMPTS):
+                exported = export_snapshot(dsn, through or temporary_name(control), timeout_s=timeout_s)
+                if _has_moved(control, name, point, exported):
+                    return exported
+        except BaseException:
+            drop_slot(control, name)
+            raise
+        drop_slot(control, name)
+        raise SnapshotError(
+            f"slot {name} still reads from before {point}, where transactions ran while it was made",
+            "transactions that last long may be in the way: run the same again",
+        )
+    finally:
+        control.close()
+
+
+def _has_moved(control: Connection, name: str, point: LSN, exported: ExportedSnapshot) -> bool:
+    """Move the slot; whether it will read from a view of the catalog that was stored after `point`."""
+    try:
+        advance_slot(control, name, exported.consistent_point)
+        slot = read_slot(control, name)
+    except BaseException:
+        exported.close()
+        raise
+    if slot is not None and slot.confirmed_flush_lsn == exported.consistent_point:
+        if slot.restart_lsn is not None and slot.restart_lsn >= point:
+            return True
+        log.info("slot %s still reads from %s, before %s", name, slot.restart_lsn, point)
+    exported.close()
+    return False

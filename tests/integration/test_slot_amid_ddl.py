@@ -1,0 +1,112 @@
+"""A slot that is made while transactions run and DDL commits: what it sends later is decoded rightly.
+
+The server builds its view of the catalog in phases, each of which waits for the transactions before it, and
+does not track what commits in the first: a transaction that begins in the second would be decoded by a
+catalog from before that, with columns missing and no error.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import psycopg2.extensions
+import pytest
+
+from tests.conftest import closing_connection
+from tests.support.received import Received
+from tests.support.replicated import execute, wait_until
+
+Connection = psycopg2.extensions.connection
+
+# DDL, and the rows written after it: by a transaction that the phases leave in doubt, and by a later one.
+CASES = {
+    "a column more": ("alter table t add c int", "(2, 'y', 3)", "(3, 'z', 4)"),
+    "a column more with a default": ("alter table t add c int default 7", "(2, 'y', 3)", "(3, 'z', 4)"),
+    "another column of the same name": ("alter table t drop b, add b text", "(2, 'y')", "(3, 'z')"),
+    "emptied": ("truncate t", "(2, 'y')", "(3, 'z')"),
+    "rewritten": ("alter table t alter a type bigint", "(2, 'y')", "(3, 'z')"),
+}
+
+
+@contextmanager
+def transaction(dsn: str, statement: str | None = None) -> Iterator[tuple[Connection, str]]:
+    """An open transaction that has a number, and the number."""
+    with closing(psycopg2.connect(dsn)) as connection, connection.cursor() as cursor:
+        if statement is not None:
+            cursor.execute(statement)
+        cursor.execute("select pg_current_xact_id()::xid::text")
+        yield connection, cursor.fetchone()[0]
+
+
+class Awaited:
+    """Which transactions the making of a slot waits for."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    def __call__(self, xid: str) -> bool:
+        with closing_connection(self._dsn) as connection, connection.cursor() as cursor:
+            cursor.execute(
+                "select exists (select from pg_locks where locktype = 'transactionid' and not granted"
+                " and transactionid::text = %s)",
+                (xid,),
+            )
+            return bool(cursor.fetchone()[0])
+
+
+def begin_amid_ddl(received: Received, ddl: str, insert: str) -> None:
+    """Have an epoch begin while DDL commits in the server's first phase, and an INSERT in its second."""
+    dsn, awaited, failed = received.dsn, Awaited(received.dsn), []
+
+    def begin() -> None:
+        try:
+            received.begin()
+        except BaseException as error:
+            failed.append(error)
+
+    beginning = threading.Thread(target=begin)
+    with transaction(dsn) as (first, first_xid):
+        beginning.start()
+        wait_until(lambda: awaited(first_xid))
+        with transaction(dsn) as (second, second_xid):
+            execute(dsn, ddl)
+            first.commit()
+            wait_until(lambda: awaited(second_xid))
+            with transaction(dsn, insert) as (doubtful, doubtful_xid):
+                second.commit()
+                wait_until(lambda: awaited(doubtful_xid) or not beginning.is_alive())
+                doubtful.commit()
+    beginning.join(60)
+    assert not beginning.is_alive()
+    assert failed == []
+
+
+def rows(dsn: str) -> list[tuple[Any, ...]]:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select * from t order by a")
+        return [tuple(None if value is None else str(value) for value in row) for row in cursor.fetchall()]
+
+
+@pytest.fixture(params=["server", "debian"])
+def any_dsn(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue({"server": "dsn", "debian": "debian_dsn"}[request.param]))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_written_while_the_slot_is_made_is_decoded_rightly(
+    any_dsn: str, tmp_path: Path, case: str
+) -> None:
+    ddl, doubtful, later = CASES[case]
+    execute(any_dsn, "create table t (a int primary key, b text)", "insert into t values (1, 'x')")
+    received = Received(any_dsn, tmp_path, ("public.t",))
+    begin_amid_ddl(received, ddl, f"insert into t values {doubtful}")
+    execute(any_dsn, f"insert into t values {later}")
+    received.receive()
+    sent = [tuple(row["new"]) for row in received.changelog_rows("I")]
+    assert sent == [row for row in rows(any_dsn) if row[0] in ("2", "3")][-len(sent) :]
+    assert sent
