@@ -16,22 +16,14 @@ from types import TracebackType
 
 from psycopg import OperationalError, pq
 
-from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import (
-    BusyError,
-    PgReplError,
-    PublicationError,
-    SlotError,
-    SourceConnectionError,
-    UnsendableError,
-    WireError,
-)
+from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError, WireError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import (
     CONNECT_TIMEOUT_S,
     pin_statement,
     stream_conninfo,
 )
+from airflow_provider_pgrepl.replication.source.stream_errors import refusal, unsendable
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
 from airflow_provider_pgrepl.replication.wire.columns import HEADER, POSTGRES_EPOCH_US
 from airflow_provider_pgrepl.replication.wire.logical_messages import without_content
@@ -47,22 +39,6 @@ _CONNECTING: dict[int, tuple[bool, bool]] = {
 }
 
 _CHUNK_MESSAGES = 65_536
-
-_UNCONVERTIBLE = "a text in it cannot be converted from the database's encoding into UTF-8"
-_TOO_LARGE = (
-    "the server fails on it, most likely because the values of a row are more than 1 GB as text, in which a"
-    " bytea takes two bytes for each of its own"
-)
-# The server's words are in its own language; both a slot and a publication that are not there are 42704.
-_FINDS_PUBLICATION = "get_publication_oid"
-_UNSENDABLE = {
-    "22021": _UNCONVERTIBLE,
-    "22P05": _UNCONVERTIBLE,
-    "22": "a value in it, or the publication's row filter on it, is an error to the server",
-    "54": _TOO_LARGE,
-    "XX": _TOO_LARGE,
-}
-"""By SQLSTATE or its class: what the server meets in a transaction each time that it sends it."""
 
 
 @dataclass(frozen=True)
@@ -211,12 +187,12 @@ class ReplicationStream:
         with answered_within(self._connection.socket, ANSWER_LIMIT_S):
             result = self._connection.exec_(command.encode())
         if result.status != expected:
-            raise _translate(result)
+            raise refusal(result)
 
     def _ended(self) -> PgReplError:
         result = self._next_result(time.monotonic() + ANSWER_LIMIT_S)
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
-            return _unsendable(result) or _translate(result)
+            return unsendable(result) or refusal(result)
         return SourceConnectionError("the server ended the replication stream")
 
 
@@ -253,43 +229,3 @@ def _parse_keepalive(data: bytes) -> Keepalive:
     except struct.error:
         raise WireError("a keepalive message is not 18 bytes long") from None
     return Keepalive(LSN(lsn), bool(wants_reply))
-
-
-def _sqlstate(result: pq.abc.PGresult) -> str:
-    return _field(result, pq.DiagnosticField.SQLSTATE)
-
-
-def _unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
-    """What ended a stream, if it is what the server met in a transaction; its own words may hold values.
-
-    An allocation of more than 1 GB is an internal error (XX000) to it, and a message longer than that is
-    beyond a limit (54000).
-    """
-    state = _sqlstate(result)
-    why = _UNSENDABLE.get(state) or _UNSENDABLE.get(state[:2])
-    return None if why is None else UnsendableError(f"{why} (SQLSTATE {state})")
-
-
-def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
-    return (result.error_field(field) or b"").decode(errors="replace")
-
-
-def _translate(result: pq.abc.PGresult) -> PgReplError:
-    """The server's refusal as one of ours, by SQLSTATE: object in use, undefined object, wrong state."""
-    state = _sqlstate(result)
-    text = _field(result, pq.DiagnosticField.MESSAGE_PRIMARY) or "no message"
-    if state == "55006":
-        return BusyError(
-            text,
-            "another process reads this slot. It may be a previous run that still ends, or one whose host has"
-            " vanished, which the server notices after a minute; this ends its sender at once: select"
-            " pg_terminate_backend(active_pid) from pg_replication_slots where active and slot_name = 'SLOT'",
-        )
-    if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
-        return PublicationError(text, hints.NEW_EPOCH)
-    if state in ("42704", "55000"):
-        return SlotError(
-            text,
-            f"changes are lost with the slot: {hints.NEW_EPOCH}",
-        )
-    return SourceConnectionError(f"the replication stream failed: {text} (SQLSTATE {state})")
