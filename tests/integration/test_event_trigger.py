@@ -608,7 +608,7 @@ def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watche
 def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: Server, dsn):
     name = dsn.split("dbname=")[1].split()[0]
     dumped = subprocess.run(
-        [server.bin / "pg_dump", "-d", dsn, "--no-publications"], check=True, capture_output=True, text=True
+        [binaries() / "pg_dump", "-d", dsn, "--no-publications"], check=True, capture_output=True, text=True
     ).stdout
     with closing_connection(server.dsn()) as admin, admin.cursor() as cursor:
         cursor.execute(f"create database {name}_restored")

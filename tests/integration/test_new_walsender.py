@@ -14,6 +14,8 @@ from tests.conftest import closing_connection
 from tests.integration.test_publication import relation
 from tests.support.replicated import wait_until
 
+pytestmark = pytest.mark.every_major
+
 
 @pytest.mark.parametrize(
     ("version", "told"),
@@ -84,5 +86,6 @@ def test_a_transaction_that_was_open_when_a_table_joined_sends_what_it_writes_to
             (slot,),
         )
         kinds = "".join(chr(kind) for (kind,) in cursor.fetchall())
-    # A row of each table in the one transaction, and a row in the other; relations may be sent again.
-    assert kinds.replace("R", "") == "BIICBIC"
+    # A row of each table in the one transaction, and a row in the other. Relations may be sent again; before
+    # version 15 so are transactions that are empty.
+    assert kinds.replace("R", "").replace("BC", "") == "BIICBIC"

@@ -31,6 +31,8 @@ from tests.conftest import closing_connection
 from tests.support.received import EAGER, Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.every_major
+
 
 @pytest.fixture
 def received(dsn: str, tmp_path: Path) -> Received:

@@ -42,7 +42,7 @@ def test_a_receiver_that_never_started_can_be_stopped(received: Received, dsn: s
     receiver = Receiver(dsn, received.pipeline)
     receiver.stop()
     assert receiver.error is None
-    assert backends(dsn) == 0
+    wait_until(lambda: backends(dsn) == 0, what="all connections to be closed")
     assert (received.slot().confirmed_flush_lsn, received.durable_lsn) == before
 
 
@@ -52,7 +52,7 @@ def test_a_receiver_can_be_stopped_twice(received: Received, dsn: str) -> None:
     receiver.stop()
     receiver.stop()
     assert receiver.error is None
-    assert backends(dsn) == 0
+    wait_until(lambda: backends(dsn) == 0, what="all connections to be closed")
 
 
 def test_a_start_that_fails_leaves_no_connection_and_no_busy_slot(received: Received, dsn: str) -> None:
@@ -130,7 +130,7 @@ def test_what_fails_in_the_writer_is_said_and_ends_the_reader(
     version = DeltaTable(received.changelog).version()
     receiver.stop()
     assert DeltaTable(received.changelog).version() == version
-    assert backends(dsn) == 0
+    wait_until(lambda: backends(dsn) == 0, what="all connections to be closed")
 
 
 def test_what_is_seen_is_durable_at_every_moment(received: Received, dsn: str) -> None:

@@ -21,6 +21,8 @@ from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from demo.postgres import Server
 
+pytestmark = pytest.mark.every_major
+
 
 @pytest.fixture
 def name():

@@ -46,6 +46,8 @@ class Shop:
 
     def make_slot(self) -> LSN:
         with self.pg.cursor() as cursor:
+            # Before version 18 the server ends a stream whose publication came after the slot.
+            cursor.execute(f"create publication {self.pipeline.publication}")
             cursor.execute(
                 "select lsn::text from pg_create_logical_replication_slot(%s, 'pgoutput')",
                 (self.pipeline.slot,),

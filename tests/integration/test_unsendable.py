@@ -21,6 +21,8 @@ from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_by
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.every_major
+
 
 @pytest.fixture
 def encoded(server: Server, request: pytest.FixtureRequest) -> Iterator[str]:

@@ -17,6 +17,8 @@ from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
+pytestmark = pytest.mark.every_major
+
 SEEDS = range(int(os.environ.get("PGREPL_SEEDS", "2")))
 
 

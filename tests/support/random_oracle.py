@@ -67,7 +67,11 @@ def read_as(lake_type: pa.DataType, sql: str) -> str:
         return f"(date '1970-01-01' + x::int)::{sql}"
     if pa.types.is_timestamp(lake_type):
         zone = "tz" if lake_type.tz else ""
-        return f"(timestamp{zone} '1970-01-01' + (x || ' microseconds')::interval)::{sql}"
+        # Not as microseconds alone: before version 15 an interval's text has no room for so many.
+        hours = "floor(x::numeric / 3600000000)"
+        rest = f"make_interval(secs => ((x::numeric - {hours} * 3600000000) / 1000000)::float8)"
+        since = f"make_interval(hours => {hours}::int) + {rest}"
+        return f"(timestamp{zone} '1970-01-01' + ({since}))::{sql}"
     return f"x::{sql}"
 
 

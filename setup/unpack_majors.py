@@ -1,0 +1,26 @@
+"""Unpack PostgreSQL from the jars of Zonky: unpack_majors.py JARS TARGET makes TARGET/14.24/bin and so on."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+
+def unpack(jar: Path, target: Path) -> None:
+    """A jar holds one archive, whose programs find their libraries relative to themselves."""
+    version = re.fullmatch(r".*-(\d+\.\d+)\.\d+\.jar", jar.name)
+    if version is None:
+        raise SystemExit(f"{jar.name}: no version in the name")
+    with zipfile.ZipFile(jar) as outer:
+        (name,) = (name for name in outer.namelist() if name.endswith(".txz"))
+        with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
+            archive.extractall(target / version[1], filter="tar")
+
+
+if __name__ == "__main__":
+    jars, target = map(Path, sys.argv[1:])
+    for jar in sorted(jars.glob("*.jar")):
+        unpack(jar, target)
