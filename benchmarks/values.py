@@ -16,7 +16,7 @@ from psycopg.pq import Format
 from psycopg.types.composite import CompositeInfo, register_composite
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
@@ -69,7 +69,9 @@ def run(folder: Path, scale: float) -> Figure:
             relation = find_relation(connection, _TABLE)
             assert relation is not None
             pipeline = Pipeline(name="values", lake=str(folder), tables=(str(_TABLE),))
-            for name, typed in zip(_EXPRESSIONS, typed_columns(relation, pipeline), strict=True):
+            for name, typed in zip(
+                _EXPRESSIONS, typed_columns(relation, pipeline.choices(relation.table)), strict=True
+            ):
                 rates[name] = _rates(typed, _texts(connection, typed), peer)
     ratios = {name: ours / theirs for name, (ours, theirs) in rates.items()}
     slowest = min(ratios, key=lambda name: ratios[name])

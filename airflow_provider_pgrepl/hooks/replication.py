@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import PgReplError, SlotError
 from airflow_provider_pgrepl.hooks.dsn import LIBPQ_EXTRAS, SECRET_EXTRAS, dsn_of
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source

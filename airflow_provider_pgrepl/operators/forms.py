@@ -6,7 +6,7 @@ from airflow.sdk import Param
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.pipeline_argument import PipelineArgument, read_pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 
 PICKED_TABLES = "{{ (params.tables or []) + (params.get('more_tables') or []) }}"
 """The operators' `tables=` for `tables_params`, in a DAG with `render_template_as_native_obj=True`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 
 _TEMPLATE_MARKS = ("{{", "{%", "{#")
 

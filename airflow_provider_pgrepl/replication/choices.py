@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
@@ -94,6 +94,28 @@ class TablePolicy:
         return self.deletes == "soft" or self.truncate == "ignore"
 
 
+@dataclass(frozen=True)
+class TableChoices:
+    """What a pipeline chooses for one table: how its columns look in the lake, and what its changes do there.
+
+    `columns`: of those that the pipeline file names; `others`: of all that it does not. `named`: by field of
+    the pipeline file, what it says of which columns of this table. `commit_lsn_column`, `commit_ts_column`:
+    whether the lake table has these bookkeeping columns.
+    """
+
+    policy: TablePolicy = TablePolicy()
+    columns: Mapping[str, ColumnChoice] = field(default_factory=dict)
+    others: ColumnChoice = ColumnChoice()
+    named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    commit_lsn_column: bool = True
+    commit_ts_column: bool = True
+
+    def column(self, name: str, *, is_key: bool = False) -> ColumnChoice:
+        """How the values of a column are to look; those of a key must stay exact."""
+        choice = self.columns.get(name, self.others)
+        return dataclasses.replace(choice, infinity="error", numeric_nan="error") if is_key else choice
+
+
 def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any]) -> dict[str, Any]:
     """Check what a pipeline says of one table or column. Raises ConfigError naming what cannot be used."""
     if not isinstance(given, dict):
@@ -110,6 +132,9 @@ def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any])
             raise ConfigError(f"{field}: {key} of {owner}: {value!r} must be {wanted}")
     return given
 
+
+COLUMN_FIELDS = ("types", "text_columns", "exclude_columns", "per_column")
+"""Fields of a pipeline file that name columns."""
 
 POLICIES: dict[str, Any] = {
     field.name: get_type_hints(TablePolicy)[field.name] for field in dataclasses.fields(TablePolicy)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import (
+    COLUMN_FIELDS,
     POLICIES,
     ColumnChoice,
     Deletes,
@@ -18,11 +19,12 @@ from airflow_provider_pgrepl.replication.choices import (
     NewTables,
     NumericNan,
     OnDrift,
+    TableChoices,
     TablePolicy,
     Truncate,
 )
-from airflow_provider_pgrepl.replication.config_checks import check_settings, check_texts, columns_of
-from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
+from airflow_provider_pgrepl.replication.config_checks import check_settings, check_texts
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.text_file import read_text
 
 _REFERENCE = "see docs/reference/pipeline.md"
@@ -91,31 +93,44 @@ class Pipeline:
                 object.__setattr__(self, name, f"pgrepl_{self.name}")
         check_settings(self)
 
-    def choice(self, column: ColumnName, *, is_key: bool = False) -> ColumnChoice:
-        """How the values of a column are to look in the lake; those of a key must stay exact."""
-        own: dict[str, Any] = next(
-            (given for name, given in self.per_column.items() if ColumnName.parse(name) == column), {}
-        )
-        lake_type = next(
-            (text for name, text in self.types.items() if ColumnName.parse(name) == column), None
-        )
-        if column in columns_of("text_columns", self.text_columns):
-            lake_type = "string"
-        return ColumnChoice(
-            lake_type=LakeType.parse(lake_type) if lake_type else None,
-            excluded=column in columns_of("exclude_columns", self.exclude_columns),
-            infinity="error" if is_key else own.get("infinity", self.infinity),
-            numeric_nan="error" if is_key else own.get("numeric_nan", self.numeric_nan),
-            unconstrained_numeric=LakeType.parse(self.unconstrained_numeric),
-            timestamp_without_tz=self.timestamp_without_tz,
-        )
-
-    def policy(self, table: TableName) -> TablePolicy:
-        """What the changes of a table do in the lake."""
+    def choices(self, table: TableName) -> TableChoices:
+        """What is chosen for a table and its columns."""
+        named = {name: self._columns_of(name, table) for name in COLUMN_FIELDS}
+        columns = {column for given in named.values() for column in given}
         own: dict[str, Any] = next(
             (given for name, given in self.per_table.items() if TableName.parse(name) == table), {}
         )
-        return TablePolicy(**{name: own.get(name, getattr(self, name)) for name in POLICIES})
+        return TableChoices(
+            TablePolicy(**{name: own.get(name, getattr(self, name)) for name in POLICIES}),
+            {column: self._column_choice(column, named) for column in columns},
+            self._column_choice(None, {}),
+            named,
+            self.commit_lsn_column,
+            self.commit_ts_column,
+        )
+
+    def _columns_of(self, field: str, table: TableName) -> dict[str, Any]:
+        """The columns of a table that a field names, and what it says of them."""
+        given = getattr(self, field)
+        names = ((ColumnName.parse(name), name) for name in given)
+        return {
+            column.name: given[name] if isinstance(given, dict) else True
+            for column, name in names
+            if column.table == table
+        }
+
+    def _column_choice(self, column: str | None, named: dict[str, dict[str, Any]]) -> ColumnChoice:
+        said = {name: given[column] for name, given in named.items() if column in given}
+        values: dict[str, Any] = said.get("per_column", {})
+        lake_type = "string" if "text_columns" in said else said.get("types")
+        return ColumnChoice(
+            lake_type=LakeType.parse(lake_type) if lake_type else None,
+            excluded="exclude_columns" in said,
+            infinity=values.get("infinity", self.infinity),
+            numeric_nan=values.get("numeric_nan", self.numeric_nan),
+            unconstrained_numeric=LakeType.parse(self.unconstrained_numeric),
+            timestamp_without_tz=self.timestamp_without_tz,
+        )
 
     @property
     def lake_root(self) -> str:

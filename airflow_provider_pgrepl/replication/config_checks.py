@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
-from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.config import Pipeline

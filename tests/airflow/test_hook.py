@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import SlotError, SourceConnectionError
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from tests.airflow.conftest import SECRET
 
 

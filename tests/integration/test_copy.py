@@ -19,7 +19,8 @@ from airflow_provider_pgrepl.errors import LakeError, SourceError, ValueRangeErr
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, read_csv, write_range
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, plan_ranges
@@ -196,7 +197,7 @@ def test_bytes_that_are_not_utf8_name_their_column_only(copier):
     relation = Relation(1, TABLE, (Column("id", 1, 23, -1, "integer"), Column("s", 2, 25, -1, "text")))
     stream = io.BytesIO(b"1,sesame\xff\n")
     with pytest.raises(ValueRangeError, match=r'column "s" of public\.t \(text\).*not UTF-8') as caught:
-        list(read_csv(stream, relation, copier.pipeline, as_text=True))
+        list(read_csv(stream, relation, copier.pipeline.choices(relation.table), as_text=True))
     assert "sesame" not in "".join(traceback.format_exception(caught.value))
 
 

@@ -26,8 +26,9 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget
 from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (

@@ -10,7 +10,8 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP
 from airflow_provider_pgrepl.replication.lake.evolving import evolution, evolving_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from tests.support.altered import Altered, T, done
 from tests.support.replicated import execute
 

@@ -179,7 +179,7 @@ def judged(taken: Altered) -> str:
     with taken.source() as source:
         assert taken.relation is not None
         current = read_relation(source, taken.relation.oid, taken.pipeline.publication, had_rows=True)
-    return judge_catalog(taken.relation, current, taken.pipeline).reason
+    return judge_catalog(taken.relation, current, taken.pipeline.choices(taken.relation.table)).reason
 
 
 @pytest.mark.parametrize("statements", ATTACHED_AGAIN.values(), ids=ATTACHED_AGAIN)

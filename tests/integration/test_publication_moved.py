@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables

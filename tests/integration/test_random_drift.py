@@ -27,14 +27,11 @@ from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.copying.range import write_range
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    RELATION_APP,
-    app_id,
-    commit_snapshot,
-    open_table,
-)
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
@@ -110,7 +107,7 @@ class Drifting(Received):
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record, place)
         commit_snapshot(
             self.lake_path(table.sql),
-            lake_schema(relation, self.pipeline),
+            lake_schema(relation, self.pipeline.choices(relation.table)),
             files,
             position,
             self.pipeline.name,
@@ -155,7 +152,7 @@ class Drifting(Received):
                 assert record.catalog is not None
                 recorded = record.catalog
                 current = read_relation(source, recorded.oid, self.pipeline.publication)
-                verdict = judge_catalog(recorded, current, self.pipeline)
+                verdict = judge_catalog(recorded, current, self.pipeline.choices(recorded.table))
                 if verdict.kind is Kind.UNSAFE:
                     assert verdict.hint
                     self._stop(table, verdict.reason)

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.lake.read import (
     verified,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from tests.support.landed import Landed
 from tests.support.received import wait_until_seen

@@ -25,7 +25,8 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import EAGER, Received, wait_until_seen

@@ -76,7 +76,7 @@ def test_a_transaction_received_by_half_is_not_told_when_it_stops(received: Rece
     execute(dsn, "insert into t select g, repeat('x', 200) from generate_series(1, 200000) g")
     receiver = Receiver(dsn, received.pipeline)
     receiver.start()
-    wait_until(lambda: receiver._splitter.is_open, what="the transaction to have begun")
+    wait_until(lambda: receiver._feed._splitter.is_open, what="the transaction to have begun")
     receiver.stop()
     assert receiver.error is None
     assert received.changelog_files() == []
@@ -95,14 +95,14 @@ def test_a_lost_connection_ends_it_soon_although_the_writer_is_behind(
     receiver = Receiver(dsn, received.pipeline)
     receiver.start()
     go_on, is_behind = threading.Event(), threading.Event()
-    take = receiver._take
+    take = receiver._feed.take
 
     def slow(chunk: object) -> None:
         is_behind.set()
         go_on.wait(60)
         take(chunk)
 
-    monkeypatch.setattr(receiver, "_take", slow)
+    monkeypatch.setattr(receiver._feed, "take", slow)
     execute(dsn, "insert into t values (1, 'a')")
     is_behind.wait(60)
     execute(dsn, f"select pg_terminate_backend({received.slot().active_pid})")

@@ -14,9 +14,9 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.receiving import receiver as receiver_module
 from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
-from airflow_provider_pgrepl.replication.relation import TableName
 from airflow_provider_pgrepl.replication.source import connection as connection_module
 from airflow_provider_pgrepl.replication.source import time_limit
 from airflow_provider_pgrepl.replication.source.connection import connect, row, source_errors

@@ -27,8 +27,8 @@ from airflow_provider_pgrepl.replication.changelog.messages import SkippedMessag
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.lake.read import arrow_as_of
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.receiving import skipping
-from airflow_provider_pgrepl.replication.relation import TableName
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_bytes

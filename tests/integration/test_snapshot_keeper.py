@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.errors import (
     SnapshotError,
     SourceConnectionError,
 )
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy, plan_ranges

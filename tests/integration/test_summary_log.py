@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
-from airflow_provider_pgrepl.replication.lake.applying.applier import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot

@@ -69,7 +69,7 @@ def look(taken: Altered) -> str:
     with taken.source() as source:
         assert taken.relation is not None
         current = read_relation(source, taken.relation.oid, taken.pipeline.publication)
-    return judge_catalog(taken.relation, current, taken.pipeline).reason
+    return judge_catalog(taken.relation, current, taken.pipeline.choices(taken.relation.table)).reason
 
 
 def test_an_unlogged_table_has_stopped(taken, dsn):
@@ -159,4 +159,4 @@ def judge(taken: Altered) -> Kind:
     with taken.source() as source:
         assert taken.relation is not None
         current = read_relation(source, taken.relation.oid, taken.pipeline.publication)
-    return judge_catalog(taken.relation, current, taken.pipeline).kind
+    return judge_catalog(taken.relation, current, taken.pipeline.choices(taken.relation.table)).kind

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect, rows
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.source.wal_records import untouched_tables

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -80,12 +81,16 @@ def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
     with tempfile.TemporaryDirectory() as folder:
         pipeline = Pipeline(name="p", lake=folder, tables=("public.t",), slice_bytes=slice_bytes + 1)
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
-        commit_snapshot(uri, lake_schema(of, pipeline), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
         first = [Change("I", new=row, commit_lsn=2) for row in snapshot]
-        apply_changes(open_table(uri), table_of(first), of, pipeline, app)
+        apply_changes(
+            open_table(uri), table_of(first), of, pipeline.choices(of.table), app, pipeline.slice_bytes
+        )
         for cut in [*cuts, 10**9]:
             again = [change for change in changes if change.commit_lsn <= cut]
             table = open_table(uri)
-            applied = apply_changes(table, table_of(again), of, pipeline, app)
+            applied = apply_changes(
+                table, table_of(again), of, pipeline.choices(of.table), app, pipeline.slice_bytes
+            )
             assert applied.position == max((c.commit_lsn for c in again), default=2 if snapshot else 1)
         assert sorted(lake_rows(open_table(uri)), key=repr) == sorted(model.rows.values(), key=repr)

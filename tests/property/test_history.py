@@ -13,7 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
@@ -59,7 +60,9 @@ class Lake:
         pipeline = self.pipeline(1 << 20)
         self.uri, self.history = f"{folder}/{of.table.path}", history_uri(folder, of.table)
         prepare_history(of, pipeline, LSN(1), Epoch(1), EXPORTED)
-        commit_snapshot(self.uri, lake_schema(of, pipeline), [], LSN(1), "p", Epoch(1), EXPORTED)
+        commit_snapshot(
+            self.uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1), EXPORTED
+        )
         self.apply([Change("I", new=row, commit_lsn=2) for row in rows], 1 << 20)
 
     def pipeline(self, slice_bytes: int) -> Pipeline:
@@ -82,8 +85,10 @@ class Lake:
                     open_table(self.history),
                     table_of(changes),
                     self.of,
-                    self.pipeline(slice_bytes),
+                    self.pipeline(slice_bytes).choices(self.of.table),
                     APP,
+                    self.folder,
+                    slice_bytes,
                 )
 
     def ended(self) -> list[tuple]:

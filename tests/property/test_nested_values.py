@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.csv import read_csv
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from tests.support.nested_types import SCALARS, Declared, Made, hstore, made_types, or_null
@@ -79,12 +80,12 @@ def insert(source: Any, rows: Sequence[Sequence[str]]) -> None:
 
 def by_parse(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:
     """As from the stream."""
-    typed = values.typed_columns(relation, pipeline)
+    typed = values.typed_columns(relation, pipeline.choices(relation.table))
     arrays = {
         column.name: column.parse(pa.array(source_texts(source, column.column), pa.large_string()))
         for column in typed
     }
-    return pa.table(arrays).cast(values.lake_schema(relation, pipeline))
+    return pa.table(arrays).cast(values.lake_schema(relation, pipeline.choices(relation.table)))
 
 
 def by_csv(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:
@@ -94,8 +95,8 @@ def by_csv(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa
     with source.cursor() as cursor:
         cursor.copy_expert(f"copy (select {names} from s.t order by id) to stdout (format csv)", stream)
     stream.seek(0)
-    batches = list(read_csv(stream, relation, pipeline, as_text=True))
-    return pa.Table.from_batches(batches, values.lake_schema(relation, pipeline))
+    batches = list(read_csv(stream, relation, pipeline.choices(relation.table), as_text=True))
+    return pa.Table.from_batches(batches, values.lake_schema(relation, pipeline.choices(relation.table)))
 
 
 def check(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.Table:

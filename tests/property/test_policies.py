@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
@@ -114,9 +115,9 @@ def put(lake: Held, batch: list[Change], of: Relation, policy: tuple[str, str]) 
 
 
 def without_key(changes: list[Change], cuts: list[int], of: Relation, pipeline: Pipeline) -> pa.Table:
-    lake = lake_schema(of, pipeline).empty_table()
+    lake = lake_schema(of, pipeline.choices(of.table)).empty_table()
     for batch in batches(changes, cuts):
-        net = net_rows(table_of(batch), of, pipeline)
+        net = net_rows(table_of(batch), of, pipeline.choices(of.table))
         lake = pa.concat_tables([net.remaining(lake), net.gained])
     return lake
 
@@ -127,11 +128,13 @@ def merged(
     with tempfile.TemporaryDirectory() as folder:
         pipeline = pipeline_of(folder, *policy, slice_bytes=slice_bytes + 1)
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
-        commit_snapshot(uri, lake_schema(of, pipeline), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
         for cut in [*cuts, 10**9]:
             again = [change for change in changes if change.commit_lsn <= cut]
-            apply_changes(open_table(uri), table_of(again), of, pipeline, app)
-        names = ", ".join(f'"{name}"' for name in lake_schema(of, pipeline).names)
+            apply_changes(
+                open_table(uri), table_of(again), of, pipeline.choices(of.table), app, pipeline.slice_bytes
+            )
+        names = ", ".join(f'"{name}"' for name in lake_schema(of, pipeline.choices(of.table)).names)
         query = f"select {names} from t"
         return pa.table(QueryBuilder().register("t", open_table(uri)).execute(query).read_all())
 

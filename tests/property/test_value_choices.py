@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, read_csv
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of
@@ -101,7 +102,9 @@ def test_a_number_is_the_same_in_the_lake_or_refused(lake_type, texts, is_declar
     precision, scale = lake_type
     typmod = ((precision << 16) | scale) + 4 if is_declared else -1
     types = {} if is_declared else {"public.t.c": f"decimal({precision},{scale})"}
-    typed = typed_column(Column("c", 1, NUMERIC, typmod, "numeric"), TABLE, pipeline(types=types))
+    typed = typed_column(
+        Column("c", 1, NUMERIC, typmod, "numeric"), TABLE, pipeline(types=types).choices(TABLE)
+    )
     array = pa.array(texts, pa.large_string() if is_large else pa.string())
     if all(text is None or fits(text, precision, scale) for text in texts):
         numbers = typed.parse(array)
@@ -119,11 +122,11 @@ def test_a_copy_takes_the_numbers_that_the_stream_takes(scale, texts):
     relation = Relation(1, TABLE, (Column("c", 1, NUMERIC, -1, "numeric"),))
     copied = io.BytesIO("".join(f"{text}\n" for text in texts).encode())
     if all(fits(text, 38, scale) for text in texts):
-        (batch,) = read_csv(copied, relation, chosen)
+        (batch,) = read_csv(copied, relation, chosen.choices(relation.table))
         assert batch.column(0).to_pylist() == [exact(text) for text in texts]
     else:
         with pytest.raises(ValueRangeError):
-            list(read_csv(copied, relation, chosen))
+            list(read_csv(copied, relation, chosen.choices(relation.table)))
 
 
 @settings(max_examples=100, deadline=None)
@@ -131,7 +134,7 @@ def test_a_copy_takes_the_numbers_that_the_stream_takes(scale, texts):
 def test_money_is_the_same_in_another_decimal_or_refused(lake_type, hundredths):
     precision, scale = lake_type
     types = {"public.t.c": f"decimal({precision},{scale})"}
-    typed = typed_column(Column("c", 1, MONEY, -1, "money"), TABLE, pipeline(types=types))
+    typed = typed_column(Column("c", 1, MONEY, -1, "money"), TABLE, pipeline(types=types).choices(TABLE))
     amount = Decimal(hundredths) / 100
     text = pa.array([f"{'-' if amount < 0 else ''}${abs(amount):,.2f}"])
     if fits(f"{amount:.2f}", precision, scale):

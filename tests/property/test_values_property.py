@@ -36,7 +36,10 @@ def _check(
         assert any(_is_odd(text) for row in texts for text in row)
     for table in ways:
         for index, case in enumerate(cases):
-            assert table.column(index).type == values.typed_columns(relation, PIPELINE)[index].lake_type
+            assert (
+                table.column(index).type
+                == values.typed_columns(relation, PIPELINE.choices(relation.table))[index].lake_type
+            )
             assert shown(source, case, table.column(index)) == [row[index] for row in texts]
 
 

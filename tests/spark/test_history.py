@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.history import apply as history_ap
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
@@ -94,7 +94,13 @@ class Watched:
         pipeline, changelog = self.replicated.pipeline, reader.open_changelog(self.replicated.changelog)
         record = reader.read_epoch(self.replicated.changelog)
         relation = self.replicated.states()[str(T)].relation
-        work = TableWork(relation, pipeline, app_id(pipeline.name, record.epoch), self.replicated.changelog)
+        work = TableWork(
+            relation,
+            pipeline.choices(relation.table),
+            app_id(pipeline.name, record.epoch),
+            pipeline.lake_root,
+            pipeline.slice_bytes,
+        )
         files = reader.live_files(changelog, record.epoch, LSN(0))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(history_apply, "apply_changes", die)

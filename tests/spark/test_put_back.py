@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.lake.applying import applier
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
 from tests.support import wire_bytes as wire
 

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import TABLE_SCHEMA
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from tests.support.model import Change, Model, Row
 
 TYPES = {

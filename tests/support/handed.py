@@ -13,10 +13,12 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.copying.range import write_range
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
@@ -40,20 +42,21 @@ class Handed(Received):
             relation = find_relation(keeper, TableName.parse(table), self.pipeline.publication)
             assert relation is not None
             relation = without_excluded_defaults(relation, self.pipeline)
+            choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
             files = [
                 file
-                for part in plan_ranges(keeper, copied_part(relation, self.pipeline), 1 << 40)
+                for part in plan_ranges(keeper, copied_part(relation, choices), 1 << 40)
                 for file in write_range(
-                    self.dsn, snapshot, part, relation, self.pipeline, position, datetime.now(UTC)
+                    self.dsn, snapshot, part, relation, choices, root, position, datetime.now(UTC)
                 )
             ]
-        schema, now = lake_schema(relation, self.pipeline), datetime.now(UTC)
+        schema, now = lake_schema(relation, choices), datetime.now(UTC)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(
             Epoch(1),
             RelationRecord.of_catalog(relation),
             None if watching is None else EffectiveFrom(position, watching),
         )
-        if self.pipeline.policy(relation.table).history:
+        if choices.policy.history:
             prepare_history(relation, self.pipeline, position, Epoch(1), now)
         commit_snapshot(
             self.lake_path(table),
@@ -72,5 +75,11 @@ class Handed(Received):
         return self.hand(relation)
 
     def hand(self, relation: Relation) -> TableResult:
-        work = TableWork(relation, self.pipeline, app_id(self.pipeline.name, Epoch(1)), self.changelog)
+        work = TableWork(
+            relation,
+            self.pipeline.choices(relation.table),
+            app_id(self.pipeline.name, Epoch(1)),
+            self.pipeline.lake_root,
+            self.pipeline.slice_bytes,
+        )
         return bring_forward(work, [file.path for file in self.changelog_files()], LSN(2**62))

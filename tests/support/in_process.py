@@ -26,7 +26,8 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_ta
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import wait_until

@@ -8,7 +8,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import live_files, ope
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -39,11 +40,11 @@ class Landed(Received):
         record = RelationRecord.of_catalog(relation)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(epoch, record)
         now, position = datetime.now(UTC), LSN(consistent_point - 1)
-        if self.pipeline.policy(relation.table).history:
+        if self.pipeline.choices(relation.table).policy.history:
             prepare_history(relation, self.pipeline, position, epoch, now)
         commit_snapshot(
             self.lake_path(str(relation.table)),
-            lake_schema(relation, self.pipeline),
+            lake_schema(relation, self.pipeline.choices(relation.table)),
             [],
             position,
             self.pipeline.name,
@@ -57,7 +58,16 @@ class Landed(Received):
         changelog, record = open_changelog(self.changelog), read_epoch(self.changelog)
         paths = [file.path for file in live_files(changelog, record.epoch, LSN(0))]
         durable, app = self.durable_lsn, app_id(self.pipeline.name, record.epoch)
-        works = [TableWork(relation, self.pipeline, app, self.changelog) for relation in self.relations]
+        works = [
+            TableWork(
+                relation,
+                self.pipeline.choices(relation.table),
+                app,
+                self.pipeline.lake_root,
+                self.pipeline.slice_bytes,
+            )
+            for relation in self.relations
+        ]
         results = [bring_forward(work, paths, durable) for work in works]
         versions = {
             str(work.relation.table): result.version

@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables

@@ -20,7 +20,7 @@ from deltalake import DeltaTable, QueryBuilder
 from psycopg2.extras import register_default_json, register_default_jsonb
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect
 
 ROOT = Path(__file__).resolve().parents[2]

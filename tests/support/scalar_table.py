@@ -12,7 +12,8 @@ import pyarrow as pa
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.csv import read_csv
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from tests.support.scalar_types import DAY, Case
 
@@ -57,8 +58,13 @@ def by_csv(source: Any, relation: Relation, pipeline: Pipeline, *, as_text: bool
         )
     stream.seek(0)
     return pa.Table.from_batches(
-        list(read_csv(stream, relation, pipeline, as_text=as_text)),
-        pa.schema([(typed.name, typed.lake_type) for typed in values.typed_columns(relation, pipeline)]),
+        list(read_csv(stream, relation, pipeline.choices(relation.table), as_text=as_text)),
+        pa.schema(
+            [
+                (typed.name, typed.lake_type)
+                for typed in values.typed_columns(relation, pipeline.choices(relation.table))
+            ]
+        ),
     )
 
 
@@ -66,7 +72,7 @@ def by_parse(relation: Relation, pipeline: Pipeline, texts: Sequence[Sequence[st
     """The rows as the stream types them."""
     arrays = [
         typed.parse(pa.array([row[index] for row in texts], pa.large_string()))
-        for index, typed in enumerate(values.typed_columns(relation, pipeline))
+        for index, typed in enumerate(values.typed_columns(relation, pipeline.choices(relation.table)))
     ]
     return pa.table(arrays, names=[column.name for column in relation.columns])
 

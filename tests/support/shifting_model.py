@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import Kind, judge
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
@@ -201,7 +202,7 @@ class ModelLake:
 
     def follow(self, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> bool:
         """Whether it can go on with what was announced."""
-        verdict = judge(self.relation, record, pipeline)
+        verdict = judge(self.relation, record, pipeline.choices(self.relation.table))
         if verdict.kind is Kind.UNSAFE or verdict.relation is None:
             self.reason = verdict.reason
             return False

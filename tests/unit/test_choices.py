@@ -68,7 +68,7 @@ def test_all_columns_with_a_type_that_does_not_fit_are_named_with_the_way_out() 
     pipeline = made(
         types={"public.t.a": "decimal(10,2)", "public.t.b": "array(2)", "public.t.c": "string"},
     )
-    first, second = choice_problems(table, pipeline)
+    first, second = choice_problems(table, pipeline.choices(table.table))
     assert first.startswith("types: column a of type integer cannot be decimal(10,2), only numeric and money")
     assert "use string" in first
     assert second.startswith("types: column b of type text cannot be array(2), only arrays can; leave")
@@ -76,5 +76,6 @@ def test_all_columns_with_a_type_that_does_not_fit_are_named_with_the_way_out() 
 
 def test_a_table_of_which_nothing_is_left_is_refused() -> None:
     table = relation(column("a"), column("b"), identity="f")
-    (problem,) = choice_problems(table, made(exclude_columns=["public.t.a", "public.t.b"]))
+    pipeline = made(exclude_columns=["public.t.a", "public.t.b"])
+    (problem,) = choice_problems(table, pipeline.choices(table.table))
     assert "leaves it no column" in problem

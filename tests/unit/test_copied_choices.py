@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, pipeline_of
-from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
+from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, copied_choices
+from airflow_provider_pgrepl.replication.names import TableName
 
 T = TableName("public", "t")
 
@@ -23,20 +23,24 @@ def test_what_shapes_the_table_is_that_of_its_copy_and_the_rest_that_of_the_file
         deletes="hard",
         history=True,
         on_drift="error",
-        slice_bytes=7,
         per_table={"public.u": {"truncate": "ignore"}},
     )
-    found = pipeline_of(running, copied.to_json(), T)
-    policy = found.policy(T)
+    found = copied_choices(running, copied.to_json(), T)
+    policy = found.policy
     assert (policy.deletes, policy.history, policy.truncate, policy.on_drift) == (
         "soft",
         False,
         "apply",
         "error",
     )
-    assert str(found.choice(ColumnName(T, "n")).lake_type) == "string"
-    assert (found.infinity, found.slice_bytes) == ("null", 7)
+    assert str(found.column("n").lake_type) == "string"
+    assert found.column("m").infinity == "null"
     assert changed_choices(running, copied.to_json(), T) == ["types", "infinity", "deletes", "history"]
+
+
+def test_another_type_for_the_same_column_is_a_change():
+    copied, running = pipeline(types={"public.t.n": "string"}), pipeline(types={"public.t.n": "decimal(9,2)"})
+    assert changed_choices(running, copied.to_json(), T) == ["types"]
 
 
 def test_what_is_said_of_other_tables_is_no_change():
@@ -49,5 +53,5 @@ def test_what_is_said_of_other_tables_is_no_change():
 
 def test_a_table_copied_by_an_older_version_is_as_the_file_says():
     running = pipeline(deletes="soft")
-    assert pipeline_of(running, None, T) is running
+    assert copied_choices(running, None, T) == running.choices(T)
     assert changed_choices(running, None, T) == []

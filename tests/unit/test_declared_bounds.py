@@ -12,18 +12,16 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.delta.statistics import MOST_COLUMNS, has_safe_bounds
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    app_id,
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     bounded_columns,
     commit_nothing,
     commit_properties,
-    commit_snapshot,
     narrow_bounds,
-    open_table,
-    read_position,
 )
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.statistics import MOST_COLUMNS, has_safe_bounds
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 

@@ -23,9 +23,11 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     CommitRecord,
     EpochRecord,
 )
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake import points
-from airflow_provider_pgrepl.replication.relation import Column, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.state.table_state import TableState, may_follow
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, typed_column
 from airflow_provider_pgrepl.replication.values.registry import _BUILT_IN as FAMILIES
@@ -131,7 +133,9 @@ def test_every_type_of_the_registry_is_in_the_list_of_types_and_looks_as_it_says
         if oid is None:
             continue
         column = Column("c", 1, oid, typmod(type_name), type_name)
-        assert str(typed_column(column, TableName("public", "t"), PIPELINE).lake_type) == shown, type_name
+        assert str(typed_column(column, TableName("public", "t"), TableChoices()).lake_type) == shown, (
+            type_name
+        )
         listed.add(oid)
     assert set(FAMILIES) <= listed
 

@@ -11,13 +11,8 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.relation import (
-    Column,
-    PgType,
-    PublicationStanding,
-    Relation,
-    TableName,
-)
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, PgType, PublicationStanding, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 RECORDED = Relation(
@@ -40,7 +35,7 @@ PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
 
 def find_drift(recorded: Relation, record: RelationRecord, pipeline: Pipeline = PIPELINE) -> str | None:
     """Why the table cannot go on, which always comes with a way out; None when it can."""
-    verdict = judge(recorded, record, pipeline)
+    verdict = judge(recorded, record, pipeline.choices(recorded.table))
     if verdict.kind is not Kind.UNSAFE:
         assert verdict.relation is not None
         return None
@@ -118,7 +113,7 @@ def test_each_change_is_said_in_a_sentence(current: Relation, says: str) -> None
 
 def test_a_table_that_is_gone_is_drift() -> None:
     assert find_drift(RECORDED, replace(announced(RECORDED), catalog=None)) == "the table was dropped"
-    verdict = judge_catalog(RECORDED, None, PIPELINE)
+    verdict = judge_catalog(RECORDED, None, PIPELINE.choices(RECORDED.table))
     assert (verdict.kind, verdict.reason) == (Kind.UNSAFE, "the table was dropped")
     assert "remove the table from the pipeline" in verdict.hint
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.relation import Column, Partition, PgType, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Partition, PgType, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 PIPELINE = Pipeline(name="p", lake="/lake", tables=("public.*",))
@@ -37,7 +39,7 @@ def now(*columns: Column, natts: int = 3, **other: object) -> Relation:
 
 
 def judged(relation: Relation, pipeline: Pipeline = PIPELINE, before: Relation = BEFORE) -> Verdict:
-    return judge(before, RelationRecord.of_catalog(relation), pipeline)
+    return judge(before, RelationRecord.of_catalog(relation), pipeline.choices(before.table))
 
 
 def with_policy(on_drift: str) -> Pipeline:
@@ -206,7 +208,7 @@ def test_using_is_known_where_the_event_trigger_tells() -> None:
     relation = now(replace(ID, type_oid=20, type_name="bigint", xmin=12), NAME, PRICE, relfilenode=71)
     record = replace(RelationRecord.of_catalog(relation), using=True)
     reason = "the type of column id changed from integer to bigint by an expression of its own (USING)"
-    assert judge(BEFORE, record, PIPELINE).reason == reason
+    assert judge(BEFORE, record, PIPELINE.choices(BEFORE.table)).reason == reason
 
 
 MOOD = PgType(9000, name="mood", kind="e", labels=((1, "sad"), (2, "ok")))
@@ -219,7 +221,7 @@ def test_labels_of_enums_may_come_but_not_change() -> None:
     more = of(replace(MOOD, labels=(*MOOD.labels, (3, "happy"))))
     assert judged(more, before=of(MOOD)) == Verdict(Kind.UNCHANGED, relation=more)
     renamed = of(replace(MOOD, labels=((1, "sad"), (2, "fine"))))
-    verdict = judge_catalog(of(MOOD), renamed, PIPELINE)
+    verdict = judge_catalog(of(MOOD), renamed, TableChoices())
     assert verdict.reason == "an enum label of column mood (public.mood) was renamed"
     assert verdict.hint.startswith("set it back at the source, then retry the table")
     assert judged(renamed, before=of(replace(MOOD, labels=()))).kind is Kind.UNCHANGED
@@ -306,7 +308,7 @@ def read_late(catalog: Relation, *columns: Column) -> RelationRecord:
 def test_what_the_catalog_has_before_the_stream_is_left_for_later() -> None:
     wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
     catalog = now(wider, NAME, replace(PRICE, xmin=20), replace(SINCE, missing="x"))
-    verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE)
+    verdict = judge(BEFORE, read_late(catalog, ID, NAME, PRICE), PIPELINE.choices(BEFORE.table))
     seen = replace(BEFORE, columns=(ID, NAME, replace(PRICE, xmin=20)))
     assert verdict == Verdict(Kind.UNCHANGED, relation=seen)
 
@@ -314,10 +316,12 @@ def test_what_the_catalog_has_before_the_stream_is_left_for_later() -> None:
 def test_what_the_stream_says_in_part_is_followed_in_part() -> None:
     wider = replace(ID, type_oid=20, type_name="bigint", xmin=20)
     catalog = now(wider, PRICE, SINCE, relfilenode=71)
-    verdict = judge(BEFORE, read_late(now(wider, PRICE), wider, NAME, PRICE), PIPELINE)
+    verdict = judge(BEFORE, read_late(now(wider, PRICE), wider, NAME, PRICE), TableChoices())
     assert verdict.relation is not None
     assert verdict.relation.columns == (wider, NAME, PRICE)
-    last = judge(verdict.relation, RelationRecord.of_catalog(replace(catalog, relfilenode=70)), PIPELINE)
+    last = judge(
+        verdict.relation, RelationRecord.of_catalog(replace(catalog, relfilenode=70)), TableChoices()
+    )
     assert last.kind is Kind.SAFE
     assert last.changes == ("column name was dropped", "column since was added")
 
@@ -325,11 +329,14 @@ def test_what_the_stream_says_in_part_is_followed_in_part() -> None:
 def test_where_two_stories_explain_the_stream_none_is_believed() -> None:
     """`name` dropped and `nick` added later, or before, as `name`, and renamed since."""
     catalog = now(ID, PRICE, replace(NAME, name="nick", attnum=4))
-    verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE)
+    verdict = judge(BEFORE, read_late(catalog, ID, PRICE, NAME), PIPELINE.choices(BEFORE.table))
     assert verdict.kind is Kind.UNSAFE
     before = now(ID, NAME)
     late = read_late(now(ID, replace(NAME, name="nick", attnum=4)), ID, NAME)
-    assert "which of them name was then cannot be told" in judge(before, late, PIPELINE).reason
+    assert (
+        "which of them name was then cannot be told"
+        in judge(before, late, PIPELINE.choices(before.table)).reason
+    )
 
 
 def test_choices_that_name_a_dropped_column_stand() -> None:
@@ -343,7 +350,7 @@ def test_choices_that_name_a_dropped_column_stand() -> None:
 
 def test_a_way_back_is_offered_only_while_no_row_was_sent() -> None:
     renamed = now(ID, replace(NAME, name="nick"), PRICE)
-    assert "set it back at the source" in judge_catalog(BEFORE, renamed, PIPELINE).hint
+    assert "set it back at the source" in judge_catalog(BEFORE, renamed, PIPELINE.choices(BEFORE.table)).hint
     assert judged(renamed).hint.startswith("resnapshot it")
 
 
@@ -353,7 +360,7 @@ def test_a_renamed_table_is_taken_under_its_new_name() -> None:
         """remove it from the pipeline, then add sales."Orders": pgrepl snapshot FILE.json --add"""
         """ 'sales."Orders"', or PgAddTablesOperator"""
     )
-    verdict = judge_catalog(BEFORE, moved, PIPELINE)
+    verdict = judge_catalog(BEFORE, moved, PIPELINE.choices(BEFORE.table))
     assert verdict.hint == f"name it back, then retry the table; or {added}"
     assert judged(moved).hint == added
 

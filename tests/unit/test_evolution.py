@@ -8,7 +8,8 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, translated
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import table_of
 from tests.support.model import Change
@@ -74,8 +75,8 @@ def test_lake_rows_get_the_default_and_wider_types_and_keep_what_was_dropped():
             "_pgrepl_commit_ts": pa.array([0, 1], pa.timestamp("us", "UTC")),
         }
     )
-    found = evolved(rows, BEFORE, AFTER, PIPELINE)
-    assert found.schema == lake_schema(AFTER, PIPELINE)
+    found = evolved(rows, BEFORE, AFTER, PIPELINE.choices(AFTER.table))
+    assert found.schema == lake_schema(AFTER, PIPELINE.choices(AFTER.table))
     assert found.drop_columns(["_pgrepl_commit_ts"]).to_pylist() == [
         {"id": 1, "gone": "x", "r": 1.100000023841858, "added": 7, "_pgrepl_commit_lsn": 5},
         {"id": 2, "gone": None, "r": None, "added": 7, "_pgrepl_commit_lsn": 6},

@@ -11,9 +11,11 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, LakeTableError, TruncatedError
+from airflow_provider_pgrepl.replication.choices import TableChoices, TablePolicy
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.range import write_files
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.history.place import (
@@ -26,7 +28,8 @@ from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_ve
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change
@@ -58,10 +61,12 @@ class Lake:
         end_all_versions(*moment)
         if dies:
             return
-        schema = lake_schema(of, self.pipeline)
+        schema = lake_schema(of, self.pipeline.choices(of.table))
         typed = pa.schema([schema.field(name) for name in rows[0]])
         batches = pa.Table.from_pylist(list(rows), typed).to_batches()
-        files = write_files(iter(batches), of, self.pipeline, LSN(lsn), EXPORTED)
+        files = write_files(
+            iter(batches), of, self.pipeline.choices(of.table), self.pipeline.lake_root, LSN(lsn), EXPORTED
+        )
         commit_snapshot(self.uri, schema, files, LSN(lsn), "p", Epoch(epoch), EXPORTED)
 
     def handles(self) -> tuple[DeltaTable, DeltaTable]:
@@ -69,7 +74,15 @@ class Lake:
 
     def apply(self, *changes: Change, through: tuple[DeltaTable, DeltaTable] | None = None) -> None:
         handles = through or self.handles()
-        apply_with_history(*handles, table_of(changes), OF, self.pipeline, app_id("p", Epoch(1)))
+        apply_with_history(
+            *handles,
+            table_of(changes),
+            OF,
+            self.pipeline.choices(OF.table),
+            app_id("p", Epoch(1)),
+            self.pipeline.lake_root,
+            self.pipeline.slice_bytes,
+        )
 
     def ended(self, *more: str) -> list[tuple]:
         names = ", ".join(["id", "v", "_pgrepl_from_lsn", "_pgrepl_to_lsn", "_pgrepl_to_op", *more])
@@ -191,7 +204,14 @@ def test_changes_are_refused_after_a_snapshot_that_did_not_replace_the_table(lak
 
 def test_a_history_that_was_off_meanwhile_is_noticed(lake: Lake) -> None:
     changes = table_of([update(110, "1", "b")])
-    apply_changes(open_table(lake.uri), changes, OF, lake.pipeline, app_id("p", Epoch(1)))
+    apply_changes(
+        open_table(lake.uri),
+        changes,
+        OF,
+        lake.pipeline.choices(OF.table),
+        app_id("p", Epoch(1)),
+        lake.pipeline.slice_bytes,
+    )
     with pytest.raises(LakeTableError, match="history was off"):
         lake.apply(update(120, "1", "c"))
 
@@ -256,9 +276,9 @@ def test_history_needs_the_bookkeeping_columns() -> None:
 
 
 def test_history_needs_a_key_and_names_of_its_own() -> None:
-    pipeline = Pipeline(name="p", lake="/l", tables=("public.t",), history=True)
-    assert not list(choice_problems(OF, pipeline))
-    (problem,) = choice_problems(relation(column("v"), identity="f"), pipeline)
+    choices = TableChoices(TablePolicy(history=True))
+    assert not list(choice_problems(OF, choices))
+    (problem,) = choice_problems(relation(column("v"), identity="f"), choices)
     assert "needs a key" in problem
-    (problem,) = choice_problems(relation(*OF.columns, column("_pgrepl_to_op")), pipeline)
+    (problem,) = choice_problems(relation(*OF.columns, column("_pgrepl_to_op")), choices)
     assert "_pgrepl_to_op" in problem

@@ -13,17 +13,14 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    CLOSED,
-    app_id,
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_nothing,
     commit_properties,
-    commit_snapshot,
     fenced,
-    open_table,
-    read_position,
 )
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 PLAIN = pa.schema([("id", pa.int64())])

@@ -21,16 +21,13 @@ from airflow_provider_pgrepl.errors import (
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    app_id,
-    commit_properties,
-    commit_snapshot,
-    open_table,
-    read_position,
-)
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change, Row
@@ -46,10 +43,17 @@ class Lake:
         self.of = of
         self.uri = str(root / "t")
         self.pipeline = Pipeline(name="p", lake=str(root), tables=("public.t",), **settings)
-        commit_snapshot(self.uri, lake_schema(of, self.pipeline), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(self.uri, lake_schema(of, self.pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
 
     def apply(self, *changes: Change, through: DeltaTable | None = None) -> Applied:
-        return apply_changes(through or open_table(self.uri), table_of(changes), self.of, self.pipeline, APP)
+        return apply_changes(
+            through or open_table(self.uri),
+            table_of(changes),
+            self.of,
+            self.pipeline.choices(self.of.table),
+            APP,
+            self.pipeline.slice_bytes,
+        )
 
     def rows(self, names: Iterable[str] = ()) -> list[Row]:
         wanted = ", ".join(quote_identifier(name) for name in names or [c.name for c in self.of.columns])
@@ -157,7 +161,7 @@ def test_a_stale_writer_is_refused(lake: Lake, before: list[Change], late: list[
 
 def test_a_writer_of_an_earlier_epoch_is_refused(lake: Lake) -> None:
     stale = open_table(lake.uri)
-    commit_snapshot(lake.uri, lake_schema(OF, lake.pipeline), [], LSN(5), "p", Epoch(2))
+    commit_snapshot(lake.uri, lake_schema(OF, lake.pipeline.choices(OF.table)), [], LSN(5), "p", Epoch(2))
     for table in (stale, open_table(lake.uri)):
         with pytest.raises(FencedError):
             lake.apply(insert(10, "1", "a"), through=table)
@@ -166,7 +170,14 @@ def test_a_writer_of_an_earlier_epoch_is_refused(lake: Lake) -> None:
 
 def test_an_epoch_without_snapshot_is_refused(lake: Lake) -> None:
     with pytest.raises(LakeTableError, match="no snapshot"):
-        apply_changes(open_table(lake.uri), table_of([insert(9, "1", "a")]), OF, lake.pipeline, "p:2")
+        apply_changes(
+            open_table(lake.uri),
+            table_of([insert(9, "1", "a")]),
+            OF,
+            lake.pipeline.choices(OF.table),
+            "p:2",
+            lake.pipeline.slice_bytes,
+        )
 
 
 @pytest.mark.parametrize(
@@ -416,7 +427,7 @@ def test_any_column_name_works_with_any_policy(tmp_path: Path, name: str, policy
 def test_files_without_statistics_are_not_skipped(tmp_path: Path, identity: str) -> None:
     of = relation(column("id", "bigint", key=identity == "d"), column("v"), identity=identity)
     lake = Lake(tmp_path, of)
-    schema = lake_schema(of, lake.pipeline)
+    schema = lake_schema(of, lake.pipeline.choices(of.table))
     rows = pa.Table.from_pylist([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}], schema=schema)
     pq.write_table(rows, tmp_path / "t" / "plain.parquet", write_statistics=False)
     table = open_table(lake.uri)
@@ -464,7 +475,14 @@ def test_changes_of_another_shape_are_drift(lake: Lake) -> None:
 def test_a_lake_table_with_other_columns_is_refused(lake: Lake) -> None:
     of = relation(column("id", "integer", key=True), column("v"), column("w"))
     with pytest.raises(LakeTableError, match='"id", "w"'):
-        apply_changes(open_table(lake.uri), table_of([insert(9, "1", "a", "b")]), of, lake.pipeline, APP)
+        apply_changes(
+            open_table(lake.uri),
+            table_of([insert(9, "1", "a", "b")]),
+            of,
+            lake.pipeline.choices(of.table),
+            APP,
+            lake.pipeline.slice_bytes,
+        )
 
 
 @pytest.mark.parametrize(
@@ -476,11 +494,13 @@ def test_a_key_whose_texts_are_one_value_in_the_lake_is_refused_where_rows_that_
 ) -> None:
     of = relation(column("id", "numeric", key=True), column("v"))
     settings = {"name": "p", "lake": "/lake", "tables": ("public.t",)}
-    (problem,) = choice_problems(of, Pipeline(**settings, **chosen, **policy))
+    (problem,) = choice_problems(of, Pipeline(**settings, **chosen, **policy).choices(of.table))
     assert "column id of its key" in problem
-    assert not list(choice_problems(of, Pipeline(**settings, **policy)))
-    assert not list(choice_problems(of, Pipeline(**settings, **chosen)))
+    assert not list(choice_problems(of, Pipeline(**settings, **policy).choices(of.table)))
+    assert not list(choice_problems(of, Pipeline(**settings, **chosen).choices(of.table)))
     exact = relation(column("id", "numeric(12,2)", key=True), column("v", "numeric"))
     assert not list(
-        choice_problems(exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)"))
+        choice_problems(
+            exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)").choices(exact.table)
+        )
     )

@@ -14,10 +14,12 @@ from deltalake import QueryBuilder
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id, commit_snapshot, open_table
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 from tests.support.changes import table_of
 from tests.support.model import Change
@@ -54,7 +56,7 @@ def multirange(subtype: PgType) -> PgType:
 def parse(of: PgType, *texts: str | None, **choices: Any) -> pa.Array:
     column = Column("c", 1, of.oid, of.typmod, of.name, of.kind, type=of)
     pipeline = Pipeline(name="p", lake="lake", tables=("public.t",), **choices)
-    return typed_column(column, TABLE, pipeline).parse(pa.array(texts, pa.large_string()))
+    return typed_column(column, TABLE, pipeline.choices(TABLE)).parse(pa.array(texts, pa.large_string()))
 
 
 def bounds(lower: Any, upper: Any, brackets: str = "[)") -> dict[str, Any]:
@@ -211,14 +213,26 @@ class Lake:
         self.relation = Relation(7, TABLE, tuple(columns))
         self.pipeline = Pipeline(name="p", lake=str(root), tables=("public.t",))
         self.uri = str(root / "public" / "t")
-        commit_snapshot(self.uri, lake_schema(self.relation, self.pipeline), [], LSN(1), "p", Epoch(1))
+        commit_snapshot(
+            self.uri,
+            lake_schema(self.relation, self.pipeline.choices(self.relation.table)),
+            [],
+            LSN(1),
+            "p",
+            Epoch(1),
+        )
 
     def row(self, number: int) -> tuple[str, ...]:
         return (str(number), *(texts[number] for _, *texts in KEYS.values()), "{2024-01-01 00:00:00,NULL}")
 
     def apply(self, *changes: Change) -> None:
         apply_changes(
-            open_table(self.uri), table_of(changes), self.relation, self.pipeline, app_id("p", Epoch(1))
+            open_table(self.uri),
+            table_of(changes),
+            self.relation,
+            self.pipeline.choices(TABLE),
+            app_id("p", Epoch(1)),
+            self.pipeline.slice_bytes,
         )
 
     def rows(self) -> list[dict[str, Any]]:
@@ -229,7 +243,9 @@ class Lake:
         ).to_pylist()
 
     def typed(self, row: tuple[str | None, ...]) -> dict[str, Any]:
-        columns = (typed_column(column, TABLE, self.pipeline) for column in self.relation.columns)
+        columns = (
+            typed_column(column, TABLE, self.pipeline.choices(TABLE)) for column in self.relation.columns
+        )
         return {
             column.name: column.parse(pa.array([text])).to_pylist()[0]
             for column, text in zip(columns, row, strict=True)

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Poi
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow, consistent_read
 from airflow_provider_pgrepl.replication.lake.reading.views import view_names
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 
 
 def write(lake: Path, table: str, data: pa.Table) -> int:

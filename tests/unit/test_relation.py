@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 
 NAMES = st.text(st.sampled_from('aZ0_ ."%/*ü漢-\\+U&\n\r\t\x1b\x7f\u202e\U000e0001'), min_size=1, max_size=8)
 RELATION = Relation(

@@ -7,7 +7,7 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app.requested_tables import left_out
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 
 
 def test_the_hint_names_new_tables_as_the_command_takes_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, SnapshotError, TableError
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import copy_tables
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 
 TABLES = [TableName("public", f"t{number}") for number in range(9)]
 LIMIT_S = 20

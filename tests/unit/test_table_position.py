@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from tests.support.changelogs import new_changelog
 
 KEY, APP = "public.a", "p:1"

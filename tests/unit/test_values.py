@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError, ValueRangeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
 PIPELINE = Pipeline(name="p", lake="lake", tables=("public.t",))
@@ -27,7 +28,8 @@ def column(type_oid, typmod=-1, name="c"):
 
 
 def typed(of, pipeline=PIPELINE):
-    return typed_column(of, TableName("sales", "orders"), pipeline)
+    table = TableName("sales", "orders")
+    return typed_column(of, table, pipeline.choices(table))
 
 
 def numeric(precision, scale):
@@ -219,7 +221,7 @@ def test_odd_dates_among_ordinary_ones_stay_in_their_rows():
 
 def test_the_lake_schema_is_the_columns_and_then_the_bookkeeping_that_is_wanted():
     relation = Relation(1, TableName("public", "t"), (column(INT8, name="id"), column(TEXT, name="s")))
-    assert lake_schema(relation, PIPELINE) == pa.schema(
+    assert lake_schema(relation, PIPELINE.choices(relation.table)) == pa.schema(
         [
             ("id", pa.int64()),
             ("s", pa.string()),
@@ -227,11 +229,11 @@ def test_the_lake_schema_is_the_columns_and_then_the_bookkeeping_that_is_wanted(
             ("_pgrepl_commit_ts", pa.timestamp("us", "UTC")),
         ]
     )
-    assert lake_schema(relation, BARE).names == ["id", "s"]
+    assert lake_schema(relation, BARE.choices(relation.table)).names == ["id", "s"]
 
 
 @pytest.mark.parametrize("names", [("A", "a"), ("x", "_PGREPL_COMMIT_LSN")])
 def test_names_that_the_lake_cannot_tell_apart_are_refused(names):
     relation = Relation(1, TableName("public", "t"), tuple(column(TEXT, name=name) for name in names))
     with pytest.raises(TableError, match=f'public.t.*"{names[-1]}"'):
-        lake_schema(relation, PIPELINE)
+        lake_schema(relation, PIPELINE.choices(relation.table))

@@ -14,8 +14,8 @@ from contextlib import suppress
 from datetime import datetime
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.lake.applying.applier import ApplierProgress
-from airflow_provider_pgrepl.replication.receiving.receiver import ReceiverProgress
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.state.store import Store
 
 _INTERVAL_S = 2.0

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Records = Mapping[TableName, TableRecord]
 
 
-def wishes_of(records: Records) -> RequestedTables:
+def requested_of(records: Records) -> RequestedTables:
     """What the recorded tables say of who belongs to the pipeline."""
     return RequestedTables(
         added=frozenset(table for table, record in records.items() if record.membership == "added"),
@@ -52,7 +52,7 @@ def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
 
 def new_tables(connection: Connection, pipeline: Pipeline, records: Records) -> list[TableName]:
     """Tables that a pattern of the pipeline matches now and that are not recorded. Raises SourceError."""
-    return unrecorded(select_tables(connection, pipeline, wishes_of(records)), records)
+    return unrecorded(select_tables(connection, pipeline, requested_of(records)), records)
 
 
 def unrecorded(selected: Selected, records: Records) -> list[TableName]:
@@ -78,7 +78,7 @@ def left_out(pipeline: Pipeline, new: Iterable[TableName]) -> frozenset[TableNam
     return frozenset(found)
 
 
-def retire_strangers(store: Store, pipeline: Pipeline, records: Records) -> None:
+def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) -> None:
     """Tables that neither file nor operator wants any more stop here; what is in the lake of them stays."""
     for table, record in records.items():
         if record.state is TableState.REMOVED or record.membership == "removed":
@@ -86,3 +86,13 @@ def retire_strangers(store: Store, pipeline: Pipeline, records: Records) -> None
         if not belongs(pipeline, table, record):
             store.set_state(pipeline.name, table, TableState.REMOVED)
             log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
+
+
+def read_records(store: Store, pipeline: Pipeline) -> Records:
+    """The recorded tables; none where the state has not been set up, which is not done here."""
+    try:
+        store.read_pipeline(pipeline.name)
+    except StateError:
+        return {}
+    store.migrate()
+    return store.read_tables(pipeline.name)

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_pgrepl.errors import ConfigError, StateError
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner, find_epoch, has_tables
@@ -29,9 +29,10 @@ from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
-    retire_strangers,
+    read_records,
+    requested_of,
+    retire_unknown_tables,
     unrecorded,
-    wishes_of,
 )
 from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import begin_epoch
 from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_addable, check_known
@@ -40,9 +41,9 @@ from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lak
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
@@ -57,7 +58,7 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    pass
 
 __all__ = ["Outcome", "add_tables", "begin_new_epoch", "check_owner", "main", "resnapshot", "take_tables"]
 
@@ -136,10 +137,12 @@ def take_tables(access: Access) -> Outcome:
     with _opened(access) as run:
         if not run.has_begun:
             return run.begin()
-        selected, wishes = run.select(run.wishes)
+        selected, requested = run.select(run.requested)
         leave = left_out(access.pipeline, unrecorded(selected, run.records))
-        retire_strangers(run.taking.store, access.pipeline, run.records)
-        return run.take([table for table in selected.tables - leave if run.is_due(selected, table)], wishes)
+        retire_unknown_tables(run.taking.store, access.pipeline, run.records)
+        return run.take(
+            [table for table in selected.tables - leave if run.is_due(selected, table)], requested
+        )
 
 
 def begin_new_epoch(access: Access) -> Outcome:
@@ -158,15 +161,15 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
     wanted = frozenset(tables)
     with _opened(access) as run:
         run.check_has_begun("--tables")
-        selected, wishes = run.select(
+        selected, requested = run.select(
             replace(
-                run.wishes,
-                added=run.wishes.added | (wanted & run.wishes.removed),
-                removed=run.wishes.removed - wanted,
+                run.requested,
+                added=run.requested.added | (wanted & run.requested.removed),
+                removed=run.requested.removed - wanted,
             )
         )
         check_known(wanted, selected, run.records)
-        return run.take(wanted, wishes)
+        return run.take(wanted, requested)
 
 
 def add_tables(access: Access, tables: Collection[TableName] | None = None) -> Outcome:
@@ -179,16 +182,16 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> O
     wanted = frozenset(tables or ())
     with _opened(access) as run:
         run.check_has_begun("--add")
-        selected, wishes = run.select(
-            replace(run.wishes, added=run.wishes.added | wanted, removed=run.wishes.removed - wanted)
+        selected, requested = run.select(
+            replace(run.requested, added=run.requested.added | wanted, removed=run.requested.removed - wanted)
         )
         if tables is None:
             wanted = frozenset(unrecorded(selected, run.records))
         check_addable(wanted, selected, run.records)
-        due = {table for table in wanted if table in run.wishes.removed or run.is_due(selected, table)}
+        due = {table for table in wanted if table in run.requested.removed or run.is_due(selected, table)}
         for table in sorted(wanted - due):
             log.info("table %s is replicated already", table)
-        return run.take(due, wishes)
+        return run.take(due, requested)
 
 
 @dataclass
@@ -205,18 +208,18 @@ class _Run:
         return not self.new_epoch and has_tables(self.epoch, self.records)
 
     @property
-    def wishes(self) -> RequestedTables:
-        return wishes_of(self.records)
+    def requested(self) -> RequestedTables:
+        return requested_of(self.records)
 
     def check_has_begun(self, option: str) -> None:
         if not self.has_begun:
             raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
 
-    def select(self, wishes: RequestedTables) -> tuple[Selected, RequestedTables]:
-        """What belongs to the pipeline by these wishes. Raises ConfigError for choices for other tables."""
-        selected = select_tables(self.taking.source, self.taking.pipeline, wishes)
-        check_choices(self.taking.pipeline, selected.tables | wishes.removed)
-        return selected, wishes
+    def select(self, requested: RequestedTables) -> tuple[Selected, RequestedTables]:
+        """What belongs to the pipeline then. Raises ConfigError for choices for other tables."""
+        selected = select_tables(self.taking.source, self.taking.pipeline, requested)
+        check_choices(self.taking.pipeline, selected.tables | requested.removed)
+        return selected, requested
 
     def is_due(self, selected: Selected, table: TableName) -> bool:
         """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
@@ -227,24 +230,24 @@ class _Run:
 
     def begin(self) -> Outcome:
         taking = self.taking
-        wishes = self.wishes
-        selected, _ = self.select(wishes)
+        requested = self.requested
+        selected, _ = self.select(requested)
         leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
         relations = [relation for relation in selected.relations if relation.table not in leave]
-        retire_strangers(taking.store, taking.pipeline, self.records)
-        return begin_epoch(taking, relations, wishes, self.epoch)
+        retire_unknown_tables(taking.store, taking.pipeline, self.records)
+        return begin_epoch(taking, relations, requested, self.epoch)
 
-    def take(self, tables: Collection[TableName], wishes: RequestedTables) -> Outcome:
+    def take(self, tables: Collection[TableName], requested: RequestedTables) -> Outcome:
         if not tables:
             log.info("nothing to do: every table has been copied already")
-            if wishes.removed:
-                removed = ", ".join(map(str, sorted(wishes.removed)))
+            if requested.removed:
+                removed = ", ".join(map(str, sorted(requested.removed)))
                 log.info(
                     "left out, because they were removed: %s; --tables or --add takes them again", removed
                 )
             return Outcome()
         assert self.epoch is not None
-        return self.taking.take(frozenset(tables), wishes, self.epoch)
+        return self.taking.take(frozenset(tables), requested, self.epoch)
 
 
 @contextlib.contextmanager
@@ -261,18 +264,18 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         epoch = find_epoch(pipeline)
         if not new_epoch and _has_slot(access):
             check_state(store, pipeline, epoch)
-        records = _read_records(store, pipeline)
+        records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            check_source(access.dsn, pipeline, wishes_of(records), new_epoch=new_epoch)
+            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch)
         else:
             check_surroundings(access.dsn, pipeline)
         store.migrate()
         store.lock(pipeline.name, "snapshot")
         source = stack.enter_context(access.source("snapshot"))
         event_trigger.keep_installed(source, pipeline)
-        session = _Session(f"pgrepl snapshot {pipeline.name}")
+        session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
         yield _Run(
@@ -284,30 +287,3 @@ def _has_slot(access: Access) -> bool:
     """Without one, a pipeline that is not recorded has been torn down, and its lake kept."""
     with access.source("snapshot") as source:
         return read_slot(source, access.pipeline.slot) is not None
-
-
-def _read_records(store: Store, pipeline: Pipeline) -> Records:
-    """The recorded tables; none where the state has not been set up, which is not done here."""
-    try:
-        store.read_pipeline(pipeline.name)
-    except StateError:
-        return {}
-    store.migrate()
-    return store.read_tables(pipeline.name)
-
-
-class _Session:
-    """A Spark session that is made when it is needed."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._spark: SparkSession | None = None
-
-    def get(self) -> SparkSession:
-        if self._spark is None:
-            self._spark = build_session(self._name, delta=False)
-        return self._spark
-
-    def stop(self) -> None:
-        if self._spark is not None:
-            self._spark.stop()

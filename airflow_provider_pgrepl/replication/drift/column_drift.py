@@ -7,17 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from airflow_provider_pgrepl.errors import one_line
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
 from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
 from airflow_provider_pgrepl.replication.drift.widening import find_widening, is_exact_in_lake
-from airflow_provider_pgrepl.replication.relation import (
-    Column,
-    ColumnName,
-    PgType,
-    Relation,
-    show_identifier,
-)
+from airflow_provider_pgrepl.replication.names import show_identifier
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 
 
 @dataclass(frozen=True)
@@ -26,12 +21,11 @@ class ColumnJudge:
 
     recorded: Relation
     current: Relation
-    pipeline: Pipeline
+    choices: TableChoices
 
     def in_lake(self, column: Column) -> bool:
         """Whether the lake table has the column: neither ignored since it came nor excluded by choice."""
-        name = ColumnName(self.recorded.table, column.name)
-        return column.attnum not in self.recorded.ignored and not self.pipeline.choice(name).excluded
+        return column.attnum not in self.recorded.ignored and not self.choices.column(column.name).excluded
 
     def findings(self, places: list[MatchedColumn]) -> Iterator[DriftFinding]:
         """What the lake cannot follow, of published columns and of generated ones that are not."""
@@ -92,7 +86,7 @@ class ColumnJudge:
             return
         widening = find_widening(before, now)
         if widening is None or not is_exact_in_lake(
-            before, replace(now, name=before.name), self.recorded.table, self.pipeline, widening
+            before, replace(now, name=before.name), self.recorded.table, self.choices, widening
         ):
             yield DriftFinding(type_change(before, now))
 
@@ -122,7 +116,7 @@ class ColumnJudge:
                 )
 
     def _will_be_in_lake(self, column: Column) -> bool:
-        return self.in_lake(column) and self.pipeline.policy(self.recorded.table).on_drift != "ignore"
+        return self.in_lake(column) and self.choices.policy.on_drift != "ignore"
 
 
 def is_of_other_type(before: Column, now: Column) -> bool:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
+from airflow_provider_pgrepl.replication.names import show_identifier
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 _MOST_GONE = 8

@@ -11,12 +11,8 @@ from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.drift.column_drift import is_rewritten_for
 from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
-from airflow_provider_pgrepl.replication.relation import (
-    Partition,
-    PublicationStanding,
-    Relation,
-    show_identifier,
-)
+from airflow_provider_pgrepl.replication.names import show_identifier
+from airflow_provider_pgrepl.replication.relation import Partition, PublicationStanding, Relation
 
 
 def place_findings(recorded: Relation, current: PublicationStanding) -> Iterator[DriftFinding]:

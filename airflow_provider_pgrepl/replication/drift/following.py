@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.drift.column_drift import (
     ColumnJudge,
     is_of_other_type,
@@ -19,7 +19,8 @@ from airflow_provider_pgrepl.replication.drift.column_matching import (
     unknown_attnums,
 )
 from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
-from airflow_provider_pgrepl.replication.relation import Column, Relation, show_identifier
+from airflow_provider_pgrepl.replication.names import show_identifier
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
 
 
@@ -66,8 +67,7 @@ class Following:
 
     @property
     def _leaves_out(self) -> bool:
-        recorded = self.judge.recorded
-        return self.judge.pipeline.policy(recorded.table).on_drift == "ignore"
+        return self.judge.choices.policy.on_drift == "ignore"
 
     def _column(self, place: MatchedColumn) -> Column:
         """The column as rows to come have it: under the lake's name, and of the type that was sent."""
@@ -124,20 +124,20 @@ def policy_findings(following: Following, announced: RelationRecord) -> Iterator
         for before, now in following.retyped():
             yield DriftFinding(f"{type_change(before, now)} by an expression of its own (USING)")
     judge = following.judge
-    if judge.pipeline.policy(judge.recorded.table).on_drift == "error":
+    if judge.choices.policy.on_drift == "error":
         for change in following.changes:
             yield DriftFinding(change, Remedy.POLICY)
 
 
-def lake_findings(recorded: Relation, relation: Relation, pipeline: Pipeline) -> Iterator[DriftFinding]:
+def lake_findings(recorded: Relation, relation: Relation, choices: TableChoices) -> Iterator[DriftFinding]:
     """Why there cannot be a lake table of this relation, other than what there was before."""
     try:
-        lake_schema(relation, pipeline)
+        lake_schema(relation, choices)
     except (TableError, ConfigError) as error:
         yield DriftFinding(f"{error.message} ({error.hint})", Remedy.CHOICE)
         return
-    known = set(choice_problems(_with_dropped(recorded), pipeline))
-    for problem in choice_problems(_with_dropped(relation), pipeline):
+    known = set(choice_problems(_with_dropped(recorded), choices))
+    for problem in choice_problems(_with_dropped(relation), choices):
         if problem not in known:
             yield DriftFinding(problem, Remedy.CHOICE)
 

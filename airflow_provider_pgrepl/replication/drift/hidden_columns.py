@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.column_matching import UnclearLayoutError, place_columns
-from airflow_provider_pgrepl.replication.relation import Column, ColumnName, Relation, TableName
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 
 Catalogs = Callable[[int], Sequence[Relation]]
 """What the catalog ever said of a relation, by its oid."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.drift.column_drift import ColumnJudge
 from airflow_provider_pgrepl.replication.drift.column_matching import UnclearLayoutError, place_columns
 from airflow_provider_pgrepl.replication.drift.file_drift import (
@@ -49,24 +49,26 @@ class Verdict:
         return "; ".join(self.changes)
 
 
-def judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline) -> Verdict:
+def judge(recorded: Relation, announced: RelationRecord, choices: TableChoices) -> Verdict:
     """Whether the lake table built for `recorded` can go on with what was announced, and how.
 
     `Verdict.relation` has its columns in the order of the message's, because rows are laid out by it. It is
     the catalog's where that agrees and nothing is kept of dropped columns or left out.
     """
-    return _judge(recorded, announced, pipeline, was_sent=True)
+    return _judge(recorded, announced, choices, was_sent=True)
 
 
-def judge_catalog(recorded: Relation, current: Relation | None, pipeline: Pipeline) -> Verdict:
+def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> Verdict:
     """The same for the catalog as it is now, whatever the stream has announced; None: the table is gone."""
     announced = RelationRecord.of_catalog(current if current is not None else recorded)
     if current is None:
         announced = RelationRecord(announced.message, None)
-    return _judge(recorded, announced, pipeline, was_sent=False)
+    return _judge(recorded, announced, choices, was_sent=False)
 
 
-def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *, was_sent: bool) -> Verdict:
+def _judge(
+    recorded: Relation, announced: RelationRecord, choices: TableChoices, *, was_sent: bool
+) -> Verdict:
     if announced.standing is not None:
         return _judge_standing(recorded, announced.standing)
     current = announced.catalog
@@ -79,7 +81,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
         places = place_columns(recorded, announced, current)
     except UnclearLayoutError as unclear:
         return _unsafe(recorded, [DriftFinding(str(unclear))], was_sent=was_sent)
-    columns = ColumnJudge(recorded, current, pipeline)
+    columns = ColumnJudge(recorded, current, choices)
     rewritten = _is_rewritten(recorded, current)
     findings = [
         *columns.findings(places),
@@ -96,7 +98,7 @@ def _judge(recorded: Relation, announced: RelationRecord, pipeline: Pipeline, *,
     relation = following.relation(announced)
     changes = tuple(following.changes)
     if changes and not findings:
-        findings = list(lake_findings(recorded, relation, pipeline))
+        findings = list(lake_findings(recorded, relation, choices))
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
     return Verdict(Kind.SAFE if changes else Kind.UNCHANGED, changes, relation=relation)

@@ -7,12 +7,8 @@ from collections.abc import Iterator
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.column_matching import MatchedColumn
 from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
-from airflow_provider_pgrepl.replication.relation import (
-    PublicationStanding,
-    Relation,
-    TableName,
-    show_identifier,
-)
+from airflow_provider_pgrepl.replication.names import TableName, show_identifier
+from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
 
 MADE_AGAIN = "the table was dropped and another made under its name"
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, PgType, TableName
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, PgType
 from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.numeric import precision_and_scale
 
@@ -45,12 +46,12 @@ def find_widening(before: Column, now: Column) -> Widening | None:
 
 
 def is_exact_in_lake(
-    before: Column, now: Column, table: TableName, pipeline: Pipeline, widening: Widening
+    before: Column, now: Column, table: TableName, choices: TableChoices, widening: Widening
 ) -> bool:
     """Whether lake values of the type before are, cast, those that the type now would have given."""
     try:
-        old = typed_column(before, table, pipeline).lake_type
-        new = typed_column(now, table, pipeline).lake_type
+        old = typed_column(before, table, choices).lake_type
+        new = typed_column(now, table, choices).lake_type
     except ConfigError:
         return False
     return _is_exact(old, new, widening)

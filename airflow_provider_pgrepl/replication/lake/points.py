@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.point_files import (
     write_points,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import durable, refusal, torn
 
 __all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]

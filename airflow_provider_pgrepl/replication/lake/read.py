@@ -37,7 +37,7 @@ from airflow_provider_pgrepl.replication.lake.reading.verification import Unveri
 from airflow_provider_pgrepl.replication.lake.reading.views import create_views
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -217,3 +217,20 @@ def _pyspark_has_delta() -> bool:
     home = os.environ.get("SPARK_HOME")
     folder = (Path(home) if home else Path(spec.origin).parent) / "jars"
     return any(folder.glob("delta-spark_*.jar"))
+
+
+class LazySession:
+    """A Spark session that is made when it is first needed."""
+
+    def __init__(self, make: Callable[[], SparkSession]) -> None:
+        self._make = make
+        self._spark: SparkSession | None = None
+
+    def get(self) -> SparkSession:
+        if self._spark is None:
+            self._spark = self._make()
+        return self._spark
+
+    def stop(self) -> None:
+        if self._spark is not None:
+            self._spark.stop()

@@ -12,61 +12,30 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from functools import partial
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, PgReplError, UnsendableError
-from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
-from airflow_provider_pgrepl.replication.receiving.catalog_watch import CatalogWatch
-from airflow_provider_pgrepl.replication.receiving.message_rows import KeptMessages
-from airflow_provider_pgrepl.replication.receiving.publication_watch import PublicationWatch
-from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
-from airflow_provider_pgrepl.replication.receiving.relation_tracker import RelationTracker
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import (
+    ChangelogFeed,
+    KeepaliveRule,
+    ReceiverProgress,
+)
 from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps
-from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
-from airflow_provider_pgrepl.replication.wire.columns import Splitter, TransactionBegin
+from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 
 log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20
 _STATUS_INTERVAL_S = 5.0
 _POLL_S = 0.05
-_LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
-
-
-@dataclass(frozen=True)
-class KeepaliveRule:
-    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves."""
-
-    min_interval_s: float = 30.0
-    min_bytes: int = 1 << 20
-    max_wait_s: float = 60.0
-
-
-@dataclass
-class ReceiverProgress:
-    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable. `sequence`:
-    that of its writer's last commit, None before the first."""
-
-    received_lsn: LSN = field(default_factory=lambda: LSN(0))
-    durable_lsn: LSN = field(default_factory=lambda: LSN(0))
-    confirmed_lsn: LSN = field(default_factory=lambda: LSN(0))
-    seen_lsn: LSN = field(default_factory=lambda: LSN(0))
-    changelog_version: int = 0
-    sequence: int | None = None
-    changes: int = 0
 
 
 class Receiver:
@@ -107,7 +76,7 @@ class Receiver:
         with ExitStack() as connections:
             self._prepare(connections)
             self._connections = connections.pop_all()
-        log.info("receiving from slot %s, durable up to %s", self._pipeline.slot, self._writer.durable_lsn)
+        log.info("receiving from slot %s, durable up to %s", self._pipeline.slot, self.progress.durable_lsn)
         self._writing = self._thread("pgrepl-write", self._write)
         self._reading = self._thread("pgrepl-read", self._read)
         # The reader hands over to a writer that is alive, so that one goes first.
@@ -116,7 +85,7 @@ class Receiver:
             thread.start()
 
     def _prepare(self, connections: ExitStack) -> None:
-        pipeline, uri = self._pipeline, changelog_uri(self._pipeline.lake_root)
+        pipeline = self._pipeline
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
         pass_gaps(self._catalog, pipeline)
@@ -131,45 +100,8 @@ class Receiver:
         )
         self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
-        self._writer = writer = ChangelogWriter(uri, self.progress.sequence)
-        self.progress.sequence = writer.sequence
-        self._confirmed = continuity.check(self._catalog, writer.epoch_record, writer.durable_lsn)
-        self._resent = ResentCheck.load(uri, writer, self._confirmed)
-        self._watch = CatalogWatch(
-            self._catalog, writer.epoch_record, trusts_owners=pipeline.trust_table_owners
-        )
-        index = RelationIndex(relations_uri(pipeline.lake_root))
-        announcements = RelationTracker(
-            pipeline.name,
-            pipeline.publication,
-            writer.epoch,
-            index,
-            read_relation=self._watch.read_relation,
-            read_trigger=self._read_trigger,
-            read_key=partial(event_trigger.read_key, self._catalog, pipeline.name),
-            hidden=HiddenColumns(pipeline, index.catalogs),
-        )
-        if pipeline.event_trigger and self._read_trigger() is None:
-            log.warning("the event trigger is not there, or does not fire: %s", hints.SNAPSHOT)
-        elif pipeline.event_trigger and event_trigger.read_key(self._catalog, pipeline.name) is None:
-            log.warning("the key of the event trigger cannot be read: %s", hints.SNAPSHOT)
-        self._splitter = Splitter()
-        # Without the option nobody's messages say anything of tables.
-        look_at_ddl = announcements.look_at_ddl if pipeline.event_trigger else None
-        kept = KeptMessages(frozenset(pipeline.message_prefixes))
-        self._stamper = VersionTagger(writer.epoch, announcements.announced, look_at_ddl, kept)
-        self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
-        # All that committed before it has been received; once the buffer is flushed it is durable too.
-        self._idle_lsn = writer.durable_lsn
-        self._last_flush = self._last_record = self._last_move = time.monotonic()
-        self._publication = PublicationWatch(
-            self._catalog, writer, index, trusts_owners=pipeline.trust_table_owners
-        )
-        # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
-        self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
-        progress = self.progress
-        progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
-        progress.changelog_version = writer.version
+        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence)
+        self._feed = ChangelogFeed(pipeline, self._catalog, writer, self.progress, self._rule)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
@@ -202,7 +134,7 @@ class Receiver:
             work()
         except BaseException as error:
             # Who replaces this one continues from its last commit, also when it failed before it said so.
-            self.progress.sequence = self._writer.sequence
+            self.progress.sequence = self._feed.sequence
             # That another took over outranks a lost connection, which may be how it took over.
             if self.error is None or isinstance(error, FencedError):
                 self.error = error
@@ -242,7 +174,7 @@ class Receiver:
 
     def _unsendable(self, error: UnsendableError) -> UnsendableError:
         """The same, with the place of the transaction if it has begun. The writing thread has ended."""
-        self.unsent = begun = self._splitter.begun
+        self.unsent = begun = self._feed.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
             way_out = hints.NEW_EPOCH
@@ -284,7 +216,7 @@ class Receiver:
 
     @property
     def _confirmable_lsn(self) -> LSN:
-        return self.progress.durable_lsn if self._resent.is_passed else self._confirmed
+        return self.progress.durable_lsn if self._feed.has_passed_resent else self._feed.confirmed_lsn
 
     def _send_status(self) -> None:
         asks = self._ask_for_reply.is_set()
@@ -294,99 +226,19 @@ class Receiver:
         self.progress.confirmed_lsn = confirmed
         self._last_status = time.monotonic()
 
-    # The writing thread: splitter, buffer, changelog and catalog connection are its own.
+    # The writing thread: the feed, and with it the catalog connection, is its own.
 
     def _write(self) -> None:
+        feed = self._feed
         while True:
-            self._look_if_due()
+            feed.look_if_due()
             try:
-                chunk = self._chunks.get(timeout=self._until_flush())
+                chunk = self._chunks.get(timeout=feed.until_flush())
             except queue.Empty:
-                self._flush_if_due()
+                feed.flush_if_due()
                 continue
             if chunk is None:
                 break
-            self._take(chunk)
-            self._flush_if_due()
-        self._flush()
-        if self._idle_lsn > self.progress.durable_lsn:
-            self._record_idle()
-
-    def _take(self, chunk: Chunk) -> None:
-        if chunk.messages:
-            split = self._splitter.split(chunk.messages)
-            # A row of hundreds of MB need not be there twice while it is written.
-            chunk.messages.clear()
-            rows = self._resent.drop(self._stamper.stamp(split), split.ended)
-            self._buffer.add(rows, split.ended, chunk.size)
-            self.progress.changes += rows.num_rows
-            if split.ended:
-                self._idle_lsn = max(self._idle_lsn, LSN(split.ended[-1].end_lsn))
-        if chunk.keepalive and not self._splitter.is_open:
-            self._resent.pass_idle(chunk.keepalive.lsn)
-            self._idle_lsn = max(self._idle_lsn, chunk.keepalive.lsn)
-        self.progress.received_lsn = self._idle_lsn
-        if not self._buffer.has_whole:
-            self._settle()
-
-    def _look_if_due(self) -> None:
-        """What came is seen to be all that there is; also that nothing comes."""
-        interval = _LOOK_S if self._idle_lsn > self._looked_lsn else _IDLE_LOOK_S
-        if not self._buffer.has_whole and time.monotonic() - self._last_look >= interval:
-            self._look()
-            self._settle()
-
-    def _look(self) -> None:
-        """Before anything becomes durable: are all changes sent? Says in the changelog where they may not be.
-
-        Raises PublicationError, and what `PublicationWatch.look` does.
-        """
-        self._watch.check_publication()
-        self._publication.look()
-        self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
-
-    def _until_flush(self) -> float:
-        if not self._buffer.has_whole:
-            return self._pipeline.flush_interval_s
-        return max(0.0, self._last_flush + self._pipeline.flush_interval_s - time.monotonic())
-
-    def _flush_if_due(self) -> None:
-        interval_over = time.monotonic() - self._last_flush >= self._pipeline.flush_interval_s
-        if self._buffer.has_whole:
-            if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:
-                self._flush()
-        elif self._keepalive_due():
-            self._record_idle()
-
-    def _flush(self) -> None:
-        if not self._buffer.has_whole:
-            return
-        self._look()
-        self._buffer.flush(self._idle_lsn)
-        self._last_flush = time.monotonic()
-        self._settle()
-
-    def _settle(self) -> None:
-        """Say how far everything is durable now; the reading thread tells the slot."""
-        progress, durable = self.progress, self._writer.durable_lsn
-        if durable > progress.durable_lsn:
-            self._last_move = time.monotonic()
-        progress.changelog_version = self._writer.version
-        progress.sequence = self._writer.sequence
-        progress.durable_lsn = durable
-        progress.seen_lsn = max(durable, self._looked_lsn)
-
-    def _keepalive_due(self) -> bool:
-        now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
-        if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
-            return False
-        return ahead >= self._rule.min_bytes or now - self._last_move >= self._rule.max_wait_s
-
-    def _record_idle(self) -> None:
-        self._look()
-        self._writer.record_keepalive(self._idle_lsn)
-        self._last_record = time.monotonic()
-        self._settle()
-
-    def _read_trigger(self) -> str | None:
-        return event_trigger.read_watching(self._catalog, self._pipeline)
+            feed.take(chunk)
+            feed.flush_if_due()
+        feed.finish()

@@ -8,7 +8,8 @@ import time
 
 from airflow_provider_pgrepl.errors import BusyError, SourceConnectionError, UnsendableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.receiving.receiver import KeepaliveRule, Receiver, ReceiverProgress
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule, ReceiverProgress
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 
 log = logging.getLogger(__name__)
 

@@ -66,12 +66,12 @@ class VersionTagger:
         self._look_at_ddl = look_at_ddl or (lambda _message, _lsn, _xid: None)
         self._versions: dict[int, int] = {}
         self._hidden: dict[int, tuple[int, ...]] = {}
-        self._strangers: set[int] = set()
+        self._unknown: set[int] = set()
 
     def stamp(self, split: Split) -> pa.Table:
         """Rows of the chunk by (commit_lsn, ordinal). Raises WireError for a row of an unknown relation."""
         events = self._events(split)
-        split = self._without_strangers(split)
+        split = self._without_unknown(split)
         versions = self._stamp_versions(split, events)
         rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
         rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
@@ -100,7 +100,7 @@ class VersionTagger:
                 announced = logical_messages.parse_relation(control.data)
                 record = self._look_up(announced, control.commit_lsn, control.xid)
                 if record is None:
-                    self._strangers.add(announced.oid)
+                    self._unknown.add(announced.oid)
                     continue
                 events.records[control.index] = record
                 events.in_force.append((control.index, record))
@@ -114,11 +114,11 @@ class VersionTagger:
                 events.in_force.extend((control.index, record) for record in (ddl.in_force if ddl else ()))
         return events
 
-    def _without_strangers(self, split: Split) -> Split:
+    def _without_unknown(self, split: Split) -> Split:
         """Without rows of relations that are not to be in the changelog."""
-        if not self._strangers:
+        if not self._unknown:
             return split
-        ours = ~np.isin(split.rows["relation_id"].to_numpy(), list(self._strangers))
+        ours = ~np.isin(split.rows["relation_id"].to_numpy(), list(self._unknown))
         return replace(split, rows=split.rows.filter(pa.array(ours)), row_index=split.row_index[ours])
 
     def _stamp_versions(self, split: Split, events: _Events) -> Int64s:
@@ -158,7 +158,7 @@ class VersionTagger:
             return [
                 self._row(control, "T", oid, self._version_at(oid, control.index, events), [text], offset)
                 for offset, oid in enumerate(truncate.oids)
-                if oid not in self._strangers
+                if oid not in self._unknown
             ]
         return []
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PublicationError, SnapshotError
-from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import time_limit
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     COLUMN_LISTS_SINCE,

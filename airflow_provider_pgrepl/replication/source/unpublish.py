@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError
-from airflow_provider_pgrepl.replication.relation import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
 

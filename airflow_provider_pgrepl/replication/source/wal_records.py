@@ -12,7 +12,7 @@ from collections.abc import Collection
 import psycopg2
 
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, describe, rows
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 

@@ -82,7 +82,7 @@ class PipelineRecords(StateConnection):
             try:
                 found = rows(self._connection, _REGISTER, fields)
             except psycopg2.errors.UniqueViolation as error:
-                self._refuse_strangers(pipeline, system_identifier, error.diag.constraint_name or "")
+                self._refuse_taken(pipeline, system_identifier, error.diag.constraint_name or "")
         if not found:
             self._refuse_change(pipeline, system_identifier)
 
@@ -97,7 +97,7 @@ class PipelineRecords(StateConnection):
         with state_errors("forgetting the pipeline"):
             rows(self._connection, "DELETE FROM _pgrepl.pipelines WHERE name = %s RETURNING 1", (name,))
 
-    def _refuse_strangers(self, pipeline: Pipeline, system_identifier: str, constraint: str) -> NoReturn:
+    def _refuse_taken(self, pipeline: Pipeline, system_identifier: str, constraint: str) -> NoReturn:
         what, condition, values = {
             "pipelines_lake": (f"lake {pipeline.lake_root}", "lake = %s", (pipeline.lake_root,)),
             "pipelines_slot": (

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from airflow_provider_pgrepl.errors import PgReplError, Remedy, StateError
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
 from airflow_provider_pgrepl.replication.state.table_state import (

@@ -9,15 +9,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import (
-    Column,
-    ColumnName,
-    PgType,
-    Relation,
-    TableName,
-    show_identifier,
-)
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.names import TableName, show_identifier
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 COMMIT_LSN = "_pgrepl_commit_lsn"
@@ -27,7 +21,7 @@ DELETED = "_pgrepl_deleted"
 _NUMERIC = 1700
 
 
-def typed_columns(relation: Relation, pipeline: Pipeline) -> tuple[TypedColumn, ...]:
+def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColumn, ...]:
     """The relation's columns as the lake table has them, in the table's order; excluded and ignored ones are
     left out.
 
@@ -36,32 +30,31 @@ def typed_columns(relation: Relation, pipeline: Pipeline) -> tuple[TypedColumn, 
     published = [(column, index) for index, column in enumerate(relation.columns)]
     others = [(column, None) for column in (*relation.unpublished, *relation.dropped)]
     typed = (
-        typed_column(column, relation.table, pipeline, index)
+        typed_column(column, relation.table, choices, index)
         for column, index in (*published, *others)
-        if column.attnum not in relation.ignored
-        and not pipeline.choice(ColumnName(relation.table, column.name)).excluded
+        if column.attnum not in relation.ignored and not choices.column(column.name).excluded
     )
     return tuple(sorted(typed, key=lambda typed: typed.column.attnum))
 
 
-def copied_part(relation: Relation, pipeline: Pipeline) -> Relation:
+def copied_part(relation: Relation, choices: TableChoices) -> Relation:
     """The relation with those columns that a copy reads: values of excluded ones do not leave the source."""
-    kept = (c for c in relation.columns if not pipeline.choice(ColumnName(relation.table, c.name)).excluded)
+    kept = (c for c in relation.columns if not choices.column(c.name).excluded)
     return replace(relation, columns=tuple(kept))
 
 
-def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
+def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     """The lake table's columns: the relation's, then the bookkeeping ones that the pipeline wants.
 
     All are nullable: a key of the source says nothing about soft deletes or older versions in the lake.
     Raises TableError when two names differ only in case, which a lake table cannot hold; ConfigError.
     """
-    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, pipeline)]
-    if pipeline.policy(relation.table).deletes == "soft":
+    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
+    if choices.policy.deletes == "soft":
         fields.append(pa.field(DELETED, pa.bool_()))
-    if pipeline.commit_lsn_column:
+    if choices.commit_lsn_column:
         fields.append(pa.field(COMMIT_LSN, pa.int64()))
-    if pipeline.commit_ts_column:
+    if choices.commit_ts_column:
         fields.append(pa.field(COMMIT_TS, pa.timestamp("us", "UTC")))
     counts = Counter(field.name.casefold() for field in fields)
     doubles = [one_line(f'"{field.name}"') for field in fields if counts[field.name.casefold()] > 1]
@@ -73,51 +66,45 @@ def lake_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
     return pa.schema(fields)
 
 
-def choice_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+def choice_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
     """What the pipeline chooses for this table, or for columns of it, that cannot be."""
-    yield from _column_problems(relation, pipeline)
-    yield from _key_problems(relation, pipeline)
-    if pipeline.policy(relation.table).history:
+    yield from _column_problems(relation, choices)
+    yield from _key_problems(relation, choices)
+    if choices.policy.history:
         yield from history_problems(relation)
 
 
-def _column_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+def _column_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
     known = {column.name: column for column in (*relation.columns, *relation.unpublished)}
-    for field in ("types", "text_columns", "exclude_columns", "per_column"):
-        for name in map(ColumnName.parse, getattr(pipeline, field)):
-            if name.table != relation.table:
-                continue
-            column, shown = known.get(name.name), show_identifier(name.name)
+    for field, names in choices.named.items():
+        for name in names:
+            column, shown = known.get(name), show_identifier(name)
             if column is None:
                 yield f"{field} names column {shown}, which it does not have or does not publish"
             elif column.is_key and field == "exclude_columns":
                 yield f"{field} names column {shown}, which belongs to its key and cannot be left out"
             elif column.is_key and field == "per_column":
                 yield f"{field} names column {shown}, which is of its key and must stay exact"
-    kept = [
-        column
-        for column in known.values()
-        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
-    ]
+    kept = [column for column in known.values() if not choices.column(column.name).excluded]
     if known and not kept:
         yield "exclude_columns leaves it no column; take one out of there, or the table out of tables"
-    yield from _type_problems(relation.table, kept, pipeline)
+    yield from _type_problems(relation.table, kept, choices)
 
 
-def _type_problems(table: TableName, columns: Iterable[Column], pipeline: Pipeline) -> Iterator[str]:
+def _type_problems(table: TableName, columns: Iterable[Column], choices: TableChoices) -> Iterator[str]:
     for column in columns:
         try:
-            typed_column(column, table, pipeline)
+            typed_column(column, table, choices)
         except ConfigError as error:
             yield f"{error.message}; {error.hint}"
 
 
-def _key_problems(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+def _key_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
     """Where rows that went may stay, keys are told apart by their texts: in the lake they must differ too."""
-    if not pipeline.policy(relation.table).follows_keys:
+    if not choices.policy.follows_keys:
         return
     for column in relation.key_columns:
-        choice = pipeline.choice(ColumnName(relation.table, column.name), is_key=True)
+        choice = choices.column(column.name, is_key=True)
         chosen = choice.lake_type
         if chosen is None or chosen.name == "array":
             chosen = choice.unconstrained_numeric

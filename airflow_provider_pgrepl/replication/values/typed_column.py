@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError, one_line
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Column, ColumnName, TableName, show_identifier
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.names import TableName, show_identifier
+from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.values.family import Parser, Unholdable
 from airflow_provider_pgrepl.replication.values.registry import parser_of
 
@@ -63,10 +64,10 @@ class TypedColumn:
 
 
 def typed_column(
-    column: Column, table: TableName, pipeline: Pipeline, index: int | None = None
+    column: Column, table: TableName, choices: TableChoices, index: int | None = None
 ) -> TypedColumn:
     """The column as the pipeline wants it in the lake. Raises ConfigError for a type that does not fit."""
-    choice = pipeline.choice(ColumnName(table, column.name), is_key=column.is_key)
+    choice = choices.column(column.name, is_key=column.is_key)
     try:
         parser = parser_of(column.pg_type, choice)
     except ConfigError as error:

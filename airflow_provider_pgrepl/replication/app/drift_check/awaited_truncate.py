@@ -35,7 +35,7 @@ def may_be_truncated(recorded: Relation, current: Relation | None, pipeline: Pip
     if len(makers) != len(before) or len(set(makers)) != 1:
         return False
     assumed = replace(recorded, truncated_by=makers.pop())
-    return judge_catalog(assumed, current, pipeline).kind is not Kind.UNSAFE
+    return judge_catalog(assumed, current, pipeline.choices(recorded.table)).kind is not Kind.UNSAFE
 
 
 def wait_until_applied(store: Store, pipeline: str, lsn: LSN, timeout_s: float = WAIT_S) -> bool:

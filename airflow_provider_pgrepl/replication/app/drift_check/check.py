@@ -22,7 +22,8 @@ from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     find_relation,
     read_relation,
@@ -98,7 +99,7 @@ def find_drift(
     """
     findings = {}
     for relation in recorded:
-        verdict = judge_catalog(relation, current[relation.table], pipeline)
+        verdict = judge_catalog(relation, current[relation.table], pipeline.choices(relation.table))
         if verdict.kind is Kind.UNSAFE:
             error: PgReplError | None = DriftError(verdict.reason, verdict.hint, verdict.remedy)
         else:

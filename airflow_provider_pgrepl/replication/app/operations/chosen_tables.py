@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app.access import not_recorded
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 
 Refusal = Callable[[TableRecord], PgReplError | None]
@@ -25,10 +25,10 @@ def choose(store: Store, pipeline: str, tables: Iterable[TableName | str]) -> li
     chosen = list(dict.fromkeys(_parse(table) for table in tables))
     if not chosen:
         raise ConfigError("no table was named", "name at least one, as public.orders")
-    strangers = [str(table) for table in chosen if table not in known]
-    if strangers:
+    unknown = [str(table) for table in chosen if table not in known]
+    if unknown:
         raise ConfigError(
-            f"not among the tables of pipeline {pipeline}: {', '.join(strangers)}",
+            f"not among the tables of pipeline {pipeline}: {', '.join(unknown)}",
             f"its tables: {', '.join(map(str, known)) or 'none yet'}",
         )
     return [known[table] for table in chosen]

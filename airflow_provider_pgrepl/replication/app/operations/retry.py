@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.lake.applying.copied_choices import pipeline_of
+from airflow_provider_pgrepl.replication.lake.applying.copied_choices import copied_choices
 from airflow_provider_pgrepl.replication.lake.applying.table_position import read_table_position
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -70,7 +70,7 @@ class Continuation:
         current = read_relation(self.source, relation.oid, publication) or find_relation(
             self.source, relation.table, publication
         )
-        copied = pipeline_of(self.pipeline, record.config, record.table)
+        copied = copied_choices(self.pipeline, record.config, record.table)
         verdict = judge_catalog(relation, current, copied)
         if verdict.kind is Kind.UNSAFE:
             hint, remedy = verdict.hint, verdict.remedy
@@ -103,15 +103,16 @@ class Continuation:
         """The pipeline file as it is now, if the table is one that it would have made; else None."""
         if record.config is None:
             return None
-        now = self.pipeline
+        now = self.pipeline.choices(relation.table)
         try:
-            before = Pipeline.from_json(record.config)
+            before = Pipeline.from_json(record.config).choices(relation.table)
         except PgReplError:
             return None
-        histories = [pipeline.policy(relation.table).history for pipeline in (before, now)]
-        if histories[0] != histories[1] or lake_schema(relation, before) != lake_schema(relation, now):
+        if before.policy.history != now.policy.history:
             return None
-        return now.to_json()
+        if lake_schema(relation, before) != lake_schema(relation, now):
+            return None
+        return self.pipeline.to_json()
 
 
 def _needs_copy(known: TableRecord | Verdict) -> bool:

@@ -23,7 +23,8 @@ from airflow_provider_pgrepl.replication.app.operations.removal import remove_ta
 from airflow_provider_pgrepl.replication.app.operations.retry import Continuation
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def begin_epoch(
-    taking: TableSnapshotter, relations: list[Relation], wishes: RequestedTables, last: EpochRecord | None
+    taking: TableSnapshotter, relations: list[Relation], requested: RequestedTables, last: EpochRecord | None
 ) -> Outcome:
     """Make publication and slot, and copy these tables at the slot's snapshot.
 
@@ -37,11 +37,11 @@ def begin_epoch(
     snapshot could be held; no slot is left then.
     """
     pipeline, server = taking.pipeline, read_server(taking.source)
-    claims = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
-    claims.claim(server, last)
+    ownership = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
+    ownership.claim(server, last)
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     drop_slot(taking.source, pipeline.slot)
-    claims.prepare_publication(relations)
+    ownership.prepare_publication(relations)
     for attempt in range(1, ATTEMPTS + 1):
         drop_slot(taking.source, pipeline.slot)
         exported = create_slot(
@@ -51,7 +51,7 @@ def begin_epoch(
             timeout_s=pipeline.slot_timeout_s,
         )
         try:
-            record, copied = _begin(taking, exported, claims, server, relations, last)
+            record, copied = _begin(taking, exported, ownership, server, relations, last)
             break
         except SnapshotError as error:
             if attempt == ATTEMPTS:
@@ -67,14 +67,14 @@ def begin_epoch(
         copied.lost.message,
         ", ".join(map(str, sorted(unfinished))),
     )
-    more = taking.take(unfinished, wishes, record)
+    more = taking.take(unfinished, requested, record)
     return Outcome((*copied.done, *more.copied), copied.failed | more.failed)
 
 
 def _begin(
     taking: TableSnapshotter,
     exported: ExportedSnapshot,
-    claims: SourceOwnership,
+    ownership: SourceOwnership,
     server: Server,
     relations: list[Relation],
     last: EpochRecord | None,
@@ -89,7 +89,7 @@ def _begin(
             server.timeline,
             pipeline.slot,
             pipeline.publication,
-            claims.publication_oid(),
+            ownership.publication_oid(),
             exported.consistent_point,
         )
         _open_epoch(taking, record, last)

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.requested_tables import Records, wishes_of
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.app.requested_tables import Records, requested_of
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, select_tables
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -36,17 +36,17 @@ def check_snapshot(
     if records is None or (not new_epoch and _has_begun(records)):
         check_surroundings(access.dsn, access.pipeline)
     else:
-        check_source(access.dsn, access.pipeline, wishes_of(records), new_epoch=new_epoch)
+        check_source(access.dsn, access.pipeline, requested_of(records), new_epoch=new_epoch)
     if records is not None and (resnapshot or added):
         _check_named(access, records, frozenset(resnapshot), frozenset(added))
 
 
 def check_known(wanted: Collection[TableName], selected: Selected, records: Records) -> None:
     """Raises ConfigError for tables that are to be resnapshotted, and are not the pipeline's."""
-    strangers = sorted(set(wanted) - selected.tables - records.keys())
-    if strangers:
+    unknown = sorted(set(wanted) - selected.tables - records.keys())
+    if unknown:
         raise ConfigError(
-            f"--tables: {', '.join(map(str, strangers))} is not among the tables of the pipeline",
+            f"--tables: {', '.join(map(str, unknown))} is not among the tables of the pipeline",
             "add it to `tables` in the pipeline file, or take it with --add",
         )
 
@@ -61,14 +61,14 @@ def check_addable(wanted: Collection[TableName], selected: Selected, records: Re
 def _check_named(
     access: Access, records: Records, resnapshot: frozenset[TableName], added: frozenset[TableName]
 ) -> None:
-    wishes = wishes_of(records)
-    wishes = replace(
-        wishes,
-        added=wishes.added | added | (resnapshot & wishes.removed),
-        removed=wishes.removed - added - resnapshot,
+    requested = requested_of(records)
+    requested = replace(
+        requested,
+        added=requested.added | added | (resnapshot & requested.removed),
+        removed=requested.removed - added - resnapshot,
     )
     with access.source("preflight") as source:
-        selected = select_tables(source, access.pipeline, wishes)
+        selected = select_tables(source, access.pipeline, requested)
     check_known(resnapshot, selected, records)
     check_addable(added, selected, records)
 

@@ -17,7 +17,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, ch
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.check import table_faults
@@ -68,7 +69,7 @@ class TableSnapshotter:
     def records(self) -> Records:
         return self.store.read_tables(self.pipeline.name)
 
-    def take(self, tables: Collection[TableName], wishes: RequestedTables, record: EpochRecord) -> Outcome:
+    def take(self, tables: Collection[TableName], requested: RequestedTables, record: EpochRecord) -> Outcome:
         """Copy these tables, whatever state they are in; one that cannot be is marked errored, and only that.
 
         Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
@@ -76,17 +77,17 @@ class TableSnapshotter:
         """
         left, copied, attempt = set(tables), list[TableName](), 1
         failed: dict[TableName, PgReplError] = {}
-        claims = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
-        claims.check_publication(record.publication_oid)
+        ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
+        ownership.check_publication(record.publication_oid)
         while left:
-            relations, unfit = self._examine(left, wishes)
+            relations, unfit = self._examine(left, requested)
             for table, fault in unfit.items():
                 self.mark_errored(table, fault)
             failed |= unfit
             left -= unfit.keys()
             if not relations:
                 break
-            claims.publish(relations)
+            ownership.publish(relations)
             # Announced first: the applier's batches hold nothing of these tables that is not in the snapshot.
             before = self.announce(relations)
             exported = self._export(before)
@@ -113,10 +114,10 @@ class TableSnapshotter:
         return Outcome(tuple(copied), failed)
 
     def _examine(
-        self, tables: set[TableName], wishes: RequestedTables
+        self, tables: set[TableName], requested: RequestedTables
     ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
         """As they are now: tables that can be copied, and why the others cannot."""
-        selected = select_tables(self.source, self.pipeline, wishes)
+        selected = select_tables(self.source, self.pipeline, requested)
         relations = [relation for relation in selected.relations if relation.table in tables]
         unfit: dict[TableName, PgReplError] = {
             table: selected.problems.get(table) or _gone(table)

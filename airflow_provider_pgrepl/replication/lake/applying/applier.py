@@ -10,22 +10,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from deltalake import DeltaTable
-
-from airflow_provider_pgrepl import errors, hints
-from airflow_provider_pgrepl.replication.changelog import reader, writer
+from airflow_provider_pgrepl import errors
+from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable, CaughtUpTables
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.applying.catch_up_planner import CatchUpPlanner, snapshot_of
+from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import (
+    CaughtUpTable,
+    CaughtUpTables,
+    versions_of,
+)
 from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
 from airflow_provider_pgrepl.replication.lake.applying.checkpoint import checkpoint_uri, drop_checkpoint
 from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
-from airflow_provider_pgrepl.replication.lake.applying.table_position import TablePosition
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, stamp_at
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, stamp_at
 from airflow_provider_pgrepl.replication.lake.applying.tasks import (
     RESULT,
     CatchUp,
@@ -34,7 +37,6 @@ from airflow_provider_pgrepl.replication.lake.applying.tasks import (
     warm_up,
 )
 from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
-from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -53,23 +55,6 @@ LOOK_INTERVAL_S = 30.0
 _ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
 
 
-@dataclass
-class ApplierProgress:
-    """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise.
-
-    `level`: whether the last batch left none of them behind; what is left comes with the next one.
-    `idle_at`: when the last batch began, by the clock of the state database: no earlier one was running then.
-    """
-
-    version: int = -1
-    applied_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
-    commit_ts: datetime | None = None
-    changes: int = 0
-    batches: int = 0
-    level: bool = False
-    idle_at: datetime | None = None
-
-
 class Applier:
     """Runs the streaming query. `error` holds what ended it, when something did."""
 
@@ -82,9 +67,7 @@ class Applier:
         self._points = Points(pipeline.lake_root)
         self._tables = RecordedTables(pipeline, record, self._points)
         self._levels = CaughtUpTables()
-        # Files that hold no change of a table do not move its position: they must not be taken for ever.
-        # What was looked through is kept with the position above which it was.
-        self._looked_through: dict[int, tuple[LSN, LSN]] = {}
+        self._planner = CatchUpPlanner(pipeline, record, self._tables)
         self._stopping = False
         self._is_warm = False
         self.batch_lock = threading.Lock()
@@ -184,7 +167,7 @@ class Applier:
         }
         # One that was stopped and let go on between two batches has to be looked at again.
         streaming = {oid: r for oid, r in active.items() if r.state is TableState.STREAMING}
-        self._levels.forget_others({oid: _snapshot_of(record) for oid, record in streaming.items()})
+        self._levels.forget_others({oid: snapshot_of(record) for oid, record in streaming.items()})
         return active
 
     def _run_items(
@@ -201,23 +184,18 @@ class Applier:
 
     def _look(self, records: dict[int, TableRecord], results: list[TableResult]) -> None:
         """Whether tables that nobody had to open are as they were left."""
-        touched = {result.relation_id for result in results}
 
         def stamp(oid: int, level: CaughtUpTable) -> str:
             return stamp_at(self._tables.work(records[oid]), level.version, level.history_version)
 
-        for oid in self._levels.look(records.keys() - touched, stamp, LOOK_INTERVAL_S):
+        untouched = records.keys() - {result.relation_id for result in results}
+        for oid in self._levels.look(untouched, stamp, LOOK_INTERVAL_S):
             log.warning("table %s is not as this process left it: it is opened again", records[oid].table)
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
         """Check the epoch; ask the changelog itself where the batch's commits do not say."""
         if self.progress.batches == 0 or not mark.epoch:
-            table = reader.open_changelog(self._uri)
-            mark = replace(mark, to_version=min(mark.to_version, int(table.version())))
-            if mark.to_version < table.version():
-                table = DeltaTable(self._uri, version=mark.to_version)
-            epoch = reader.read_epoch_number(table)
-            mark = replace(mark, epoch=epoch, durable_lsn=reader.read_durable_lsn(table))
+            mark = mark.as_recorded(self._uri)
         if mark.epoch > self._record.epoch:
             raise errors.FencedError(
                 f"epoch {mark.epoch} of the changelog began, this process applies epoch {self._record.epoch}"
@@ -228,13 +206,15 @@ class Applier:
         for result in results:
             record = records[result.relation_id]
             if result.relation is not None:
-                self._record_relation(record, Relation.from_json(result.relation))
+                # What the lake table itself says already, for people and for the sensor to see.
+                relation = Relation.from_json(result.relation)
+                self._store.record_relation(self._pipeline.name, relation, snapshot_of(record))
             if result.has_gone_back:
                 log.warning("table %s has gone back to %s", record.table, LSN(result.position))
                 self._levels.pop(result.relation_id, None)
             elif result.error is None:
                 self._levels[result.relation_id] = CaughtUpTable(
-                    _snapshot_of(record),
+                    snapshot_of(record),
                     mark.to_version,
                     result.version,
                     result.position,
@@ -247,10 +227,6 @@ class Applier:
                 del records[result.relation_id]
                 self._mark_errored(record, result)
 
-    def _record_relation(self, record: TableRecord, relation: Relation) -> None:
-        """What the lake table itself says already, for people and for the sensor to see."""
-        self._store.record_relation(self._pipeline.name, relation, _snapshot_of(record))
-
     def _mark_errored(self, record: TableRecord, result: TableResult) -> None:
         """A table's own trouble stays its own; any other ends us, unless the table left meanwhile.
 
@@ -260,67 +236,31 @@ class Applier:
         now = self._store.read_tables(self._pipeline.name).get(record.table)
         if now is None or now.state not in _ACTIVE or now.position_lsn != record.position_lsn:
             return
+        error = result.to_error(record.table)
         if result.stops_pipeline:
-            stops: type[errors.PgReplError] = getattr(errors, result.error_kind, errors.LakeUnavailableError)
-            raise stops(str(result.error), result.hint)
-        hint = result.hint or hints.resnapshot(record.table)
-        log.error("table %s stops: %s\n  hint: %s", record.table, result.error, hint)
-        kind = getattr(errors, result.error_kind, errors.LakeTableError)
-        error = kind(str(result.error), hint, result.remedy)
+            raise error
+        log.error("table %s stops: %s\n  hint: %s", record.table, error.message, error.hint)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)
 
     def _catch_up(self, behind: list[int], records: dict[int, TableRecord], mark: WorkItem) -> bool:
         """Bring tables forward from the live files, a batch of bytes each; whether all are level now."""
-        changelog, upto = reader.open_changelog(self._uri), LSN(mark.durable_lsn)
-        floor = reader.read_floor_lsn(changelog, self._record.epoch)
-        kept = floor, reader.read_durable_lsn(changelog)
-        standings = {oid: self._tables.standing(records[oid]) for oid in behind}
-        results = [
-            TableResult.of_error(oid, problem)
-            for oid, standing in standings.items()
-            if standing and (problem := standing.problem(_snapshot_of(records[oid]), *kept))
-        ]
-        refused = {result.relation_id for result in results}
-        needed = {oid: self._needed(oid, standings[oid]) for oid in behind if oid not in refused}
-        # Listed once: it costs the more the longer changes are kept, whatever the table.
-        lowest = min(needed.values(), default=LSN(0))
-        files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
-        jobs = [
-            CatchUp.plan(
-                self._work(records[oid], standings[oid]),
-                [file for file in files if file.max_lsn > above],
-                upto,
-                self._pipeline.batch_bytes,
-            )
-            for oid, above in needed.items()
-        ]
+        results, jobs = self._planner.plan({oid: records[oid] for oid in behind}, LSN(mark.durable_lsn))
+        planned = [job.work.relation.oid for job in jobs]
         if jobs:
             results += self._spark.sparkContext.parallelize(jobs, len(jobs)).map(CatchUp.run).collect()
         self._take(results, records, mark)
         unfinished = {job.work.relation.oid: job.reach_lsn for job in jobs if not job.is_last}
         for oid, reach in unfinished.items():
             if (level := self._levels.pop(oid, None)) is not None:
-                self._looked_through[oid] = LSN(level.position), reach
+                self._planner.remember(oid, LSN(level.position), reach)
         for oid in set(behind) & set(self._levels):
             if records[oid].state is TableState.CATCHING_UP and self._store.move(
                 self._pipeline.name, records[oid], TableState.STREAMING
             ):
                 log.info("table %s has caught up", records[oid].table)
-        return not unfinished and all(oid in self._levels for oid in needed if oid in records)
-
-    def _needed(self, oid: int, standing: TablePosition | None) -> LSN:
-        """Above which LSN the table needs what the changelog holds."""
-        if standing is None:
-            return LSN(0)
-        then, reach = self._looked_through.get(oid, (LSN(0), LSN(0)))
-        return max(standing.whole, reach) if then <= standing.own else standing.whole
-
-    def _work(self, record: TableRecord, standing: TablePosition | None) -> TableWork:
-        if standing is None:
-            return self._tables.work(record)
-        return self._tables.work(record, standing.own, standing.known)
+        return not unfinished and all(oid in self._levels for oid in planned if oid in records)
 
     def _write_point(self, records: dict[int, TableRecord], mark: WorkItem) -> None:
         """When all streaming tables are level: a point names those whose snapshot is not later than it."""
@@ -335,23 +275,16 @@ class Applier:
             for oid, level in self._levels.items()
             if level.through == mark.to_version and level.snapshot <= lsn
         }
-        latest = self._points.latest()
-        passed = latest is not None and latest.order > (self._record.epoch, lsn)
+        latest, order = self._points.latest(), (self._record.epoch, lsn)
+        passed = latest is not None and latest.order > order
         if not named or passed or any(level.position > lsn for level in named.values()):
             # With an old checkpoint, tables may be ahead of the batch: they do not show its moment any more.
             return
-        tables = {str(table): level.version for table, level in named.items()}
-        tables |= {
-            history_key(table): level.history_version
-            for table, level in named.items()
-            if level.history_version is not None
-        }
         commit_ts = self.progress.commit_ts
         if commit_ts is None and latest is not None and latest.epoch == self._record.epoch:
             commit_ts = latest.commit_ts
-        positions = {str(table): level.position for table, level in named.items()}
-        point = ConsistentPoint(self._record.epoch, lsn, commit_ts, tables, positions)
-        self._points.append(point)
+        tables, positions = versions_of(named), {str(table): level.position for table, level in named.items()}
+        self._points.append(ConsistentPoint(self._record.epoch, lsn, commit_ts, tables, positions))
         self.progress.applied_lsn = lsn
 
     def _report(self, mark: WorkItem, results: list[TableResult], started: float) -> None:
@@ -359,12 +292,8 @@ class Applier:
         self.progress.batches += 1
         changes = sum(result.changes for result in results)
         if changes:
-            seconds = time.monotonic() - started
-            log.debug("applied %d changes of %d tables in %.2f s", changes, len(results), seconds)
-
-
-def _snapshot_of(record: TableRecord) -> LSN:
-    return record.position_lsn or LSN(0)
+            took = time.monotonic() - started
+            log.debug("applied %d changes of %d tables in %.2f s", changes, len(results), took)
 
 
 class _StoppedError(Exception):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
 
 
 @dataclass(frozen=True)
@@ -61,3 +63,14 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
             if level is not None and stamp(oid, level) != level.stamp:
                 del self[oid]
                 yield oid
+
+
+def versions_of(tables: Mapping[TableName, CaughtUpTable]) -> dict[str, int]:
+    """The versions of tables, and of their histories, as a consistent point names them."""
+    versions = {str(table): known.version for table, known in tables.items()}
+    histories = {
+        history_key(table): known.history_version
+        for table, known in tables.items()
+        if known.history_version is not None
+    }
+    return versions | histories

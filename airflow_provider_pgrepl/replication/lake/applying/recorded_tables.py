@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, pipeline_of
+from airflow_provider_pgrepl.replication.lake.applying.copied_choices import changed_choices, copied_choices
 from airflow_provider_pgrepl.replication.lake.applying.table_position import (
     TablePosition,
     read_table_position,
@@ -15,7 +16,7 @@ from airflow_provider_pgrepl.replication.lake.applying.table_position import (
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ class RecordedTables:
         self._record = record
         self._points = points
         self._app = app_id(pipeline.name, record.epoch)
-        self._copied: dict[TableName, tuple[str | None, Pipeline]] = {}
+        self._copied: dict[TableName, tuple[str | None, TableChoices]] = {}
 
     def work(self, record: TableRecord, position: int = 0, version: int | None = None) -> TableWork:
         """The work of a table that has been copied; `position`: what it is known to have reached; `version`:
@@ -39,7 +40,8 @@ class RecordedTables:
             record.relation,
             self._choices(record),
             self._app,
-            changelog_uri(self._pipeline.lake_root),
+            self._pipeline.lake_root,
+            self._pipeline.slice_bytes,
             version,
             position,
         )
@@ -68,9 +70,9 @@ class RecordedTables:
         )
         self._points.disown(table, self._record.epoch, standing.own, standing.version)
 
-    def _choices(self, record: TableRecord) -> Pipeline:
-        config, pipeline = self._copied.get(record.table, (None, None))
-        if pipeline is None or config != record.config:
+    def _choices(self, record: TableRecord) -> TableChoices:
+        config, choices = self._copied.get(record.table, (None, None))
+        if choices is None or config != record.config:
             changed = changed_choices(self._pipeline, record.config, record.table)
             if changed:
                 log.warning(
@@ -78,6 +80,6 @@ class RecordedTables:
                     record.table,
                     ", ".join(changed),
                 )
-            pipeline = pipeline_of(self._pipeline, record.config, record.table)
-            self._copied[record.table] = record.config, pipeline
-        return pipeline
+            choices = copied_choices(self._pipeline, record.config, record.table)
+            self._copied[record.table] = record.config, choices
+        return choices

@@ -10,10 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Remedy, Scope
+from airflow_provider_pgrepl import errors, hints
+from airflow_provider_pgrepl.errors import (
+    DriftError,
+    LakeTableError,
+    LakeUnavailableError,
+    PgReplError,
+    Remedy,
+    Scope,
+)
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
@@ -28,6 +37,7 @@ from airflow_provider_pgrepl.replication.lake.history.apply import check_history
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage, refusal
 from airflow_provider_pgrepl.replication.values import lake_schema
@@ -37,28 +47,33 @@ from airflow_provider_pgrepl.replication.values import lake_schema
 class TableWork:
     """All a task needs to know of a table: where it lies, whose it is, what it was built for.
 
-    `relation`: as recorded; the lake table itself says better. `pipeline`: with the choices by which the
-    table was copied. `version`: a version of the lake table that is known to be ours; None when none is.
+    `relation`: as recorded; the lake table itself says better. `choices`: those by which the table was
+    copied. `version`: a version of the lake table that is known to be ours; None when none is.
     `position`: what the table is known to have reached: the files hold all of its changes above that.
     """
 
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
     app: str
-    changelog: str
+    lake_root: str
+    slice_bytes: int
     version: int | None = None
     position: int = 0
 
     @property
+    def changelog(self) -> str:
+        return changelog_uri(self.lake_root)
+
+    @property
     def uri(self) -> str:
-        return f"{self.pipeline.lake_root}/{self.relation.table.path}"
+        return f"{self.lake_root}/{self.relation.table.path}"
 
     @property
     def history_uri(self) -> str | None:
         """Where the past versions of its rows are kept; None when they are not."""
-        if not self.pipeline.policy(self.relation.table).history:
+        if not self.choices.policy.history:
             return None
-        return history_uri(self.pipeline.lake_root, self.relation.table)
+        return history_uri(self.lake_root, self.relation.table)
 
     def close(self) -> None:
         """Forget the open tables: after an error they may not stand where the next work expects them."""
@@ -68,7 +83,7 @@ class TableWork:
 
     @property
     def announced(self) -> RelationCache:
-        return RelationCache(self.pipeline.lake_root, self.changelog, self.relation.oid)
+        return RelationCache(self.lake_root, self.changelog, self.relation.oid)
 
 
 @dataclass(frozen=True)
@@ -116,6 +131,14 @@ class TableResult:
             error_lsn=int(lsn),
             remedy=error.remedy,
         )
+
+    def to_error(self, table: TableName) -> PgReplError:
+        """What went wrong, as it was raised in the task; what stops the table alone has a way out."""
+        of_unknown_kind = LakeUnavailableError if self.stops_pipeline else LakeTableError
+        kind: type[PgReplError] = getattr(errors, self.error_kind, of_unknown_kind)
+        if self.stops_pipeline:
+            return kind(str(self.error), self.hint)
+        return kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -165,7 +188,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     stop = _first_stop(rows, work)
     if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    walk = relation_timeline(lake.first, rows, work.announced.find, work.pipeline)
+    walk = relation_timeline(lake.first, rows, work.announced.find, work.choices)
     work.announced.add(walk.unannounced, epoch_of(work.app))
     opened = int(lake.table.version())
     changes = lake.follow(walk)
@@ -186,7 +209,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
 
 def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | None:
     """Where the table is to stop, whatever its shape, and why."""
-    truncate = refused_truncate(rows, work.relation, work.pipeline)
+    truncate = refused_truncate(rows, work.relation, work.choices)
     gap = first_gap(rows, work.relation.table)
     stops: list[tuple[LSN, PgReplError]] = [stop for stop in (truncate, gap) if stop is not None]
     return min(stops, key=lambda stop: stop[0], default=None)
@@ -221,11 +244,13 @@ def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable
         check_writers(table, work.relation.table, known)
     built, first = _relations(work, table)
     if left is None:
-        check_columns(table, lake_schema(built, work.pipeline), built)
+        check_columns(table, lake_schema(built, work.choices), built)
     history = None if work.history_uri is None else open_newest(work.history_uri)[0]
     if history is not None:
         check_history(table, history, work.relation, work.app)
-    return EvolvingTable(work.pipeline, work.app, table, history, built, first)
+    return EvolvingTable(
+        work.choices, work.lake_root, work.slice_bytes, work.app, table, history, built, first
+    )
 
 
 def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:

@@ -14,7 +14,8 @@ from airflow_provider_pgrepl.replication.lake.applying.table_work import TableRe
 from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Column, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.replication.changelog import reader
 
 MARK = 0
 """The relation id of the item that stands for the batch itself."""
@@ -24,6 +28,15 @@ class WorkItem:
     epoch: int = 0
     durable_lsn: int = 0
     last_commit_us: int = 0
+
+    def as_recorded(self, uri: str) -> WorkItem:
+        """The batch's own item, with what the changelog itself says of its `to_version`."""
+        table = reader.open_changelog(uri)
+        version = min(self.to_version, int(table.version()))
+        if version < table.version():
+            table = DeltaTable(uri, version=version)
+        epoch, durable_lsn = reader.read_epoch_number(table), reader.read_durable_lsn(table)
+        return replace(self, to_version=version, epoch=epoch, durable_lsn=durable_lsn)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

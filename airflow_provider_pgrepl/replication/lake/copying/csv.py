@@ -13,7 +13,7 @@ from pyarrow import csv
 
 from airflow_provider_pgrepl.errors import SnapshotError, ValueRangeError, one_line
 from airflow_provider_pgrepl.replication import values
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.relation import Relation
 
 BLOCK_BYTES = 2 << 20
@@ -29,7 +29,7 @@ class OddValueError(Exception):
 def read_csv(
     stream: BinaryIO,
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
     *,
     block_bytes: int = BLOCK_BYTES,
     as_text: bool = False,
@@ -41,13 +41,13 @@ def read_csv(
     Raises OddValueError (never with `as_text`), ValueRangeError naming the column, or SnapshotError when the
     bytes are not such a CSV. No error carries a value.
     """
-    typed = values.typed_columns(relation, pipeline)
+    typed = values.typed_columns(relation, choices)
     types = {
         column.name: (None if as_text else column.csv_type) or pa.string()
         for column in typed
         if column.index is not None
     }
-    relation = values.copied_part(relation, pipeline)
+    relation = values.copied_part(relation, choices)
     names = [column.name for column in relation.columns]
     finding: Exception | None = None
     for rows in whole_rows(stream, block_bytes):

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication import values
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, read_csv
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -25,7 +25,8 @@ def write_range(
     snapshot: str,
     copy_range: CopyRange,
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
+    lake_root: str,
     position: LSN,
     exported_at: datetime,
 ) -> list[WrittenFile]:
@@ -36,10 +37,10 @@ def write_range(
     """
 
     def attempt(*, as_text: bool) -> list[WrittenFile]:
-        batches = _copy(dsn, snapshot, copy_range, relation, pipeline, as_text=as_text)
+        batches = _copy(dsn, snapshot, copy_range, relation, choices, as_text=as_text)
         # Closed here, so that the server's COPY ends before this returns or tries again.
         with closing(batches):
-            return write_files(batches, relation, pipeline, position, exported_at)
+            return write_files(batches, relation, choices, lake_root, position, exported_at)
 
     with suppress(OddValueError):
         return attempt(as_text=False)
@@ -51,31 +52,32 @@ def _copy(
     snapshot: str,
     copy_range: CopyRange,
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
     *,
     as_text: bool,
 ) -> Generator[pa.RecordBatch, None, None]:
     """The range's rows. Ends only after the COPY did well: its failure comes up before a file is complete."""
     with open_copy(dsn, snapshot, copy_range) as stream:
-        yield from read_csv(stream, relation, pipeline, as_text=as_text)
+        yield from read_csv(stream, relation, choices, as_text=as_text)
 
 
 def write_files(
     batches: Iterator[pa.RecordBatch],
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
+    lake_root: str,
     position: LSN,
     exported_at: datetime,
 ) -> list[WrittenFile]:
     """Write all batches (the relation's columns) and list the files, of which none stays if this raises."""
-    schema = values.lake_schema(relation, pipeline)
+    schema = values.lake_schema(relation, choices)
     constants = {
         values.DELETED: pa.scalar(False, pa.bool_()),
         values.COMMIT_LSN: pa.scalar(int(position), pa.int64()),
         values.COMMIT_TS: pa.scalar(exported_at, pa.timestamp("us", "UTC")),
     }
     marks = [constants[name] for name in schema.names if name in constants]
-    with ParquetFiles(pipeline.lake_root, relation.table.path, schema) as files:
+    with ParquetFiles(lake_root, relation.table.path, schema) as files:
         for batch in batches:
             files.write(_marked(batch, marks, schema))
         return files.finish()

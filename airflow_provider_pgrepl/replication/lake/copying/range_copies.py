@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.accumulators import AccumulatorParam
 
 from airflow_provider_pgrepl import errors
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, write_range
 from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers, spark_error
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -36,7 +36,8 @@ class CopyJob:
     dsn: str
     snapshot: str
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
+    lake_root: str
     position: LSN
     exported_at: datetime
 
@@ -47,7 +48,8 @@ class CopyJob:
                 self.snapshot,
                 copy_range,
                 self.relation,
-                self.pipeline,
+                self.choices,
+                self.lake_root,
                 self.position,
                 self.exported_at,
             )

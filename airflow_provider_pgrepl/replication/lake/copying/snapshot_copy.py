@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
-from airflow_provider_pgrepl.replication.lake.delta.table import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
@@ -110,7 +110,8 @@ class SnapshotCopy:
         """The table's ranges, or what keeps it, and no other, from being copied."""
         try:
             return self._keeper.plan(
-                copied_part(relation, self._pipeline), self._pipeline.snapshot_range_bytes
+                copied_part(relation, self._pipeline.choices(relation.table)),
+                self._pipeline.snapshot_range_bytes,
             )
         except errors.TableError as error:
             return error
@@ -119,14 +120,16 @@ class SnapshotCopy:
         if isinstance(ranges, errors.TableError):
             raise ranges
         started = time.monotonic()
-        keeps_history = self._pipeline.policy(relation.table).history
+        choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
+        keeps_history = choices.policy.history
         if keeps_history:
             prepare_history(relation, self._pipeline, *self._moment)
         job = CopyJob(
             self._dsn,
             self._keeper.snapshot,
             relation,
-            self._pipeline,
+            choices,
+            lake_root,
             self._position,
             self._exported.exported_at,
         )
@@ -139,8 +142,8 @@ class SnapshotCopy:
                 relation, self._pipeline, *self._moment
             )
         self._versions[str(relation.table)] = commit_snapshot(
-            f"{self._pipeline.lake_root}/{relation.table.path}",
-            lake_schema(relation, self._pipeline),
+            f"{lake_root}/{relation.table.path}",
+            lake_schema(relation, choices),
             files,
             self._position,
             self._pipeline.name,

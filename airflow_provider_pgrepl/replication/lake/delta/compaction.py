@@ -6,8 +6,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.config import MIB
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import bounded_columns, fenced
 from airflow_provider_pgrepl.replication.lake.delta.statistics import writer_properties
-from airflow_provider_pgrepl.replication.lake.delta.table import bounded_columns, fenced, read_position
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 
 _SMALL_FILE = 16 * MIB
 _MANY_SMALL_FILES = 32

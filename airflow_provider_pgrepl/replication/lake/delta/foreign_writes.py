@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeChangedError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import commit_path, open_storage, storage_errors
 
 

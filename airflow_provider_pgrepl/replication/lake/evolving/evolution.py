@@ -15,17 +15,15 @@ import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    BEFORE_APP,
-    RELATION_APP,
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     allow_timestamp_without_tz,
     commit_properties,
     fenced,
-    read_position,
     replace_files,
 )
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP, read_position
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema
@@ -47,7 +45,8 @@ class Evolution:
 
     before: Relation
     after: Relation
-    pipeline: Pipeline
+    choices: TableChoices
+    lake_root: str
     app: str
 
     def evolve(self, table: DeltaTable, history: DeltaTable | None) -> None:
@@ -61,32 +60,32 @@ class Evolution:
         self._evolve_table(table)
 
     def _evolve_table(self, table: DeltaTable) -> None:
-        held, wanted = _held(table), lake_schema(self.after, self.pipeline)
+        held, wanted = _held(table), lake_schema(self.after, self.choices)
         schema = _joined(held, wanted)
         # The position stays, and so does the relation in which the changes above it begin.
         versions = read_relations(table)
         first = self.before.version if versions is None else versions[1]
         marks = {RELATION_APP: self.after.version, BEFORE_APP: first}
         if self._needs_rewriting(held, schema):
-            convert = lambda rows: evolved(rows, self.before, self.after, self.pipeline)  # noqa: E731
-            place = _Place(table, self.pipeline.lake_root, self.after.table.path, self.app)
+            convert = lambda rows: evolved(rows, self.before, self.after, self.choices)  # noqa: E731
+            place = _Place(table, self.lake_root, self.after.table.path, self.app)
             place.rewrite(held, schema, convert, marks)
         elif len(schema) > len(held):
-            _Place(table, self.pipeline.lake_root, self.after.table.path, self.app).add(held, schema, marks)
+            _Place(table, self.lake_root, self.after.table.path, self.app).add(held, schema, marks)
 
     def _needs_rewriting(self, held: pa.Schema, schema: pa.Schema) -> bool:
         if _is_widened(held, schema):
             return True
         return any(
             typed.column.missing is not None and typed.name not in held.names
-            for typed in typed_columns(self.after, self.pipeline)
+            for typed in typed_columns(self.after, self.choices)
         )
 
     def _evolve_history(self, history: DeltaTable) -> None:
         """Versions that ended before a column came had none: null, whatever its default."""
         held = _held(history)
-        schema = _joined(held, history_schema(self.after, self.pipeline))
-        place = _Place(history, self.pipeline.lake_root, history_path(self.after.table), self.app)
+        schema = _joined(held, history_schema(self.after, self.choices))
+        place = _Place(history, self.lake_root, history_path(self.after.table), self.app)
         if _is_widened(held, schema):
             place.rewrite(held, schema, self._widened, {})
         elif len(schema) > len(held):
@@ -94,7 +93,7 @@ class Evolution:
 
     def _widened(self, rows: pa.Table) -> pa.Table:
         """As `evolved`, without the defaults of added columns."""
-        found = evolved(rows, self.before, self.after, self.pipeline)
+        found = evolved(rows, self.before, self.after, self.choices)
         return found.select(rows.column_names)
 
 

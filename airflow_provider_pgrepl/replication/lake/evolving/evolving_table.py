@@ -10,14 +10,10 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    commit_nothing,
-    commit_properties,
-    read_position,
-    relation_marks,
-)
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_nothing, commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
     RelationSpan,
@@ -39,7 +35,9 @@ class EvolvingTable:
     `built`: the relation that the table is for; `first`: that in which the changes above its position begin.
     """
 
-    pipeline: Pipeline
+    choices: TableChoices
+    lake_root: str
+    slice_bytes: int
     app: str
     table: DeltaTable
     history: DeltaTable | None
@@ -62,7 +60,7 @@ class EvolvingTable:
         changes, before = 0, self.first
         for number, stretch in enumerate(walk.stretches):
             if number > evolved:
-                step = Evolution(before, stretch.begins, self.pipeline, self.app)
+                step = Evolution(before, stretch.begins, self.choices, self.lake_root, self.app)
                 step.evolve(self.table, self.history)
             changes += self._apply(stretch)
             before = self.built = stretch.relation
@@ -97,8 +95,17 @@ class EvolvingTable:
 
     def _apply_changes(self, changes: pa.Table, relation: Relation) -> Applied:
         if self.history is None:
-            return apply_changes(self.table, changes, relation, self.pipeline, self.app)
-        return apply_with_history(self.table, self.history, changes, relation, self.pipeline, self.app)
+            return apply_changes(self.table, changes, relation, self.choices, self.app, self.slice_bytes)
+        return apply_with_history(
+            self.table,
+            self.history,
+            changes,
+            relation,
+            self.choices,
+            self.app,
+            self.lake_root,
+            self.slice_bytes,
+        )
 
     def _settle(self, walk: RelationTimeline) -> None:
         """What was announced, and then changed nothing, is behind us: so must the position say, or the next

@@ -1,6 +1,6 @@
 """Which relation holds for which changes of a table: a walk through the changelog's rows, in order.
 
-Call `relation_timeline(relation, rows, find_record, pipeline)`, where `relation` is the one that holds before
+Call `relation_timeline(relation, rows, find_record, choices)`, where `relation` is the one that holds before
 the rows: of a lake table, the second of what `read_relations` says. It gives stretches: rows, and the
 relation in whose layout they are. The lake table is for the first stretch's relation when the walk begins
 (or, where the two that `read_relations` says differ, for that with which a later one `begins`); before
@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, Remedy
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP
@@ -89,7 +89,7 @@ def read_relations(table: DeltaTable) -> tuple[int, int] | None:
 
 
 def relation_timeline(
-    relation: Relation, rows: pa.Table, find_record: FindRecord, pipeline: Pipeline
+    relation: Relation, rows: pa.Table, find_record: FindRecord, choices: TableChoices
 ) -> RelationTimeline:
     """Judge each relation that the rows announce or obey, in order.
 
@@ -99,7 +99,7 @@ def relation_timeline(
     At an unsafe change the walk stops: the stretches hold the transactions before. Raises ChangelogError for
     a version that is lost.
     """
-    return _TimelineBuilder(rows, pipeline, relation).walk(find_record)
+    return _TimelineBuilder(rows, choices, relation).walk(find_record)
 
 
 @dataclass
@@ -115,7 +115,7 @@ class _Step:
 @dataclass
 class _TimelineBuilder:
     rows: pa.Table
-    pipeline: Pipeline
+    choices: TableChoices
     first: Relation
     stamps: list[tuple[int, Relation]] = field(default_factory=list)
     unannounced: list[Relation] = field(default_factory=list)
@@ -194,10 +194,10 @@ class _TimelineBuilder:
         if record is None:
             return DriftError("its definition is no longer in the changelog", hint)
         recorded = replace(step.relation, truncated_by=self._truncated_by(record))
-        verdict = judge(recorded, record, self.pipeline)
+        verdict = judge(recorded, record, self.choices)
         if verdict.kind is Kind.UNSAFE or verdict.relation is None:
             return DriftError(verdict.reason, verdict.hint or hint, verdict.remedy or Remedy.RESNAPSHOT)
-        problem = _problem(verdict.relation, self.pipeline)
+        problem = _problem(verdict.relation, self.choices)
         if problem is not None:
             return DriftError(f"{verdict.reason}: {problem[0]}", problem[1] or hint)
         if verdict.relation.version == step.relation.version:
@@ -221,8 +221,8 @@ class _TimelineBuilder:
         return _any_of(self.rows["op"].slice(start, end - start), _OBEYING)
 
     def _is_same_table(self, before: Relation, after: Relation) -> bool:
-        return is_same_layout(before, after) and lake_schema(before, self.pipeline) == lake_schema(
-            after, self.pipeline
+        return is_same_layout(before, after) and lake_schema(before, self.choices) == lake_schema(
+            after, self.choices
         )
 
     def _translate(self, begin: int, at: int, before: Relation, after: Relation) -> None:
@@ -258,11 +258,11 @@ def _any_of(ops: pa.ChunkedArray, wanted: list[str]) -> bool:
     return bool(pc.any(pc.is_in(ops, pa.array(wanted))).as_py())
 
 
-def _problem(relation: Relation, pipeline: Pipeline) -> tuple[str, str] | None:
+def _problem(relation: Relation, choices: TableChoices) -> tuple[str, str] | None:
     """What keeps a lake table from having the columns of a relation, and what to do."""
     try:
-        lake_schema(relation, pipeline)
+        lake_schema(relation, choices)
     except PgReplError as error:
         return error.message, error.hint
-    problems = history_problems(relation) if pipeline.policy(relation.table).history else iter(())
+    problems = history_problems(relation) if choices.policy.history else iter(())
     return next(((problem, "") for problem in problems), None)

@@ -13,11 +13,12 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.evolving.widened_text import widened_text
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Tuples, unsent_pairs
-from airflow_provider_pgrepl.replication.relation import Relation, show_identifier
+from airflow_provider_pgrepl.replication.names import show_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
 
 _ROWS = ["I", "U", "D"]
@@ -101,16 +102,16 @@ def _moved(unchanged: pa.Array, before: Relation, after: Relation) -> pa.Array:
     )
 
 
-def evolved(rows: pa.Table, before: Relation, after: Relation, pipeline: Pipeline) -> pa.Table:
+def evolved(rows: pa.Table, before: Relation, after: Relation, choices: TableChoices) -> pa.Table:
     """Rows of the lake table for `before`, as that for `after` has them.
 
     Values are cast exactly, added columns are the typed `missing`, dropped ones stay; what is no column of
     the relation (bookkeeping, a version's lifetime) passes as it is and stands last. Raises DriftError for a
     value that cannot follow, ConfigError, ValueRangeError.
     """
-    known = {typed.column.attnum: typed for typed in typed_columns(before, pipeline)}
+    known = {typed.column.attnum: typed for typed in typed_columns(before, choices)}
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
-    for typed in typed_columns(after, pipeline):
+    for typed in typed_columns(after, choices):
         own = known.pop(typed.column.attnum, None)
         columns[typed.name] = (
             added_values(typed, len(rows)) if own is None else _widened(rows[own.name], own, typed)

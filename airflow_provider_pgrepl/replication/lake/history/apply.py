@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     RELATION_APP,
     epoch_of,
@@ -33,8 +33,10 @@ def apply_with_history(
     history: DeltaTable,
     changes: pa.Table,
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
     app: str,
+    lake_root: str,
+    slice_bytes: int,
 ) -> Applied:
     """What `apply_changes` does, with the versions that end appended to the history, exactly once.
 
@@ -44,17 +46,18 @@ def apply_with_history(
     """
     position = check_history(table, history, relation, app)
     # No version may be appended in other types than the table has.
-    check_columns(table, lake_schema(relation, pipeline), relation)
+    check_columns(table, lake_schema(relation, choices), relation)
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     changes = changes.slice(int(np.searchsorted(commit_lsn, int(position), side="right")))
-    welcome = _before_refusal(changes, relation, pipeline)
+    welcome = _before_refusal(changes, choices)
     applied = Applied(position, int(table.version()), 0, 0)
-    for start, end in slices(changes.slice(0, welcome), pipeline.slice_bytes):
+    for start, end in slices(changes.slice(0, welcome), slice_bytes):
         part = changes.slice(start, end - start).combine_chunks()
-        _append(table, history, part, relation, pipeline, app)
-        applied = _sum(applied, apply_changes(table, part, relation, pipeline, app))
+        _append(table, history, part, relation, choices, app, lake_root)
+        applied = _sum(applied, apply_changes(table, part, relation, choices, app, slice_bytes))
     if welcome < len(changes):
-        applied = _sum(applied, apply_changes(table, changes.slice(welcome), relation, pipeline, app))
+        last = apply_changes(table, changes.slice(welcome), relation, choices, app, slice_bytes)
+        applied = _sum(applied, last)
     return applied
 
 
@@ -75,9 +78,9 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
     return position
 
 
-def _before_refusal(changes: pa.Table, relation: Relation, pipeline: Pipeline) -> int:
+def _before_refusal(changes: pa.Table, choices: TableChoices) -> int:
     """How many changes come before a transaction that the table's policy refuses: it must end no version."""
-    if pipeline.policy(relation.table).truncate != "error":
+    if choices.policy.truncate != "error":
         return len(changes)
     first = pc.index(changes["op"], "T").as_py()
     if first < 0:
@@ -91,16 +94,17 @@ def _append(
     history: DeltaTable,
     part: pa.Table,
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
     app: str,
+    lake_root: str,
 ) -> None:
     reached, position = read_position(history, app), LSN(part["commit_lsn"][-1].as_py())
     if reached is None or position <= reached:
         return
-    rows = ended_rows(table, part, relation, pipeline, epoch_of(app), reached)
+    rows = ended_rows(table, part, relation, choices, epoch_of(app), reached)
     commit_ts, version = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
     marks = {RELATION_APP: version}
-    append_versions(history, rows, relation.table, pipeline.lake_root, app, position, commit_ts, marks)
+    append_versions(history, rows, relation.table, lake_root, app, position, commit_ts, marks)
 
 
 def _sum(before: Applied, now: Applied) -> Applied:

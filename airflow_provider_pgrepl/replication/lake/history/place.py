@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import typed_columns
 
 HISTORY_SUFFIX = "~history"
@@ -62,10 +63,10 @@ def path_of(key: str) -> str:
     return TableName.parse(key).path
 
 
-def history_schema(relation: Relation, pipeline: Pipeline) -> pa.Schema:
+def history_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     """The columns that a history of this table begins with: the lake table's typed ones, then LIFETIME.
 
     A column that the table gets later stands behind these, and one that it loses stays. Raises ConfigError.
     """
-    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, pipeline)]
+    fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
     return pa.schema([*fields, *LIFETIME])

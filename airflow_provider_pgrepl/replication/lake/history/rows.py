@@ -12,14 +12,15 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.history import place as history
 from airflow_provider_pgrepl.replication.lake.history.versions import EndedVersions, ended_versions
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -36,7 +37,7 @@ def ended_rows(
     table: DeltaTable | pa.Table,
     changes: pa.Table,
     relation: Relation,
-    pipeline: Pipeline,
+    choices: TableChoices,
     epoch: Epoch,
     above: LSN,
 ) -> Iterator[pa.Table]:
@@ -45,9 +46,9 @@ def ended_rows(
     `table` is the lake table, or its rows, at the version on which the changes are to be applied.
     Raises DriftError, LakeTableError, ValueRangeError.
     """
-    ignoring = pipeline.policy(relation.table).truncate == "ignore"
+    ignoring = choices.policy.truncate == "ignore"
     ended = ended_versions(changes, relation, ignoring=ignoring)
-    yield from _Slice(table, changes, ended, relation, pipeline, epoch).rows(above)
+    yield from _Slice(table, changes, ended, relation, choices, epoch).rows(above)
 
 
 def current_rows(
@@ -89,7 +90,7 @@ class _Slice:
     changes: pa.Table
     ended: EndedVersions
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
     epoch: Epoch
 
     def rows(self, above: LSN) -> Iterator[pa.Table]:
@@ -114,7 +115,7 @@ class _Slice:
 
     def _names(self) -> list[str]:
         return [
-            *(typed.name for typed in typed_columns(self.relation, self.pipeline)),
+            *(typed.name for typed in typed_columns(self.relation, self.choices)),
             COMMIT_LSN,
             COMMIT_TS,
         ]
@@ -122,7 +123,7 @@ class _Slice:
     def _keys(self, codes: Ints) -> pa.Table:
         keys = {}
         for index, column in enumerate(self.relation.key_columns):
-            typed = typed_column(column, self.relation.table, self.pipeline)
+            typed = typed_column(column, self.relation.table, self.choices)
             keys[typed.name] = typed.parse(self.ended.key_texts(index, codes))
         return pa.table(keys)
 
@@ -147,7 +148,7 @@ class _Slice:
     def _typed(self, entries: Ints, where: Ints, lake: pa.Table) -> pa.Table:
         columns: dict[str, Any] = {}
         made = np.flatnonzero(self.ended.made_by[entries] >= 0)
-        for typed in typed_columns(self.relation, self.pipeline):
+        for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
                 # What was dropped stays in the versions from before.
                 values, sent = pa.nulls(len(made), typed.lake_type), made

@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, check_ours, open_table
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import check_ours
+from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import place as layout
 from airflow_provider_pgrepl.replication.lake.history.rows import closed, current_rows
 from airflow_provider_pgrepl.replication.lake.history.table import (

@@ -15,21 +15,18 @@ from deltalake import DeltaTable, Field, Schema
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.delta.table import (
-    CLOSED,
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     allow_timestamp_without_tz,
-    app_id,
     commit_files,
     commit_properties,
-    commit_snapshot,
-    create_table,
-    earlier_apps,
-    open_table,
 )
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
+from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, earlier_apps, open_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema, history_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName, quote_identifier
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import delta_errors, durable, storage_errors
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
@@ -91,7 +88,7 @@ def prepare_history(
     LakeError, FencedError; LakeTableError when a column's type is not what it was.
     """
     uri = history_uri(pipeline.lake_root, relation.table)
-    schema = history_schema(relation, pipeline)
+    schema = history_schema(relation, pipeline.choices(relation.table))
     find_torn(uri).set_aside()
     if DeltaTable.is_deltatable(uri):
         history = open_table(uri)

@@ -9,7 +9,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
-from airflow_provider_pgrepl.replication.relation import quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
 
 
 def rows_equal_to(table: DeltaTable, wanted: pa.Table, more: list[str]) -> tuple[pa.Table, Ints]:

@@ -15,7 +15,7 @@ from deltalake import DeltaTable, Schema
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
@@ -27,7 +27,8 @@ from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import bytes_before
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 
@@ -42,12 +43,18 @@ class Applied:
 
 
 def apply_changes(
-    table: DeltaTable, changes: pa.Table, relation: Relation, pipeline: Pipeline, app: str
+    table: DeltaTable,
+    changes: pa.Table,
+    relation: Relation,
+    choices: TableChoices,
+    app: str,
+    slice_bytes: int,
 ) -> Applied:
     """Apply changelog rows of one relation (ops I U D T, ordered by commit_lsn and ordinal), exactly once.
 
-    Changes at or below the table's position are skipped. The `relation_version` of each is that of the
-    relation in force after it, which reads like `relation`: the commit that ends there says it. `table` is
+    Changes at or below the table's position are skipped. Each commit takes whole transactions, of at most
+    `slice_bytes` of values if they fit. The `relation_version` of each change is that of the relation in
+    force after it, which reads like `relation`: the commit that ends there says it. `table` is
     the handle on which the position is read and every commit made; it must not be refreshed meanwhile, and
     stands at the last commit afterwards.
 
@@ -59,22 +66,22 @@ def apply_changes(
     position = read_position(table, app)
     if position is None:
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
-    check_columns(table, lake_schema(relation, pipeline), relation)
+    check_columns(table, lake_schema(relation, choices), relation)
     changes = changes.combine_chunks()
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     if bool((np.diff(commit_lsn) < 0).any()):
         raise ChangelogError(f"{relation.table}: changes are not in commit order")
     fresh = int(np.searchsorted(commit_lsn, int(position), side="right"))
     changes, commit_lsn = changes.slice(fresh), commit_lsn[fresh:]
-    refused = refused_truncate(changes, relation, pipeline)
+    refused = refused_truncate(changes, relation, choices)
     if refused:
         changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(refused[0]))))
     commits = 0
-    for start, end in slices(changes, pipeline.slice_bytes):
+    for start, end in slices(changes, slice_bytes):
         part = changes.slice(start, end - start)
         position = LSN(commit_lsn[end - 1])
         at_end = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
-        _commit(part, relation, pipeline, SliceCommit(table, app, position, *at_end))
+        _commit(part, relation, choices, SliceCommit(table, app, position, *at_end))
         commits += 1
     if refused:
         raise refused[1]
@@ -112,23 +119,23 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
         )
 
 
-def _commit(part: pa.Table, relation: Relation, pipeline: Pipeline, commit: SliceCommit) -> None:
-    policy = pipeline.policy(relation.table)
+def _commit(part: pa.Table, relation: Relation, choices: TableChoices, commit: SliceCommit) -> None:
+    policy = choices.policy
     if not relation.key_columns and relation.replica_identity == "f":
-        commit_net_rows(net_rows(part, relation, pipeline), commit)
+        commit_net_rows(net_rows(part, relation, choices), commit)
     elif relation.key_columns and policy.follows_keys:
-        KeysCommit(held_keys(part, relation, policy.truncate), part, relation, pipeline).make(commit)
+        KeysCommit(held_keys(part, relation, policy.truncate), part, relation, choices).make(commit)
     else:
         if policy.truncate == "ignore":
             part = part.filter(pc.not_equal(part["op"], "T"))
-        RowsCommit(collapse(part, relation), part, relation, pipeline).make(commit)
+        RowsCommit(collapse(part, relation), part, relation, choices).make(commit)
 
 
 def refused_truncate(
-    changes: pa.Table, relation: Relation, pipeline: Pipeline
+    changes: pa.Table, relation: Relation, choices: TableChoices
 ) -> tuple[LSN, TruncatedError] | None:
     """The first transaction at which a table that must not be truncated stops, and its error."""
-    if pipeline.policy(relation.table).truncate != "error":
+    if choices.policy.truncate != "error":
         return None
     truncates = changes.filter(pc.equal(changes["op"], "T"))["commit_lsn"]
     if len(truncates) == 0:

@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import HeldKeys
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, replaced, take
-from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -39,7 +40,7 @@ class KeysCommit:
     held: HeldKeys
     changes: pa.Table
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
 
     def make(self, commit: SliceCommit) -> None:
         """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
@@ -71,11 +72,11 @@ class KeysCommit:
         self._check(commit.run(merger))
 
     def _names(self) -> list[str]:
-        return list(lake_schema(self.relation, self.pipeline).names)
+        return list(lake_schema(self.relation, self.choices).names)
 
     @property
     def soft(self) -> bool:
-        return self.pipeline.policy(self.relation.table).deletes == "soft"
+        return self.choices.policy.deletes == "soft"
 
     def _kinds(self) -> Ints:
         held = self.held
@@ -91,9 +92,9 @@ class KeysCommit:
         """TRUNCATE: rows that no later change concerns; those marked before keep the moment of their end."""
         at = self.held.truncated
         marks = {quote_identifier(DELETED): "true"}
-        if self.pipeline.commit_lsn_column:
+        if self.choices.commit_lsn_column:
             marks[quote_identifier(COMMIT_LSN)] = str(self.changes["commit_lsn"][at].as_py())
-        if self.pipeline.commit_ts_column:
+        if self.choices.commit_ts_column:
             micros = self.changes["commit_ts"][at].cast(pa.int64()).as_py()
             marks[quote_identifier(COMMIT_TS)] = (
                 f"arrow_cast({micros}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
@@ -102,7 +103,7 @@ class KeysCommit:
 
     def values(self) -> Iterator[tuple[pa.Array, Bools | None]]:
         """Typed values by lake column, and where the value of the origin's row in the lake stays."""
-        for typed in typed_columns(self.relation, self.pipeline):
+        for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
                 yield pa.nulls(len(self.held), typed.lake_type), None
                 continue
@@ -110,9 +111,9 @@ class KeysCommit:
             yield typed.parse(texts), keep if keep.any() else None
         if self.soft:
             yield pa.array(self.held.gone), None
-        if self.pipeline.commit_lsn_column:
+        if self.choices.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), self.held.since), None
-        if self.pipeline.commit_ts_column:
+        if self.choices.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), self.held.since), None
 
     def _source(self, commit: SliceCommit) -> tuple[pa.Table, set[int]]:
@@ -138,7 +139,7 @@ class KeysCommit:
 
     def _key_columns(self) -> list[TypedColumn]:
         return [
-            typed_column(column, self.relation.table, self.pipeline) for column in self.relation.key_columns
+            typed_column(column, self.relation.table, self.choices) for column in self.relation.key_columns
         ]
 
     def _check(self, metrics: dict[str, Any]) -> None:
@@ -178,7 +179,7 @@ class _LakeValues:
         wanted = pa.table(
             {key.name: key.parse(held.key_texts(number, origins)) for number, key in enumerate(typed)}
         )
-        names = [column.name for column in typed_columns(self._keys.relation, self._keys.pipeline)]
+        names = [column.name for column in typed_columns(self._keys.relation, self._keys.choices)]
         commit = self._commit
         rows, which = commit.read(lambda: rows_equal_to(commit.table, wanted, names))
         self._rows = rows

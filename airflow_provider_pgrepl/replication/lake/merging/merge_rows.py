@@ -11,12 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import Collapsed
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, take
-from airflow_provider_pgrepl.replication.relation import Relation, quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column, typed_columns
 
 _INSERT, _UPDATE, _DELETE = range(3)
@@ -29,7 +30,7 @@ class RowsCommit:
     collapsed: Collapsed
     changes: pa.Table
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
 
     def make(self, commit: SliceCommit) -> None:
         """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
@@ -47,20 +48,20 @@ class RowsCommit:
         return pa.table(dict(zip(self.names(), (values for values, _ in self.values(entries)), strict=True)))
 
     def names(self) -> list[str]:
-        return list(lake_schema(self.relation, self.pipeline).names)
+        return list(lake_schema(self.relation, self.choices).names)
 
     def values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
         """Typed final values by lake column, and where the lake's value stays."""
-        for typed in typed_columns(self.relation, self.pipeline):
+        for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
                 yield pa.nulls(len(entries), typed.lake_type), None
                 continue
             texts, keep = self.collapsed.texts(typed.index, entries)
             yield typed.parse(texts), keep
         last = self.collapsed.last[entries]
-        if self.pipeline.commit_lsn_column:
+        if self.choices.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), last), None
-        if self.pipeline.commit_ts_column:
+        if self.choices.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), last), None
 
     def _merge(self, commit: SliceCommit) -> None:
@@ -100,7 +101,7 @@ class RowsCommit:
         columns: dict[str, pa.Array | pa.ChunkedArray] = {}
         for number, column in enumerate(self.relation.key_columns):
             texts = collapsed.key_texts(number, collapsed.origin[order])
-            columns[f"o{number}"] = typed_column(column, self.relation.table, self.pipeline).parse(texts)
+            columns[f"o{number}"] = typed_column(column, self.relation.table, self.choices).parse(texts)
         kept = set()
         for index, (values, keep) in enumerate(self.values(alive)):
             columns[f"c{index}"] = pa.chunked_array([values, pa.nulls(len(dead), values.type)])

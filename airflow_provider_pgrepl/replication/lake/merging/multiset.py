@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import IdentityError, LakeTableError
-from airflow_provider_pgrepl.replication.choices import Truncate
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices, Truncate
 from airflow_provider_pgrepl.replication.lake.merging import kernels
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
     ChangedRows,
@@ -86,17 +85,17 @@ class NetRows:
 
 
 def net_rows(
-    changes: pa.Table, relation: Relation, pipeline: Pipeline, truncate: Truncate | None = None
+    changes: pa.Table, relation: Relation, choices: TableChoices, truncate: Truncate | None = None
 ) -> NetRows:
     """What changelog rows of one relation without key (ops I U D T, in order) do to its rows.
 
     `truncate` None: as the pipeline has it; one that is ignored leaves the rows that were there.
     Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
     """
-    ignoring = (truncate or pipeline.policy(relation.table).truncate) == "ignore"
+    ignoring = (truncate or choices.policy.truncate) == "ignore"
     read = read_changes(changes, relation, whole=ignoring)
     overwrite = read.truncated and not ignoring
-    columns = typed_columns(relation, pipeline)
+    columns = typed_columns(relation, choices)
     indexes = [typed.index for typed in columns if typed.index is not None]
     if not indexes and bool((read.op != kernels.INSERT).any()):
         raise IdentityError(
@@ -113,7 +112,7 @@ def net_rows(
     for name, source in ((COMMIT_LSN, "commit_lsn"), (COMMIT_TS, "commit_ts")):
         gained[name] = changes[source].take(pa.array(read.places[made]))
     rows, times = _lost(columns, read, old, lost)
-    names = lake_schema(relation, pipeline).names
+    names = lake_schema(relation, choices).names
     return NetRows(overwrite, rows, times, pa.table({name: gained[name] for name in names}))
 
 

@@ -12,16 +12,16 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
 
-from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
-from airflow_provider_pgrepl.replication.lake.delta.table import (
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     Result,
     bounded_columns,
     commit_nothing,
     commit_properties,
     fenced,
     narrow_bounds,
-    relation_marks,
 )
+from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
+from airflow_provider_pgrepl.replication.lake.delta.table import relation_marks
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"

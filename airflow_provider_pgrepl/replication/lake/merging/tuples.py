@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.lake.merging.kernels import hash_texts
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]

@@ -22,7 +22,8 @@ from airflow_provider_pgrepl.replication.lake.reading.table_plan import Planner,
 from airflow_provider_pgrepl.replication.lake.reading.verification import UnverifiedWarning
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

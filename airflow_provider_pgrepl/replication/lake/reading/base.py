@@ -20,7 +20,8 @@ from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Poi
 from airflow_provider_pgrepl.replication.lake.reading.moment import Moment
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 
 _START = datetime(1970, 1, 1, tzinfo=UTC)
 

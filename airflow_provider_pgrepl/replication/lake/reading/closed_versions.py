@@ -30,7 +30,7 @@ def ended_since(plan: TablePlan, schema: pa.Schema, epoch: Epoch) -> pa.Table:
             held = overlay.evolved(plan.version.read() if number == 1 else held)
         if overlay.count:
             rows = ended_rows(
-                held, overlay.changes(), overlay.relation, overlay.pipeline, epoch, overlay.above
+                held, overlay.changes(), overlay.relation, overlay.choices, epoch, overlay.above
             )
             pieces.extend(rows)
         if number < len(plan.overlays):
@@ -42,8 +42,8 @@ def _evolved_ended(rows: pa.Table, overlay: Overlay) -> pa.Table:
     """Versions that ended before a relation came into force, in its types: null in the columns added."""
     before = overlay.before
     held = {column.attnum for column in (*before.columns, *before.unpublished, *before.dropped)}
-    after = evolved(rows, before, overlay.relation, overlay.pipeline)
-    for number, typed in enumerate(typed_columns(overlay.relation, overlay.pipeline)):
+    after = evolved(rows, before, overlay.relation, overlay.choices)
+    for number, typed in enumerate(typed_columns(overlay.relation, overlay.choices)):
         if typed.column.attnum not in held:
             known = typed.name in rows.column_names
             values = rows[typed.name] if known else pa.nulls(len(rows), typed.lake_type)

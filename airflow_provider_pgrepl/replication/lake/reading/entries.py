@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
 from airflow_provider_pgrepl.replication.lake.merging.merge_keys import KeysCommit
@@ -55,13 +55,13 @@ def kept(number: int) -> str:
     return f"u{number}"
 
 
-def entries_of(changes: pa.Table, relation: Relation, pipeline: Pipeline) -> pa.Table:
+def entries_of(changes: pa.Table, relation: Relation, choices: TableChoices) -> pa.Table:
     """The entries of changelog rows of one relation with a key: ops I U D T, in order.
 
     Raises DriftError, LakeTableError (the changes contradict each other), ValueRangeError.
     """
-    policy = pipeline.policy(relation.table)
-    builder = _Builder(changes, relation, pipeline)
+    policy = choices.policy
+    builder = _Builder(changes, relation, choices)
     return builder.of_held(soft=policy.deletes == "soft") if policy.follows_keys else builder.of_collapsed()
 
 
@@ -73,14 +73,14 @@ Values = Iterable[tuple[pa.Array, Bools | None]]
 class _Builder:
     changes: pa.Table
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
 
     def of_collapsed(self) -> pa.Table:
         done = collapse(self.changes, self.relation)
         alive, dead = np.flatnonzero(done.final >= 0), np.flatnonzero(done.final < 0)
         order = np.concatenate([alive, dead])
         keys = [self._typed_key(number, done.key_texts(number, done.origin[order])) for number in self._keys]
-        values = RowsCommit(done, self.changes, self.relation, self.pipeline).values(alive)
+        values = RowsCommit(done, self.changes, self.relation, self.choices).values(alive)
         columns = {
             KIND: pa.array(np.full(len(order), ROW)),
             ALIVE: pa.array(done.final[order] >= 0),
@@ -93,9 +93,9 @@ class _Builder:
         return pa.concat_tables([entries, _special(entries.schema, EMPTY)]) if done.overwrite else entries
 
     def of_held(self, *, soft: bool) -> pa.Table:
-        policy = self.pipeline.policy(self.relation.table)
+        policy = self.choices.policy
         done = held_keys(self.changes, self.relation, policy.truncate)
-        values = KeysCommit(done, self.changes, self.relation, self.pipeline).values()
+        values = KeysCommit(done, self.changes, self.relation, self.choices).values()
         columns = {
             KIND: pa.array(np.full(len(done), ROW)),
             ALIVE: pa.array(np.ones(len(done), np.bool_) if soft else ~done.gone),
@@ -108,7 +108,7 @@ class _Builder:
         if done.truncated < 0:
             return entries
         mark = _special(entries.schema, MARK)
-        for number, name in enumerate(lake_schema(self.relation, self.pipeline).names):
+        for number, name in enumerate(lake_schema(self.relation, self.choices).names):
             if name in _STAMPS:
                 at = mark.schema.get_field_index(value(number))
                 stamp = self.changes[_STAMPS[name]].slice(done.truncated, 1)
@@ -121,7 +121,7 @@ class _Builder:
 
     def _typed_key(self, number: int, texts: pa.Array) -> pa.Array:
         column = self.relation.key_columns[number]
-        return typed_column(column, self.relation.table, self.pipeline).parse(texts)
+        return typed_column(column, self.relation.table, self.choices).parse(texts)
 
 
 def _rows(values: Values, present: int, missing: int) -> dict[str, pa.ChunkedArray]:

@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.lake.reading.closed_versions import end
 from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePlan
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import relation_timeline
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, is_same_layout
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows, net_rows
@@ -36,7 +36,7 @@ class Overlay:
     changelog: str
     paths: tuple[str, ...]
     relation: Relation
-    pipeline: Pipeline
+    choices: TableChoices
     above: LSN
     upto: LSN
     before: Relation
@@ -48,7 +48,7 @@ class Overlay:
     @property
     def schema(self) -> pa.Schema:
         """The lake table's columns, with the changes."""
-        return lake_schema(self.relation, self.pipeline)
+        return lake_schema(self.relation, self.choices)
 
     @property
     def key_names(self) -> list[str]:
@@ -60,13 +60,13 @@ class Overlay:
         """Whether the version must become that of another relation before the changes are laid over it."""
         return not (
             is_same_layout(self.before, self.relation)
-            and lake_schema(self.before, self.pipeline) == self.schema
+            and lake_schema(self.before, self.choices) == self.schema
         )
 
     def evolved(self, version: pa.Table) -> pa.Table:
         """Rows of the version as the relation in force has them. Raises DriftError, ValueRangeError."""
         if self.evolves:
-            version = evolved(version, self.before, self.relation, self.pipeline)
+            version = evolved(version, self.before, self.relation, self.choices)
         # A column that came later stands last in the lake table.
         return version.select(self.schema.names).cast(self.schema)
 
@@ -80,16 +80,16 @@ class Overlay:
         rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
         if self.first is not None:
             records = {record.version: record for record in self.announced}
-            rows = relation_timeline(self.first, rows, records.get, self.pipeline).stretches[-1].rows
+            rows = relation_timeline(self.first, rows, records.get, self.choices).stretches[-1].rows
         return rows.filter(pc.is_in(rows["op"], _CHANGES)).combine_chunks()
 
     def net_rows(self) -> NetRows:
         """What the changes do to a table without key. Raises LakeTableError, ValueRangeError."""
-        return net_rows(self.changes(), self.relation, self.pipeline)
+        return net_rows(self.changes(), self.relation, self.choices)
 
     def entries(self) -> pa.Table:
         """What the changes do to a table with a key. Raises LakeTableError, ValueRangeError."""
-        return entries_of(self.changes(), self.relation, self.pipeline)
+        return entries_of(self.changes(), self.relation, self.choices)
 
     def lay_over(self, version: pa.Table) -> pa.Table:
         """The version with the changes. Raises LakeTableError when it is not what they were made to."""

@@ -35,7 +35,7 @@ class SparkReplaced:
     def __init__(self, version: DataFrame, overlay: Overlay) -> None:
         from pyspark.sql import functions
 
-        policy = overlay.pipeline.policy(overlay.relation.table)
+        policy = overlay.choices.policy
         emptied = overlay.truncated and policy.truncate == "apply"
         self.sql = functions
         self.version = version

@@ -29,7 +29,8 @@ from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lake.reading.verification import Unverified, find_unverified
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 
 _CHANGES = ["I", "U", "D", "T"]
@@ -113,7 +114,7 @@ class Planner:
         held = pa.schema(base.opened.schema().to_arrow())
         if relation is None:
             return held
-        names = lake_schema(relation, self._pipeline).names
+        names = lake_schema(relation, self._pipeline.choices(relation.table)).names
         return pa.schema([held.field(name) for name in names]) if set(names) == set(held.names) else held
 
     def _check_kept(self, base: Base) -> None:
@@ -131,7 +132,8 @@ class Planner:
         files = self._kept.files(built.oid, above, self._moment.lsn)
         rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
         self._check_gaps(built.table, rows)
-        walk = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), self._pipeline)
+        choices = self._pipeline.choices(built.table)
+        walk = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), choices)
         if walk.stop:
             lsn, error = walk.stop
             raise DriftError(
@@ -154,7 +156,7 @@ class Planner:
                 changelog=self._kept.uri,
                 paths=paths,
                 relation=stretch.begins,
-                pipeline=self._pipeline,
+                choices=self._pipeline.choices(stretch.begins.table),
                 above=above,
                 upto=LSN(heads["commit_lsn"][-1].as_py()) if len(heads) else above,
                 before=before,
@@ -183,7 +185,7 @@ class Planner:
 
     def _check_truncates(self, table: TableName, rows: pa.Table) -> None:
         truncates = rows.filter(pc.equal(rows["op"], "T"))
-        if truncates.num_rows and self._pipeline.policy(table).truncate == "error":
+        if truncates.num_rows and self._pipeline.choices(table).policy.truncate == "error":
             first = LSN(truncates["commit_lsn"][0].as_py())
             raise LakeTableError(
                 f"{table} was truncated at {first}, and its policy is that TRUNCATE stops it",

@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_M
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptChanges
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 
@@ -80,7 +81,7 @@ def _is_hidden(relation: Relation, record: RelationRecord, pipeline: Pipeline) -
     named = (record.message.schema, record.message.name) == (shape.schema, shape.name)
     same = same and named and record.message.replica_identity == shape.replica_identity
     hidden = same or (record.catalog is not None and _is_altered_alike(relation, record.catalog))
-    return hidden and judge(relation, record, pipeline).kind is Kind.UNSAFE
+    return hidden and judge(relation, record, pipeline.choices(relation.table)).kind is Kind.UNSAFE
 
 
 def _columns(columns: tuple[WireColumn, ...]) -> list[tuple[str, int, int]]:

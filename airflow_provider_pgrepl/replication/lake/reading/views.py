@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.as_of import SparkAsOf, as_of
 from airflow_provider_pgrepl.replication.lake.reading.spark_task import quoted
-from airflow_provider_pgrepl.replication.relation import ColumnName, TableName
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

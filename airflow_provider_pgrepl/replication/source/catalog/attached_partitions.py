@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import psycopg2
 
 from airflow_provider_pgrepl.errors import SourceError
-from airflow_provider_pgrepl.replication.relation import Partition, Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Partition, Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import shut_owners_out
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 

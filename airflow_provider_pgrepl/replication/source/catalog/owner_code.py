@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import psycopg2
 
 from airflow_provider_pgrepl.errors import TableError, one_line
-from airflow_provider_pgrepl.replication.relation import TableName
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
 _REFERENCE = "see docs/reference/connection.md"

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import Partition, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Partition
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 
 # Plain reads, like those of relations: they obey the transaction's snapshot. A table's row of pg_attribute

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_pgrepl.replication.relation import Partition, PublicationStanding, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Partition, PublicationStanding
 from airflow_provider_pgrepl.replication.source.catalog.partitions import Leaf, leaves_of
 from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
     ABOVE,

@@ -12,7 +12,8 @@ from airflow_provider_pgrepl.errors import (
     PublicationError,
     SnapshotError,
 )
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     refused_code,
     shut_owners_out,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.ddl_capture.function import (
     ENDED_TAGS,
     function_sql,

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import Relation, TableName
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.server_problems import (
@@ -42,7 +43,7 @@ def check_server(dsn: str, slot: str | None = None) -> Server:
 
 
 def check_source(
-    dsn: str, pipeline: Pipeline, wishes: RequestedTables | None = None, *, new_epoch: bool = False
+    dsn: str, pipeline: Pipeline, requested: RequestedTables | None = None, *, new_epoch: bool = False
 ) -> list[Relation]:
     """Check all that the pipeline needs of its source; nothing is created. The tables it will replicate.
 
@@ -54,7 +55,7 @@ def check_source(
         problems = [*_surroundings(connection, dsn, pipeline, server, new_epoch=new_epoch)]
         relations: list[Relation] = []
         try:
-            relations = resolve_tables(connection, pipeline, wishes)
+            relations = resolve_tables(connection, pipeline, requested)
         except PgReplError as error:
             problems.append(error)
         problems += right_problems(connection, relations)

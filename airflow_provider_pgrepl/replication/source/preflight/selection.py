@@ -10,7 +10,8 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import ColumnName, Relation, TableName
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.preflight.shape_problems import (
@@ -55,7 +56,7 @@ class Selected:
 
 
 def resolve_tables(
-    connection: Connection, pipeline: Pipeline, wishes: RequestedTables | None = None
+    connection: Connection, pipeline: Pipeline, requested: RequestedTables | None = None
 ) -> list[Relation]:
     """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
 
@@ -63,30 +64,35 @@ def resolve_tables(
     every table that cannot be replicated and why. A pattern leaves out what cannot be published without
     harm (no key), what is no ordinary table, and partitions; they go with their partitioned table.
     """
-    wishes = wishes or RequestedTables()
-    selected = select_tables(connection, pipeline, wishes)
+    requested = requested or RequestedTables()
+    selected = select_tables(connection, pipeline, requested)
     problems = [error.message for error in selected.problems.values()]
     if not selected.tables:
         schemas = ", ".join(sorted(f"{schema}.*" for schema in _patterns(pipeline)))
         problems = [f"{schemas}: no table that can be replicated"]
     if problems:
         raise TableError("\n".join(sorted(line for text in problems for line in text.splitlines())))
-    check_choices(pipeline, selected.tables | wishes.removed)
+    check_choices(pipeline, selected.tables | requested.removed)
     return list(selected.relations)
 
 
-def select_tables(connection: Connection, pipeline: Pipeline, wishes: RequestedTables) -> Selected:
+def select_tables(connection: Connection, pipeline: Pipeline, requested: RequestedTables) -> Selected:
     """Likewise, with each table's problems as its own. Raises ConfigError, and TableError for a pattern that
     can stand for no table at all."""
     patterns = _patterns(pipeline)
     insert_only = frozenset(TableName.parse(text) for text in pipeline.insert_only)
     named = frozenset(TableName.parse(text) for text in pipeline.tables if not text.endswith(".*"))
-    _check_insert_only(insert_only, named | wishes.added | wishes.removed, patterns)
+    _check_insert_only(insert_only, named | requested.added | requested.removed, patterns)
     # What insert_only lists is wanted by name, be it through a pattern or not.
-    named |= insert_only | wishes.added
-    replicated = frozenset(table for table in wishes.replicated if table.schema in patterns) - named
+    named |= insert_only | requested.added
+    replicated = frozenset(table for table in requested.replicated if table.schema in patterns) - named
     return _Selection(
-        connection, pipeline, (named | replicated) - wishes.removed, patterns, insert_only, wishes.removed
+        connection,
+        pipeline,
+        (named | replicated) - requested.removed,
+        patterns,
+        insert_only,
+        requested.removed,
     ).select(by_pattern=replicated)
 
 
@@ -105,10 +111,10 @@ def _patterns(pipeline: Pipeline) -> frozenset[str]:
 def _check_insert_only(
     insert_only: Iterable[TableName], named: frozenset[TableName], patterns: frozenset[str]
 ) -> None:
-    strangers = sorted(table for table in insert_only if table not in named and table.schema not in patterns)
-    if strangers:
+    unknown = sorted(table for table in insert_only if table not in named and table.schema not in patterns)
+    if unknown:
         raise ConfigError(
-            f"insert_only: {', '.join(map(str, strangers))} not among the tables of the pipeline",
+            f"insert_only: {', '.join(map(str, unknown))} not among the tables of the pipeline",
             "list it in tables too, or take it out of insert_only",
         )
 
@@ -120,12 +126,12 @@ def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
         for field in ("types", "text_columns", "exclude_columns", "per_column")
     }
     chosen["per_table"] = {TableName.parse(name) for name in pipeline.per_table}
-    strangers = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
-    if strangers:
-        listed = "; ".join(f"{field}: {', '.join(map(str, found))}" for field, found in strangers.items())
+    unknown = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
+    if unknown:
+        listed = "; ".join(f"{field}: {', '.join(map(str, found))}" for field, found in unknown.items())
         raise ConfigError(
             f"{listed} not among the tables of the pipeline",
-            f"list it in tables too, or take it out of {' and '.join(strangers)}",
+            f"list it in tables too, or take it out of {' and '.join(unknown)}",
         )
 
 
@@ -236,7 +242,7 @@ class _Selection:
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
         """Why its rows cannot be told apart, by a key or, with REPLICA IDENTITY FULL, by all values."""
-        if not relation.key_columns and self._pipeline.policy(relation.table).deletes == "soft":
+        if not relation.key_columns and self._pipeline.choices(relation.table).policy.deletes == "soft":
             yield (
                 "it has no key, so deletes: soft cannot say which row of equal ones is marked; give it a"
                 " primary key, or set deletes to hard for it in per_table"

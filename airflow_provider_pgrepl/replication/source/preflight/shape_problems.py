@@ -7,13 +7,8 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import (
-    STATE_SCHEMA,
-    Relation,
-    TableName,
-    quote_identifier,
-    show_identifier,
-)
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier, show_identifier
+from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA, Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves, read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection
 
@@ -64,7 +59,7 @@ def shape_problems(connection: Connection, pipeline: Pipeline, relation: Relatio
             " carry, so that rows cannot be matched. Give it another key; or, from PostgreSQL 18 on, let the"
             " publication hold stored ones: publish_generated_columns = stored"
         )
-    yield from choice_problems(relation, pipeline)
+    yield from choice_problems(relation, pipeline.choices(relation.table))
     if relation.relkind == "p":
         yield from _leaf_problems(connection, pipeline, relation)
 
@@ -86,8 +81,9 @@ def _columnless_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str
 
 def _has_own_columns(pipeline: Pipeline, relation: Relation) -> bool:
     """Whether the lake table has columns beside those of the source."""
-    is_soft = pipeline.policy(relation.table).deletes == "soft"
-    return is_soft or pipeline.commit_lsn_column or pipeline.commit_ts_column
+    choices = pipeline.choices(relation.table)
+    is_soft = choices.policy.deletes == "soft"
+    return is_soft or choices.commit_lsn_column or choices.commit_ts_column
 
 
 def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
@@ -105,7 +101,7 @@ def _name_problems(pipeline: Pipeline, relation: Relation) -> Iterator[str]:
         if lower in _OWN_COLUMNS and getattr(pipeline, _OWN_COLUMNS[lower]):
             option = _OWN_COLUMNS[lower]
             yield f"column {shown} is one that the lake table gets anyway; set {option} to false"
-        if lower == DELETED and pipeline.policy(relation.table).deletes == "soft":
+        if lower == DELETED and pipeline.choices(relation.table).policy.deletes == "soft":
             yield f"column {shown} is one that the lake table gets where deletes are soft; rename it"
         names[lower] = column.name
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.relation import ColumnName, Relation, show_identifier
+from airflow_provider_pgrepl.replication.names import show_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
 
 
 def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterator[str]:
@@ -22,10 +23,11 @@ def table_warnings(relations: Iterable[Relation], pipeline: Pipeline) -> Iterato
 
 
 def _unpublished_columns(relation: Relation, pipeline: Pipeline) -> Iterator[str]:
+    choices = pipeline.choices(relation.table)
     names = [
         show_identifier(column.name)
         for column in relation.unpublished
-        if not pipeline.choice(ColumnName(relation.table, column.name)).excluded
+        if not choices.column(column.name).excluded
     ]
     if names:
         columns = "generated column" if len(names) == 1 else "generated columns"

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import (
     SnapshotError,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,

@@ -9,7 +9,7 @@ from types import TracebackType
 import psycopg2
 
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import quote_identifier
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection
 
 

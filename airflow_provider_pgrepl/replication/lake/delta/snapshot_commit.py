@@ -1,0 +1,133 @@
+"""The commit of a snapshot: a lake table is created, or replaced as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import create_table_with_add_actions
+
+from airflow_provider_pgrepl.errors import (
+    FencedError,
+    LakeError,
+)
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
+from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
+    declaration,
+)
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+    add_action,
+    bounded,
+    commit_properties,
+    replace_files,
+)
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    BEFORE_APP,
+    CLOSED,
+    EXPORTED_APP,
+    FENCED_HINT,
+    RELATION_APP,
+    app_id,
+    earlier_apps,
+    open_table,
+    read_position,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import (
+    durable,
+    is_refusal,
+    make_folder,
+    refusal,
+)
+
+# Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
+_TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+
+
+def commit_snapshot(
+    uri: str,
+    schema: pa.Schema,
+    files: Sequence[WrittenFile],
+    position: LSN,
+    pipeline_name: str,
+    epoch: Epoch,
+    exported_at: datetime | None = None,
+    relation_version: int | None = None,
+) -> int:
+    """Make the table consist of exactly `files`, in one commit, and say its version.
+
+    The commit also says when the snapshot was exported and of which relation version its rows are.
+
+    Creates the table, or replaces whatever an earlier snapshot and its changes left there, its columns
+    included. Raises LakeError for a Delta table that is not this pipeline's, FencedError when it holds a
+    later epoch, a position beyond `position`, or is written by another process meanwhile.
+    """
+    app = app_id(pipeline_name, epoch)
+    older = earlier_apps(pipeline_name, epoch)
+    others = dict.fromkeys(older, CLOSED)
+    if relation_version is not None:
+        others |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
+    if exported_at is not None:
+        others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
+    properties = commit_properties(app, position, "snapshot", exported_at, others)
+    # One that a crash of the machine tore is replaced like any other.
+    settle_log(uri)
+    if not DeltaTable.is_deltatable(uri):
+        return create_table(uri, schema, files, properties)
+    table = open_table(uri)
+    check_ours(table, app, older, position)
+    replace_files(table, app, position, files, schema, properties)
+    return int(table.version())
+
+
+def create_table(
+    uri: str, schema: pa.Schema, files: Sequence[WrittenFile], properties: CommitProperties
+) -> int:
+    """Create a lake table by its first commit.
+
+    Raises FencedError when somebody else did, LakeUnavailableError, LakeError.
+    """
+    bounds = declaration(bounded(files, schema))
+    failed, unavailable = "", None
+    try:
+        make_folder(uri)
+        create_table_with_add_actions(
+            uri,
+            Schema.from_arrow(schema),
+            [add_action(file) for file in files],
+            mode="error",
+            configuration=_TABLE_PROPERTIES | bounds,
+            commit_properties=properties,
+        )
+        durable.flush_commits(uri, -1, 0)
+    except (DeltaError, OSError) as error:
+        failed = type(error).__name__
+        if is_refusal(error) and not isinstance(error, PermissionError):
+            unavailable = refusal(f"cannot create the lake table {uri}", error)
+    if failed and DeltaTable.is_deltatable(uri):
+        raise FencedError(f"{uri}: another process has created this table", FENCED_HINT)
+    if unavailable is not None:
+        raise unavailable
+    if failed:
+        raise LakeError(f"cannot create the lake table {uri}: {failed}", "may the process write there?")
+    return 0
+
+
+def check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN) -> None:
+    """Raises LakeError for a table that none of the app ids has written, FencedError for one that is in a
+    later epoch or beyond the position."""
+    current = read_position(table, app)
+    if current is None and all(table.transaction_version(old) is None for old in older):
+        raise LakeError(
+            f"{table.table_uri} is a Delta table that this pipeline has not written",
+            "give the pipeline a lake root of its own, or move that table away",
+        )
+    if current is not None and current > position:
+        raise FencedError(
+            f"{table.table_uri} is at {current}, beyond this snapshot's {position}: a newer one was taken",
+            FENCED_HINT,
+        )

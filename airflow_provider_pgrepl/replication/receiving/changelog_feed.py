@@ -1,0 +1,216 @@
+"""ChangelogFeed: what the stream brings, into the changelog, and how far that is durable."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.replication import continuity
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
+from airflow_provider_pgrepl.replication.receiving.catalog_watch import CatalogWatch
+from airflow_provider_pgrepl.replication.receiving.message_rows import KeptMessages
+from airflow_provider_pgrepl.replication.receiving.publication_watch import PublicationWatch
+from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
+from airflow_provider_pgrepl.replication.receiving.relation_tracker import RelationTracker
+from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.stream import Chunk
+from airflow_provider_pgrepl.replication.wire.columns import Splitter, TransactionBegin
+
+log = logging.getLogger(__name__)
+
+_LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
+
+
+@dataclass(frozen=True)
+class KeepaliveRule:
+    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves."""
+
+    min_interval_s: float = 30.0
+    min_bytes: int = 1 << 20
+    max_wait_s: float = 60.0
+
+
+@dataclass
+class ReceiverProgress:
+    """How far the receiver has got. `seen_lsn`: all that committed at or before it is durable. `sequence`:
+    that of its writer's last commit, None before the first."""
+
+    received_lsn: LSN = field(default_factory=lambda: LSN(0))
+    durable_lsn: LSN = field(default_factory=lambda: LSN(0))
+    confirmed_lsn: LSN = field(default_factory=lambda: LSN(0))
+    seen_lsn: LSN = field(default_factory=lambda: LSN(0))
+    changelog_version: int = 0
+    sequence: int | None = None
+    changes: int = 0
+
+
+class ChangelogFeed:
+    """The writing half of a receiver: splits, tags, buffers and flushes. One thread's own, with the catalog
+    connection, from the first `look_if_due` on.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        catalog: Connection,
+        writer: ChangelogWriter,
+        progress: ReceiverProgress,
+        rule: KeepaliveRule,
+    ) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._writer = writer
+        self._progress = progress
+        self._rule = rule
+        # Who replaces this receiver, because its connection was lost from here on, continues from this.
+        progress.sequence = writer.sequence
+        self.confirmed_lsn = continuity.check(catalog, writer.epoch_record, writer.durable_lsn)
+        """What the slot was told before."""
+        self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, self.confirmed_lsn)
+        trusts = pipeline.trust_table_owners
+        self._watch = CatalogWatch(catalog, writer.epoch_record, trusts_owners=trusts)
+        index = RelationIndex(relations_uri(pipeline.lake_root))
+        self._splitter = Splitter()
+        self._tagger = self._make_tagger(index)
+        self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
+        # All that committed before it has been received; once the buffer is flushed it is durable too.
+        self._idle_lsn = writer.durable_lsn
+        self._last_flush = self._last_record = self._last_move = time.monotonic()
+        self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
+        # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
+        self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
+        progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
+        progress.changelog_version = writer.version
+
+    def _make_tagger(self, index: RelationIndex) -> VersionTagger:
+        pipeline, catalog = self._pipeline, self._catalog
+        read_key = partial(event_trigger.read_key, catalog, pipeline.name)
+        tracker = RelationTracker(
+            pipeline.name,
+            pipeline.publication,
+            self._writer.epoch,
+            index,
+            read_relation=self._watch.read_relation,
+            read_trigger=self._read_trigger,
+            read_key=read_key,
+            hidden=HiddenColumns(pipeline, index.catalogs),
+        )
+        if pipeline.event_trigger and self._read_trigger() is None:
+            log.warning("the event trigger is not there, or does not fire: %s", hints.SNAPSHOT)
+        elif pipeline.event_trigger and read_key() is None:
+            log.warning("the key of the event trigger cannot be read: %s", hints.SNAPSHOT)
+        # Without the option nobody's messages say anything of tables.
+        look_at_ddl = tracker.look_at_ddl if pipeline.event_trigger else None
+        kept = KeptMessages(frozenset(pipeline.message_prefixes))
+        return VersionTagger(self._writer.epoch, tracker.announced, look_at_ddl, kept)
+
+    @property
+    def sequence(self) -> int:
+        """That of the writer's last commit."""
+        return self._writer.sequence
+
+    @property
+    def begun(self) -> TransactionBegin | None:
+        """The transaction that has begun and not ended."""
+        return self._splitter.begun
+
+    @property
+    def has_passed_resent(self) -> bool:
+        """Whether all that the slot was told before has come again, and was seen to be the same."""
+        return self._resent.is_passed
+
+    def take(self, chunk: Chunk) -> None:
+        if chunk.messages:
+            split = self._splitter.split(chunk.messages)
+            # A row of hundreds of MB need not be there twice while it is written.
+            chunk.messages.clear()
+            rows = self._resent.drop(self._tagger.stamp(split), split.ended)
+            self._buffer.add(rows, split.ended, chunk.size)
+            self._progress.changes += rows.num_rows
+            if split.ended:
+                self._idle_lsn = max(self._idle_lsn, LSN(split.ended[-1].end_lsn))
+        if chunk.keepalive and not self._splitter.is_open:
+            self._resent.pass_idle(chunk.keepalive.lsn)
+            self._idle_lsn = max(self._idle_lsn, chunk.keepalive.lsn)
+        self._progress.received_lsn = self._idle_lsn
+        if not self._buffer.has_whole:
+            self._settle()
+
+    def look_if_due(self) -> None:
+        """What came is seen to be all that there is; also that nothing comes."""
+        interval = _LOOK_S if self._idle_lsn > self._looked_lsn else _IDLE_LOOK_S
+        if not self._buffer.has_whole and time.monotonic() - self._last_look >= interval:
+            self._look()
+            self._settle()
+
+    def _look(self) -> None:
+        """Before anything becomes durable: are all changes sent? Says in the changelog where they may not be.
+
+        Raises PublicationError, and what `PublicationWatch.look` does.
+        """
+        self._watch.check_publication()
+        self._publication.look()
+        self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
+
+    def until_flush(self) -> float:
+        if not self._buffer.has_whole:
+            return self._pipeline.flush_interval_s
+        return max(0.0, self._last_flush + self._pipeline.flush_interval_s - time.monotonic())
+
+    def flush_if_due(self) -> None:
+        interval_over = time.monotonic() - self._last_flush >= self._pipeline.flush_interval_s
+        if self._buffer.has_whole:
+            if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:
+                self._flush()
+        elif self._keepalive_due():
+            self._record_idle()
+
+    def _flush(self) -> None:
+        if not self._buffer.has_whole:
+            return
+        self._look()
+        self._buffer.flush(self._idle_lsn)
+        self._last_flush = time.monotonic()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say how far everything is durable now; the reading thread tells the slot."""
+        progress, durable = self._progress, self._writer.durable_lsn
+        if durable > progress.durable_lsn:
+            self._last_move = time.monotonic()
+        progress.changelog_version = self._writer.version
+        progress.sequence = self._writer.sequence
+        progress.durable_lsn = durable
+        progress.seen_lsn = max(durable, self._looked_lsn)
+
+    def finish(self) -> None:
+        """Flush what is whole; there comes no more."""
+        self._flush()
+        if self._idle_lsn > self._progress.durable_lsn:
+            self._record_idle()
+
+    def _keepalive_due(self) -> bool:
+        now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
+        if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
+            return False
+        return ahead >= self._rule.min_bytes or now - self._last_move >= self._rule.max_wait_s
+
+    def _record_idle(self) -> None:
+        self._look()
+        self._writer.record_keepalive(self._idle_lsn)
+        self._last_record = time.monotonic()
+        self._settle()
+
+    def _read_trigger(self) -> str | None:
+        return event_trigger.read_watching(self._catalog, self._pipeline)
