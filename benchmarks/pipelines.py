@@ -76,7 +76,7 @@ def take_snapshot(spark: SparkSession, dsn: str, pipeline: Pipeline, store: Stor
                 store.set_state(pipeline.name, relation.table, state)
         failed = SnapshotCopy(spark, dsn, pipeline, store, record, keeper, exported).run().failed
     if failed:
-        raise RuntimeError(f"in error: {failed}")
+        raise RuntimeError(f"errored: {failed}")
     return record
 
 

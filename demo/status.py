@@ -28,7 +28,7 @@ class Status:
     def line(self) -> str:
         """States, rows, speed and lag, and the balances at the newest consistent point.
 
-        Raises DemoError when a table is in error, or when the balances differ.
+        Raises DemoError when a table is errored, or when the balances differ.
         """
         try:
             with Store(self._dsn, "demo") as store:

@@ -46,7 +46,7 @@ class Ordeal:
         self.shifting.take_steps(self.chance.randint(0, 5))
 
     def run_again(self) -> None:
-        """Up to what is committed now; tables in error do not keep the others from getting there."""
+        """Up to what is committed now; errored tables do not keep the others from getting there."""
 
         def is_done() -> bool:
             code = self.replicated.run("replicate", "--until", "caught-up")
@@ -56,7 +56,7 @@ class Ordeal:
         wait_until(is_done, 120, "replication to catch up")
 
     def stopped(self) -> list[str]:
-        """Tables in error, which must have had a reason; all others equal the source."""
+        """Errored tables, which must have had a reason; all others equal the source."""
         check_drift(self.access)
         names, states = [], self.replicated.states()
         for table in self.shifting.tables:

@@ -1,7 +1,7 @@
 """Random DDL, safe and unsafe, among random rows: a table equals the source, or says why it stopped.
 
 A receiver sees each DDL at once, or much later when many have followed; the catalog is compared at random
-times, as the drift sensor does. A table that stopped is taken anew, and equals the source again.
+times, as the drift sensor does. A table that stopped is resnapshotted, and equals the source again.
 
 PGREPL_SEEDS sets how many seeds are tried, PGREPL_FIRST_SEED the first of them.
 """

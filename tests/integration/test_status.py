@@ -34,7 +34,7 @@ EPOCH = Epoch(1)
 
 
 class Shop:
-    """A pipeline as its apps leave it: two tables, one of them in error."""
+    """A pipeline as its apps leave it: two tables, one of them errored."""
 
     def __init__(self, dsn: str, pg: psycopg2.extensions.connection, folder: Path) -> None:
         self.dsn = dsn

@@ -17,7 +17,7 @@ SETUP = ("create table t(id int primary key, v text)", "insert into t values (1,
 
 
 def assert_refused_until_a_new_epoch(replicated: InProcess, says: str) -> None:
-    """Refused, the lake left as it is, and everything taken anew only when that is asked for."""
+    """Refused, the lake left as it is, and everything resnapshotted only when that is asked for."""
     before = sorted(replicated.lake_rows("public.t")["id"].to_pylist())
     for _ in range(2):
         assert replicated.run("replicate", "--until", "caught-up") == 78

@@ -64,7 +64,7 @@ def test_after_a_skip_the_others_go_on_and_what_was_touched_is_right_when_it_is_
 
     skipped = skip_transaction(Access(replicated.pipeline, dsn, dsn), lsn, [U])
     assert [str(table) for table in skipped.touched] == [T]
-    assert replicated.run("replicate", "--until", "caught-up") == 78, "t is in error"
+    assert replicated.run("replicate", "--until", "caught-up") == 78, "t is errored"
     assert {str(name): record.state.value for name, record in replicated.states().items()} == {
         T: "errored",
         U: "streaming",

@@ -1,4 +1,4 @@
-"""Tables that are added, removed, taken anew, or in trouble, while the others go on."""
+"""Tables that are added, removed, resnapshotted, or in trouble, while the others go on."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Kept(Handed):
         hint: str = "mend it, then retry the table",
         remedy: Remedy | None = None,
     ) -> None:
-        """Put a table in error."""
+        """Mark a table errored."""
         self.set_states(table, TableState.ERRORED, error=error, reason="it failed", hint=hint, remedy=remedy)
 
     def record(self, table: str) -> TableRecord:

@@ -174,7 +174,7 @@ class Shifting:
                 self.following = following
 
     def mended(self) -> list[str]:
-        """What makes it a table that can be taken anew."""
+        """What makes it a table that can be resnapshotted."""
         return []
 
     def makes(self, *, safely: bool) -> Sequence[Make]:
@@ -182,10 +182,10 @@ class Shifting:
         return SAFE if safely else UNSAFE
 
     def begin_anew(self) -> None:
-        """Its lake table was taken anew: what was before does not count."""
+        """Its lake table was resnapshotted: what was before does not count."""
         self.following = Following.SURELY
         self.marks = set()
-        self.said.append("-- taken anew")
+        self.said.append("-- resnapshotted")
 
     def _doubted(self, following: Following, statements: Sequence[str]) -> Following:
         """A rewrite and a change or drop of another column, or a new column after one that came and went

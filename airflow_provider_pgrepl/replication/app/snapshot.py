@@ -1,6 +1,6 @@
 """The snapshot app: begins an epoch, or takes single tables, and copies them at one source snapshot.
 
-    snapshot --pipeline FILE.json                    what is not in the lake yet, or is in error
+    snapshot --pipeline FILE.json                    what is not in the lake yet, or is errored
     snapshot --pipeline FILE.json --tables a.b,c.d   copy these tables again, whatever state they are in
     snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
     snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
@@ -133,7 +133,7 @@ def _parse_tables(option: str, text: str) -> list[TableName]:
 
 
 def take_tables(access: Access) -> Outcome:
-    """Begin the first epoch, or take what is not in the lake yet, or is in error. Raises PgReplError."""
+    """Begin the first epoch, or take what is not in the lake yet, or is errored. Raises PgReplError."""
     with _opened(access) as run:
         if not run.has_begun:
             return run.begin()
@@ -155,7 +155,7 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
     """Copy these tables of the pipeline again, whatever state they are in. Readers keep the old version until
     one commit replaces it; the table then catches up with the others.
 
-    One that cannot be taken is in error then. Raises ConfigError for tables that are not the pipeline's, and
+    One that cannot be taken is errored then. Raises ConfigError for tables that are not the pipeline's, and
     PgReplError for what concerns more than a table; run again, it takes what was not finished.
     """
     wanted = frozenset(tables)

@@ -122,7 +122,7 @@ def _unsafe(recorded: Relation, findings: Iterable[DriftFinding], *, was_sent: b
 
 
 def _hardest(findings: list[DriftFinding]) -> DriftFinding:
-    """The one whose way out helps with all of them. Taking a table anew does, where it has its name."""
+    """The one whose way out helps with all of them. Resnapshotting a table does, where it has its name."""
     by_remedy = {finding.remedy: finding for finding in findings}
     if len(by_remedy) == 1:
         return findings[0]

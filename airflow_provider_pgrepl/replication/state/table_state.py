@@ -14,11 +14,11 @@ class TableState(StrEnum):
     snapshotting  set by the snapshot app before the first byte is copied. After a crash the table stays here
                   until the snapshot app runs again.
     catching_up   set by the snapshot app when the copy is committed at its position; changes after it are
-                  still to be applied. Also set by an operator who resumes a paused table, or has one in error
-                  tried again.
+                  still to be applied. Also set by an operator who resumes a paused table, or has an errored
+                  one tried again.
     streaming     set by the replicate app when the table has applied all that the others have.
     errored       set by whoever met the error, with its class, reason, hint and LSN: this table stops, the
-                  others and the slot go on. The way out is the snapshot app, which takes the table anew, or
+                  others and the slot go on. The way out is the snapshot app, which resnapshots the table, or
                   an operator who has it tried again when the cause is gone.
     paused        set by an operator; changes are kept in the changelog and not applied.
     removed       set by an operator, or by the snapshot app when the table is no longer in the pipeline's

@@ -159,7 +159,7 @@ class TableRecords(StateConnection):
             "state": seen.state.value,
             "relation": seen.relation_text,
         }
-        with state_errors(f"putting {seen.table} in error"):
+        with state_errors(f"marking {seen.table} errored"):
             return bool(rows(self._connection, _MARK_ERRORED, fields))
 
     def move(

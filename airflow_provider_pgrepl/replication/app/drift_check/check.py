@@ -227,7 +227,7 @@ class _Report:
             self.pipeline.name, record, finding.error, lsn=self.lsn
         )
         if self.mark_errored and not marked:
-            # Somebody was quicker: taken anew, it has not drifted; found by another, it is errored.
+            # Somebody was quicker: resnapshotted, it has not drifted; found by another, it is errored.
             now = self.store.read_tables(self.pipeline.name).get(record.table)
             if now is not None and _is_drift_error(now):
                 yield self._in_error(now, finding)

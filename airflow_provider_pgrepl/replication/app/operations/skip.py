@@ -1,7 +1,7 @@
 """Going on without a transaction that the server itself cannot send: never by itself, and never unsaid.
 
 The gap is in the changelog before the slot is told. Every table that the transaction may have changed stops
-there, and has to be taken anew; what is read as of a moment across the gap is refused.
+there, and has to be resnapshotted; what is read as of a moment across the gap is refused.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _STOPPED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 class Skipped:
     """A transaction that is left out.
 
-    `touched`: tables of the pipeline that it may have changed, which are in error until they are taken anew.
+    `touched`: tables of the pipeline that it may have changed, errored until they are resnapshotted.
     `named`: untouched ones, as the operator says; `seen`: as the WAL shows.
     """
 

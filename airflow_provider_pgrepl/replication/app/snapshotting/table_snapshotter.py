@@ -47,7 +47,7 @@ _MENDED_HINT = f"mend it, then {hints.SNAPSHOT}: that copies errored tables agai
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run has done: tables that are in the lake anew, and those that are in error now, with why."""
+    """What a run has done: tables that were copied, and those that are errored now, with why."""
 
     copied: tuple[TableName, ...] = ()
     failed: dict[TableName, PgReplError] = field(default_factory=dict)

@@ -188,10 +188,10 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     stop = _first_stop(rows, work)
     if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    walk = relation_timeline(lake.first, rows, work.announced.find, work.choices)
-    work.announced.add(walk.unannounced, epoch_of(work.app))
+    timeline = relation_timeline(lake.first, rows, work.announced.find, work.choices)
+    work.announced.add(timeline.unannounced, epoch_of(work.app))
     opened = int(lake.table.version())
-    changes = lake.follow(walk)
+    changes = lake.follow(timeline)
     # Delta lets a commit of ours pass after an append of somebody else's.
     check_writers(lake.table, work.relation.table, opened)
     result = TableResult(
@@ -203,7 +203,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         relation=_changed_relation(work, lake),
         stamp=_leave(work, lake),
     )
-    stop = walk.stop or stop
+    stop = timeline.stop or stop
     return result if stop is None else result.stopped(*stop)
 
 

@@ -43,7 +43,7 @@ _RETRY_HINT = f"mend it, then {hints.RESNAPSHOT}"
 
 
 class SnapshotCopy:
-    """Copies the keeper's tables, which are `snapshotting`. A table in error does not keep the others from
+    """Copies the keeper's tables, which are `snapshotting`. An errored table does not keep the others from
     being copied."""
 
     def __init__(

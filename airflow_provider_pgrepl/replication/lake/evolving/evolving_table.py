@@ -1,4 +1,4 @@
-"""A lake table and its history, open: changes go in stretch by stretch, and it evolves in between."""
+"""A lake table and its history, open: changes go in span by span, and it evolves in between."""
 
 from __future__ import annotations
 
@@ -51,47 +51,47 @@ class EvolvingTable:
             raise LakeTableError(f"{self.built.table}: this epoch has no snapshot in the lake")
         return position
 
-    def follow(self, walk: RelationTimeline) -> int:
-        """Bring the table through all stretches of a walk that began with `first`; how many changes it took.
+    def follow(self, timeline: RelationTimeline) -> int:
+        """Bring the table through all spans of a timeline that began with `first`; how many changes it took.
 
         Raises what `apply_changes`, `apply_with_history` and `Evolution.evolve` do.
         """
-        evolved = self._steps_done(walk)
+        evolved = self._steps_done(timeline)
         changes, before = 0, self.first
-        for number, stretch in enumerate(walk.stretches):
+        for number, span in enumerate(timeline.spans):
             if number > evolved:
-                step = Evolution(before, stretch.begins, self.choices, self.lake_root, self.app)
+                step = Evolution(before, span.begins, self.choices, self.lake_root, self.app)
                 step.evolve(self.table, self.history)
-            changes += self._apply(stretch)
-            before = self.built = stretch.relation
-        self._settle(walk)
+            changes += self._apply(span)
+            before = self.built = span.relation
+        self._settle(timeline)
         if changes:
             for handle in (self.table, self.history):
                 if handle is not None:
                     compact_small_files(handle, self.app)
         return changes
 
-    def _steps_done(self, walk: RelationTimeline) -> int:
-        """Up to which stretch the table has evolved already, by somebody who died before the changes."""
+    def _steps_done(self, timeline: RelationTimeline) -> int:
+        """Up to which span the table has evolved already, by somebody who died before the changes."""
         if self.built.version == self.first.version:
             return 0
-        for number, stretch in enumerate(walk.stretches):
-            if stretch.begins.version == self.built.version:
+        for number, span in enumerate(timeline.spans):
+            if span.begins.version == self.built.version:
                 return number
-            if self._changes(stretch).num_rows:
+            if self._changes(span).num_rows:
                 break
-        if any(self._changes(stretch).num_rows for stretch in walk.stretches):
+        if any(self._changes(span).num_rows for span in timeline.spans):
             raise LakeChangedError(
                 f"{self.built.table}: the lake table is not for what its changes have become"
             )
-        return len(walk.stretches)
+        return len(timeline.spans)
 
-    def _changes(self, stretch: RelationSpan) -> pa.Table:
-        return stretch.rows.filter(pc.is_in(stretch.rows["op"], _CHANGES))
+    def _changes(self, span: RelationSpan) -> pa.Table:
+        return span.rows.filter(pc.is_in(span.rows["op"], _CHANGES))
 
-    def _apply(self, stretch: RelationSpan) -> int:
-        changes = self._changes(stretch)
-        return self._apply_changes(changes, stretch.relation).changes if changes.num_rows else 0
+    def _apply(self, span: RelationSpan) -> int:
+        changes = self._changes(span)
+        return self._apply_changes(changes, span.relation).changes if changes.num_rows else 0
 
     def _apply_changes(self, changes: pa.Table, relation: Relation) -> Applied:
         if self.history is None:
@@ -107,10 +107,10 @@ class EvolvingTable:
             self.slice_bytes,
         )
 
-    def _settle(self, walk: RelationTimeline) -> None:
+    def _settle(self, timeline: RelationTimeline) -> None:
         """What was announced, and then changed nothing, is behind us: so must the position say, or the next
-        walk begins with it again."""
-        relations, rows = read_relations(self.table), walk.stretches[-1].rows
+        timeline begins with it again."""
+        relations, rows = read_relations(self.table), timeline.spans[-1].rows
         # What stands before a transaction says nothing of that one.
         rows = rows.filter(pc.greater(rows["ordinal"], STANDING_ORDINAL))
         if relations is None or relations[0] == relations[1] or rows.num_rows == 0:

@@ -1,10 +1,10 @@
-"""Which relation holds for which changes of a table: a walk through the changelog's rows, in order.
+"""Which relation holds for which changes of a table: the changelog's rows as spans, in order.
 
 Call `relation_timeline(relation, rows, find_record, choices)`, where `relation` is the one that holds before
-the rows: of a lake table, the second of what `read_relations` says. It gives stretches: rows, and the
-relation in whose layout they are. The lake table is for the first stretch's relation when the walk begins
+the rows: of a lake table, the second of what `read_relations` says. It gives spans: rows, and the
+relation in whose layout they are. The lake table is for the first span's relation when the timeline begins
 (or, where the two that `read_relations` says differ, for that with which a later one `begins`); before
-another stretch goes in, it must be evolved (`evolution.evolved`) from the relation of the one before.
+another span goes in, it must be evolved (`evolution.evolved`) from the relation of the one before.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _TRUNCATE = 0
 class RelationSpan:
     """Rows in the layout of one relation; whole transactions.
 
-    `begins`: the relation with which the stretch began; `relation`: that with which it ends, which differs in
+    `begins`: the relation with which the span began; `relation`: that with which it ends, which differs in
     nothing that the lake table, or the reading of changes, could tell. The `relation_version` of each row is
     that of the relation in force after its transaction, as a commit says it under RELATION_APP.
-    `before`: the relation in which the stretch's first transaction begins in the changelog, when that is
+    `before`: the relation in which the span's first transaction begins in the changelog, when that is
     another one than `begins`.
     """
 
@@ -65,14 +65,14 @@ class RelationTimeline:
     that no stream has announced in this form, which the relation index must know before a commit names them.
     """
 
-    stretches: tuple[RelationSpan, ...]
+    spans: tuple[RelationSpan, ...]
     stop: tuple[LSN, DriftError] | None = None
     unannounced: tuple[Relation, ...] = ()
 
     @property
     def relation(self) -> Relation:
         """The relation in force at the end."""
-        return self.stretches[-1].relation
+        return self.spans[-1].relation
 
 
 def read_relations(table: DeltaTable) -> tuple[int, int] | None:
@@ -96,10 +96,10 @@ def relation_timeline(
     `rows` are changelog rows of the relation, op R among them, by (commit_lsn, ordinal), of whole
     transactions. A relation that changed in the middle of a transaction holds from that transaction's
     beginning: its earlier rows are translated. Without the columns new, old and unchanged nothing is.
-    At an unsafe change the walk stops: the stretches hold the transactions before. Raises ChangelogError for
+    At an unsafe change the timeline ends: the spans hold the transactions before. Raises ChangelogError for
     a version that is lost.
     """
-    return _TimelineBuilder(rows, choices, relation).walk(find_record)
+    return _TimelineBuilder(rows, choices, relation).build(find_record)
 
 
 @dataclass
@@ -120,7 +120,7 @@ class _TimelineBuilder:
     stamps: list[tuple[int, Relation]] = field(default_factory=list)
     unannounced: list[Relation] = field(default_factory=list)
 
-    def walk(self, find_record: FindRecord) -> RelationTimeline:
+    def build(self, find_record: FindRecord) -> RelationTimeline:
         self.lsns = self.rows["commit_lsn"].to_numpy()
         self.truncates = self._truncates()
         self.steps = [_Step(0, self.first, self.first)]
@@ -140,7 +140,7 @@ class _TimelineBuilder:
                 # What the same transaction has changed before is not to be followed either.
                 self.steps = [step for step in self.steps if step.start < end or step is self.steps[0]]
                 break
-        return RelationTimeline(tuple(self._stretches(end)), stop, tuple(self.unannounced))
+        return RelationTimeline(tuple(self._spans(end)), stop, tuple(self.unannounced))
 
     def _announced(self) -> Iterator[tuple[int, int]]:
         """Where the version of rows differs from that of the row before, and that version."""
@@ -236,7 +236,7 @@ class _TimelineBuilder:
             ]
         )
 
-    def _stretches(self, end: int) -> Iterator[RelationSpan]:
+    def _spans(self, end: int) -> Iterator[RelationSpan]:
         rows = self._stamped()
         ends = [*(step.start for step in self.steps[1:]), end]
         for step, until in zip(self.steps, ends, strict=True):

@@ -1,4 +1,4 @@
-"""A snapshot takes a table anew: all versions that its lake table holds end, before it is replaced."""
+"""A snapshot replaces a table: all versions that its lake table holds end, before it is replaced."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Overlay:
         rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
         if self.first is not None:
             records = {record.version: record for record in self.announced}
-            rows = relation_timeline(self.first, rows, records.get, self.choices).stretches[-1].rows
+            rows = relation_timeline(self.first, rows, records.get, self.choices).spans[-1].rows
         return rows.filter(pc.is_in(rows["op"], _CHANGES)).combine_chunks()
 
     def net_rows(self) -> NetRows:

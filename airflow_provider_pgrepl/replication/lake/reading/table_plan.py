@@ -133,39 +133,39 @@ class Planner:
         rows = self._kept.rows(files, built.oid, above, self._moment.lsn)
         self._check_gaps(built.table, rows)
         choices = self._pipeline.choices(built.table)
-        walk = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), choices)
-        if walk.stop:
-            lsn, error = walk.stop
+        timeline = relation_timeline(built, rows, partial(self._kept.find_record, built.oid), choices)
+        if timeline.stop:
+            lsn, error = timeline.stop
             raise DriftError(
                 f"{built.table} cannot be read as of {self._moment.lsn}: {error.message}, found at {lsn}",
                 f"read it before {lsn}, or after it was resnapshotted",
             )
         self._check_truncates(built.table, rows)
         paths = tuple(file.path for file in files)
-        return walk.relation, tuple(self._stretches(walk, rows, built, paths, above))
+        return timeline.relation, tuple(self._spans(timeline, rows, built, paths, above))
 
-    def _stretches(
-        self, walk: RelationTimeline, rows: pa.Table, before: Relation, paths: tuple[str, ...], above: LSN
+    def _spans(
+        self, timeline: RelationTimeline, rows: pa.Table, before: Relation, paths: tuple[str, ...], above: LSN
     ) -> Iterator[Overlay]:
         start = 0
-        for stretch in walk.stretches:
-            heads = rows.slice(start, len(stretch.rows))
+        for span in timeline.spans:
+            heads = rows.slice(start, len(span.rows))
             start += len(heads)
             ops = Counter(heads["op"].to_pylist())
             overlay = Overlay(
                 changelog=self._kept.uri,
                 paths=paths,
-                relation=stretch.begins,
-                choices=self._pipeline.choices(stretch.begins.table),
+                relation=span.begins,
+                choices=self._pipeline.choices(span.begins.table),
                 above=above,
                 upto=LSN(heads["commit_lsn"][-1].as_py()) if len(heads) else above,
                 before=before,
-                first=stretch.before,
-                announced=self._announced(heads) if stretch.before else (),
+                first=span.before,
+                announced=self._announced(heads) if span.before else (),
                 count=sum(ops[op] for op in _CHANGES),
                 truncated="T" in ops,
             )
-            above, before = overlay.upto, stretch.relation
+            above, before = overlay.upto, span.relation
             if overlay.count or overlay.evolves:
                 yield overlay
 
