@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
@@ -125,6 +126,7 @@ class Replication:
         self._stop = stop
         self._receiver = ReconnectingReceiver(dsn, pipeline)
         self._record = record
+        self._applied = ApplierProgress()
         self._maintenance = Maintenance(pipeline)
         self._tidying = threading.Lock()
         self._next_maintenance = time.monotonic() + pipeline.maintenance_interval_s
@@ -134,33 +136,38 @@ class Replication:
         """Until stopped, failed, or (with a target) everything up to it is in the lake."""
         self._receiver.start()
         try:
-            spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
-            self._stop.install()
-            self._applier = Applier(spark, self._pipeline, self._store, self._record)
-            self._progress = self._make_progress_writer()
-            summary = self._make_summary()
-            try:
-                self._progress.start()
-                summary.start()
-                if target is None:
-                    return self._run_forever()
-                code = self._run_until(target)
-                summary.leave()
-                return code
-            finally:
-                summary.stop()
-                self._progress.stop()
-                spark.stop()
+            return self._run_reported(target)
         finally:
             self._receiver.stop()
+
+    def _run_reported(self, target: LSN | None) -> int:
+        """What is received is reported also while Spark's session is made, which takes some seconds."""
+        summary, spark = self._make_summary(), None
+        self._progress = self._make_progress_writer()
+        self._progress.start()
+        summary.start()
+        try:
+            spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
+            self._stop.install()
+            self._applier = Applier(spark, self._pipeline, self._store, self._record, self._applied)
+            if target is None:
+                return self._run_forever()
+            code = self._run_until(target)
+            summary.leave()
+            return code
+        finally:
+            summary.stop()
+            self._progress.stop()
+            if spark is not None:
+                spark.stop()
 
     def _make_progress_writer(self) -> ProgressWriter:
         return ProgressWriter(
             self._store,
             self._pipeline.name,
             lambda: self._receiver.progress,
-            lambda: self._applier.progress,
-            lambda: None if self._tidying.locked() else self._applier.progress.idle_at,
+            lambda: self._applied,
+            lambda: None if self._tidying.locked() else self._applied.idle_at,
         )
 
     def _make_summary(self) -> SummaryLog:
@@ -169,7 +176,7 @@ class Replication:
             process.state_dsn(),
             self._pipeline,
             lambda: self._receiver.progress,
-            lambda: self._applier.progress,
+            lambda: self._applied,
             self._receiver.request_keepalive,
         )
 

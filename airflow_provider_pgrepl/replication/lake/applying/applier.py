@@ -58,7 +58,14 @@ _ACTIVE = (TableState.CATCHING_UP, TableState.STREAMING)
 class Applier:
     """Runs the streaming query. `error` holds what ended it, when something did."""
 
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, store: Store, record: EpochRecord) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        store: Store,
+        record: EpochRecord,
+        progress: ApplierProgress | None = None,
+    ) -> None:
         self._spark = spark
         self._pipeline = pipeline
         self._store = store
@@ -72,7 +79,7 @@ class Applier:
         self._is_warm = False
         self.batch_lock = threading.Lock()
         """Held while a batch runs: whoever holds it knows that nothing is being applied."""
-        self.progress = ApplierProgress()
+        self.progress = progress or ApplierProgress()
         self.error: Exception | None = None
         spark.dataSource.register(ChangelogSource)
 
@@ -105,19 +112,8 @@ class Applier:
 
         0 when the position of one cannot be read: it may need all there is.
         """
-        level, applied = self._levels.at(self.progress.version), self.progress.applied_lsn
-        needed = []
-        for record in self._store.read_tables(self._pipeline.name).values():
-            if record.state is TableState.SNAPSHOTTING:
-                return None
-            if record.relation is None or record.state not in (*_ACTIVE, TableState.PAUSED):
-                continue
-            if record.relation.oid in level:
-                needed.append(applied)
-            else:
-                standing = self._tables.standing(record)
-                needed.append(LSN(0) if standing is None else standing.whole)
-        return min(needed, default=None)
+        known = dict.fromkeys(self._levels.at(self.progress.version), self.progress.applied_lsn)
+        return self._tables.needed_above(self._store.read_tables(self._pipeline.name).values(), known)
 
     def stop(self, query: StreamingQuery) -> None:
         """End between two batches; one that runs is finished first."""

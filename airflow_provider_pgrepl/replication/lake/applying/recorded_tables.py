@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -16,10 +17,14 @@ from airflow_provider_pgrepl.replication.lake.applying.table_position import (
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 log = logging.getLogger(__name__)
+
+_KEEPING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 
 
 class RecordedTables:
@@ -61,6 +66,24 @@ class RecordedTables:
         if standing is not None and standing.seen is not None:
             self._disown(record.table, standing)
         return standing
+
+    def needed_above(self, records: Iterable[TableRecord], known: Mapping[int, LSN]) -> LSN | None:
+        """The lowest position above which one of them has a right to changes; None while one is copied.
+
+        `known`: positions of those that are known to have caught up, by relation id.
+        """
+        needed = []
+        for record in records:
+            if record.state is TableState.SNAPSHOTTING:
+                return None
+            if record.relation is None or record.state not in _KEEPING:
+                continue
+            if record.relation.oid in known:
+                needed.append(known[record.relation.oid])
+            else:
+                standing = self.standing(record)
+                needed.append(LSN(0) if standing is None else standing.whole)
+        return min(needed, default=None)
 
     def _disown(self, table: TableName, standing: TablePosition) -> None:
         log.warning(
