@@ -69,7 +69,7 @@ class ProgressWriter:
         try:
             while not self._stopping.wait(_INTERVAL_S if self._last_time else 0):
                 self._write()
-        except Exception as error:  # for the thread that supervises to raise
+        except Exception as error:  # noqa: BLE001 - for the thread that supervises to raise
             self.error = error
 
     def _write(self) -> None:

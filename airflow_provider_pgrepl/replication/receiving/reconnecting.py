@@ -73,7 +73,7 @@ class ReconnectingReceiver:
     def _watch(self) -> None:
         try:
             self._replace_when_lost()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that supervises
             self.error = error
             self.failed.set()
 

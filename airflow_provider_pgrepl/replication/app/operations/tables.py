@@ -154,5 +154,5 @@ def _wake(access: Access) -> None:
     which is why what fails here stops nothing."""
     try:
         writer.mark(changelog_uri(access.pipeline.lake_root))
-    except Exception as error:  # deltalake raises many kinds
+    except Exception as error:  # noqa: BLE001 - deltalake raises many kinds
         log.warning("the replication app could not be woken: %s", type(error).__name__)

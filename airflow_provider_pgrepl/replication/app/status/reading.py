@@ -184,7 +184,7 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
     except NoChangelogError:
         return _Lake()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - status says of anything that it cannot be read
         return _Lake(problems=(f"the changelog cannot be read: {type(error).__name__}",))
     try:
         epoch = EpochRecord.from_json(changelog.metadata().description)

@@ -137,7 +137,7 @@ class SummaryLog:
                 summary = self.read()
                 text = summary.to_text()
                 leave_result(summary.to_dict())
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a summary that fails must not end what it is about
                 text = f"no summary: {error if isinstance(error, PgReplError) else type(error).__name__}"
             if not self._stopping.is_set():
                 log.info("%s", text)

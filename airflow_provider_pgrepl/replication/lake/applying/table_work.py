@@ -168,7 +168,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
             error_kind=type(told).__name__,
             stops_pipeline=True,
         )
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - it goes into the result, without its text
         # Its text may hold values of rows, so only its kind is told.
         work.close()
         return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}")

@@ -55,7 +55,7 @@ class CopyJob:
             )
         except errors.PgReplError as error:
             return RangeOutcome(number, (), error.__class__.__name__, error.message, error.hint)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it goes into the outcome, without its text
             # Its text may hold values of rows, so only its kind is told.
             return RangeOutcome(number, (), "TableError", f"unexpected {error.__class__.__name__}")
         return RangeOutcome(number, tuple(files))

@@ -84,7 +84,7 @@ def fenced(
         durable.flush_commits(table.table_uri, before, table.version())
     except PgReplError:
         raise
-    except Exception as error:  # deltalake raises plain ones too
+    except Exception as error:  # noqa: BLE001 - deltalake raises plain ones too
         refused = type(error).__name__
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")

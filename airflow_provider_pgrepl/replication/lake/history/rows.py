@@ -76,7 +76,7 @@ def current_rows(
         for batch in pa.RecordBatchReader.from_stream(builder.execute(sql)):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch]).cast(wanted)
-    except Exception as error:  # DataFusion raises plain ones, which may hold values
+    except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
         failed = type(error).__name__
     if failed:
         raise LakeTableError(f"{table.table_uri}: its rows cannot be read: {failed}")

@@ -43,6 +43,6 @@ def told(work: Callable[[], Told]) -> Told:
         return work()
     except PgReplError:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - only its kind leaves the task
         failed = type(error).__name__
     raise LakeTableError(f"the changes cannot be laid over the lake table: {failed}")

@@ -181,7 +181,7 @@ class _CopyBytes(io.RawIOBase):
             self._fail(self._stall() if self._stalled else _failed(error, self._range))
         except PgReplError as error:
             self._fail(error)
-        except Exception as error:  # whatever it is, the bytes are not all there
+        except Exception as error:  # noqa: BLE001 - whatever it is, the bytes are not all there
             self._fail(SourceConnectionError(f"copying {self._range.leaf}: {type(error).__name__}"))
 
     def _stall(self) -> SourceConnectionError:

@@ -45,7 +45,7 @@ def parse_ddl_message(said: bytes, publication: str) -> DdlMessage:
         return ANYTHING
     try:
         return _parse(json.loads(said.decode()), publication)
-    except Exception:  # no message may end the receiver, which would meet it at every start
+    except Exception:  # noqa: BLE001 - no message may end the receiver, which would meet it at every start
         return ANYTHING
 
 

@@ -58,5 +58,5 @@ def read_sealed(content: bytes) -> SealedMessage | None:
         if not (isinstance(pipeline, str) and isinstance(xid, str) and isinstance(seal, str)):
             return None
         return SealedMessage(pipeline, said, int(xid), seal)
-    except Exception:  # it may be anybody's, and hold anything
+    except Exception:  # noqa: BLE001 - it may be anybody's, and hold anything
         return None

@@ -137,7 +137,7 @@ class SlotCreation:
         command = f"CREATE_REPLICATION_SLOT {quote_identifier(self._name)} {kind} {PLUGIN} {options}"
         try:
             self._answer = row(self._connection, command)
-        except Exception as error:  # handed to the waiting thread, whatever it is
+        except Exception as error:  # noqa: BLE001 - handed to the waiting thread, whatever it is
             self._error = error
 
     def _give_up(self, worker: threading.Thread) -> None:
