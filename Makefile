@@ -46,6 +46,8 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/mypy dags/*.py
+	.venv/bin/mypy spark_apps/*.py setup/*.py
 	.venv/bin/lint-imports
 
 .PHONY: test

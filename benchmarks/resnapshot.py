@@ -64,4 +64,5 @@ def run(folder: Path, scale: float) -> Figure:
 
 def _lags(pipeline: Pipeline, commits: Commits, begin: float, end: float) -> np.ndarray:
     chosen = [commit for commit in commits if begin <= commit[1] < end]
-    return np.max([delays(chosen, table_history(pipeline, table)) for table in _OTHERS], axis=0)
+    lags = np.array([delays(chosen, table_history(pipeline, table)) for table in _OTHERS])
+    return np.asarray(lags.max(axis=0))

@@ -54,7 +54,9 @@ class Airflow:
     def check_alive(self) -> None:
         """Raise DemoError when Airflow has ended."""
         if self._process is not None and (code := self._process.poll()) is not None:
-            raise DemoError(f"Airflow ended with exit code {code}.\n{self._log_end()}")
+            raise DemoError(
+                f"Airflow ended with exit code {code}; {self.log} ends with\n{processes.tail(self.log)}"
+            )
 
     def _why_not_ready(self) -> str:
         errors = self.api.import_errors()

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 
@@ -173,6 +174,6 @@ def _owner() -> pwd.struct_passwd | None:
     raise RuntimeError("running as root, and there is neither a user postgres nor nobody for PostgreSQL")
 
 
-def _as_owner() -> dict[str, int]:
+def _as_owner() -> dict[str, Any]:
     owner = _owner()
     return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid}
