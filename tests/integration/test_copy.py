@@ -56,8 +56,12 @@ class Copier:
             return [
                 file
                 for part in plan_ranges(keeper, relation, range_bytes)
-                for file in write_range(self.dsn, name, part, relation, self.pipeline, POSITION, EXPORTED_AT)
+                for file in self.write(name, part, relation)
             ]
+
+    def write(self, snapshot: str, part: CopyRange, relation: Relation) -> list[WrittenFile]:
+        choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
+        return write_range(self.dsn, snapshot, part, relation, choices, root, POSITION, EXPORTED_AT)
 
     def read(self, files: list[WrittenFile]) -> pa.Table:
         return pa.concat_tables([pq.ParquetFile(self.root / file.path).read() for file in files])
@@ -104,7 +108,7 @@ def test_rows_written_after_the_snapshot_are_not_copied(pg, copier):
         relation = find_relation(keeper, TABLE)
         (part,) = plan_ranges(keeper, relation, 1 << 40)
         _run(pg, "insert into t values (2)", "delete from t where id = 1")
-        files = write_range(copier.dsn, name, part, relation, copier.pipeline, POSITION, EXPORTED_AT)
+        files = copier.write(name, part, relation)
     assert copier.read(files)["id"].to_pylist() == [1]
 
 
@@ -208,7 +212,7 @@ def test_a_copy_that_fails_half_way_leaves_no_file(pg, copier):
         sql = "copy (select 600000 / (600000 - id) from only public.t) to stdout (format csv)"
         broken = CopyRange(relation.oid, TABLE, sql, 1)
         with pytest.raises(SourceError):
-            write_range(copier.dsn, name, broken, relation, copier.pipeline, POSITION, EXPORTED_AT)
+            copier.write(name, broken, relation)
     assert copier.on_disk() == []
 
 
@@ -220,7 +224,7 @@ def test_a_copy_with_other_columns_than_the_relation_is_refused(pg, copier):
             relation.oid, TABLE, "copy (select id, s, s from public.t) to stdout (format csv)", 1
         )
         with pytest.raises(SourceError) as caught:
-            write_range(copier.dsn, name, other, relation, copier.pipeline, POSITION, EXPORTED_AT)
+            copier.write(name, other, relation)
     assert "sesame" not in "".join(traceback.format_exception(caught.value))
     assert copier.on_disk() == []
 

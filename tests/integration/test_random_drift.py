@@ -97,17 +97,18 @@ class Drifting(Received):
             assert relation is not None
             ranges = plan_ranges(keeper, relation, 1 << 40)
             now = self._now(cursor)
+            choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
             files = [
                 file
                 for part in ranges
-                for file in write_range(self.dsn, snapshot, part, relation, self.pipeline, position, now)
+                for file in write_range(self.dsn, snapshot, part, relation, choices, root, position, now)
             ]
         record = RelationRecord.of_catalog(relation)
         place = None if watching is None else EffectiveFrom(position, watching)
         RelationIndex(relations_uri(self.pipeline.lake_root)).add(Epoch(1), record, place)
         commit_snapshot(
             self.lake_path(table.sql),
-            lake_schema(relation, self.pipeline.choices(relation.table)),
+            lake_schema(relation, choices),
             files,
             position,
             self.pipeline.name,
@@ -130,8 +131,13 @@ class Drifting(Received):
         for table in self.tables:
             if table.name in self.errors:
                 continue
+            relation, pipeline = self.copied[table.name], self.pipeline
             work = TableWork(
-                self.copied[table.name], self.pipeline, app_id(self.pipeline.name, Epoch(1)), self.changelog
+                relation,
+                pipeline.choices(relation.table),
+                app_id(pipeline.name, Epoch(1)),
+                pipeline.lake_root,
+                pipeline.slice_bytes,
             )
             if self.chance.random() < 0.3:
                 work.close()

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationEr
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.receiving import publication_watch, receiver
+from airflow_provider_pgrepl.replication.receiving import changelog_feed, publication_watch, receiver
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -243,7 +243,7 @@ def test_without_time_to_connect_again_the_first_loss_ends_it(dsn: str, tmp_path
 def test_what_connecting_again_does_not_mend_ends_it_at_once(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(receiver, "_IDLE_LOOK_S", 0.1)
+    monkeypatch.setattr(changelog_feed, "_IDLE_LOOK_S", 0.1)
     with receiving(received) as reception:
         execute(dsn, f"drop publication {received.pipeline.publication}")
         assert reception.failed.wait(20)

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import PublicationError, SourceError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.receiving import catalog_watch, publication_watch, receiver
+from airflow_provider_pgrepl.replication.receiving import catalog_watch, changelog_feed, publication_watch
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation
 from tests.support.received import Received, wait_until_seen
@@ -27,7 +27,7 @@ def received(dsn: str, tmp_path: Path) -> Received:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiver, "_IDLE_LOOK_S", 0.1)
+    monkeypatch.setattr(changelog_feed, "_IDLE_LOOK_S", 0.1)
 
 
 def announced(received: Received) -> list[RelationRecord]:
