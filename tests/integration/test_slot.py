@@ -16,6 +16,9 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
+from airflow_provider_pgrepl.replication.source.preflight.server_problems import server_problems
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot import lasting
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
@@ -143,6 +146,44 @@ def test_a_slot_in_use_is_not_dropped(pg, dsn, name):
     drop_slot(pg, name)
 
 
+def test_a_temporary_name_that_is_taken_says_to_wait(pg, dsn, name):
+    with export_snapshot(dsn, name, timeout_s=30), pytest.raises(SlotError) as caught:
+        export_snapshot(dsn, name, timeout_s=30)
+    assert "run the same again" in caught.value.hint
+
+
+@pytest.mark.parametrize("loses_connection", [False, True])
+def test_whatever_interrupts_the_making_no_slot_stays(pg, dsn, name, monkeypatch, loses_connection):
+    def interrupted(*_, **__):
+        if loses_connection:
+            with pg.cursor() as cursor:
+                cursor.execute(
+                    "select pg_terminate_backend(pid) from pg_stat_activity"
+                    " where application_name = 'pgrepl slot control' and datname = current_database()"
+                )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lasting, "export_snapshot", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        create_slot(dsn, name, timeout_s=30)
+    assert read_slot(pg, name) is None
+
+
+def test_an_interrupt_when_the_slot_is_just_made_drops_it(pg, dsn, name, monkeypatch):
+    join = threading.Thread.join
+
+    def interrupted(thread, timeout=None):
+        join(thread, timeout)
+        if thread.name.startswith("create slot"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            create_slot(dsn, name, timeout_s=30)
+    assert read_slot(pg, name) is None
+
+
 def test_a_role_without_replication_is_refused(pg, dsn, name):
     with pg.cursor() as cursor:
         cursor.execute("drop role if exists noslot; create role noslot login")
@@ -176,6 +217,20 @@ def test_no_free_slot_names_the_setting(narrow_server):
         pytest.raises(ServerSettingError, match="max_replication_slots"),
     ):
         export_snapshot(narrow_server.dsn(), "second", timeout_s=30)
+
+
+def test_preflight_counts_the_temporary_slot_as_well(narrow_server):
+    connection = psycopg2.connect(narrow_server.dsn())
+    connection.autocommit = True
+    server = read_server(connection)
+    connection.cursor().execute("select pg_create_logical_replication_slot('own', 'pgoutput')")
+    (problem,) = server_problems(connection, server, "own", makes_slot=True)
+    assert "1 of max_replication_slots = 1 exist, and 1 more is needed" in problem.message
+    assert list(server_problems(connection, server, "own", makes_slot=False)) == []
+    connection.cursor().execute("select pg_drop_replication_slot('own')")
+    (problem,) = server_problems(connection, server, "own")
+    assert "2 more are needed" in problem.message
+    connection.close()
 
 
 def test_no_free_sender_names_the_setting(narrow_server):

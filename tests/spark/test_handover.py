@@ -7,11 +7,14 @@ import os
 
 import pytest
 
+from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.app.snapshotting import epoch_beginning
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
@@ -61,6 +64,21 @@ def test_a_commit_at_the_consistent_point_is_applied_once(spark, dsn, tmp_path, 
     assert replicated.lake_rows("public.t")["id"].to_pylist() == [1]
     replicated.catch_up()
     replicated.assert_equal("public.t")
+
+
+def test_an_epoch_that_cannot_begin_leaves_no_slot(spark, dsn, tmp_path, monkeypatch):
+    execute(dsn, "create table t(id int primary key)")
+    replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
+
+    def gone(_self: SourceOwnership) -> int:
+        raise PublicationError("the publication is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SourceOwnership, "publication_oid", gone)
+        assert replicated.run("snapshot") == 78
+    with replicated.source() as source:
+        assert read_slot(source, replicated.pipeline.slot) is None
+    replicated.snapshot()
 
 
 def first_commit(dsn: str, slot_name: str) -> LSN:

@@ -23,7 +23,8 @@ _UNSENDABLE = {
     "22021": _UNCONVERTIBLE,
     "22P05": _UNCONVERTIBLE,
     "22": "a value in it, or the publication's row filter on it, is an error to the server",
-    "54": _TOO_LARGE,
+    "54000": _TOO_LARGE,
+    "54": "it is beyond a limit of the server",
     "XX": "the server meets an error of its own while it decodes it",
 }
 """By SQLSTATE or its class: what the server meets in a transaction each time that it sends it."""
@@ -50,7 +51,8 @@ def unsendable(result: pq.abc.PGresult) -> UnsendableError | None:
     function = _field(result, pq.DiagnosticField.SOURCE_FUNCTION)
     file = _field(result, pq.DiagnosticField.SOURCE_FILE)
     line = _field(result, pq.DiagnosticField.SOURCE_LINE)
-    return UnsendableError(f"{why} (SQLSTATE {state}, raised by {function} at {file}:{line})")
+    place = f", raised by {function} at {file}:{line}" if function else ""
+    return UnsendableError(f"{why} (SQLSTATE {state}{place})")
 
 
 def refusal(result: pq.abc.PGresult) -> PgReplError:

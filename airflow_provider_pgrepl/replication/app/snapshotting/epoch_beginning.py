@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 
 from airflow_provider_pgrepl.errors import SnapshotError
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
@@ -13,10 +14,10 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 )
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -80,41 +81,33 @@ def _begin(
     last: EpochRecord | None,
 ) -> tuple[EpochRecord, Copied]:
     pipeline = taking.pipeline
-    with exported, _keep(taking, exported, relations) as keeper:
-        exported.close()
-        record = EpochRecord(
-            pipeline.name,
-            Epoch(last.epoch + 1 if last else 1),
-            server.system_identifier,
-            server.timeline,
-            pipeline.slot,
-            pipeline.publication,
-            ownership.publication_oid(),
-            exported.consistent_point,
-        )
-        _open_epoch(taking, record, last)
+    with exported, ExitStack() as held:
+        try:
+            keeper = held.enter_context(taking.keep(exported, relations))
+            exported.close()
+            record = EpochRecord(
+                pipeline.name,
+                Epoch(last.epoch + 1 if last else 1),
+                server.system_identifier,
+                server.timeline,
+                pipeline.slot,
+                pipeline.publication,
+                ownership.publication_oid(),
+                exported.consistent_point,
+            )
+            _open_epoch(pipeline, record, last)
+        except BaseException:
+            # A slot that no changelog goes with would hold the source's WAL for nobody.
+            drop_slot(taking.source, pipeline.slot)
+            raise
         taking.announce(relations)
         return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 
-def _keep(taking: TableSnapshotter, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
-    try:
-        return taking.keep(exported, relations)
-    except BaseException:
-        exported.close()
-        drop_slot(taking.source, taking.pipeline.slot)
-        raise
-
-
-def _open_epoch(taking: TableSnapshotter, record: EpochRecord, last: EpochRecord | None) -> None:
-    uri = changelog_uri(taking.pipeline.lake_root)
-    try:
-        if last is None:
-            writer.create_changelog(uri, record)
-        else:
-            writer.begin_epoch(uri, record)
-    except BaseException:
-        # A slot that no changelog goes with would hold the source's WAL for nobody.
-        drop_slot(taking.source, taking.pipeline.slot)
-        raise
+def _open_epoch(pipeline: Pipeline, record: EpochRecord, last: EpochRecord | None) -> None:
+    uri = changelog_uri(pipeline.lake_root)
+    if last is None:
+        writer.create_changelog(uri, record)
+    else:
+        writer.begin_epoch(uri, record)
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)

@@ -110,7 +110,7 @@ def table_faults(
 def _surroundings(
     connection: Connection, dsn: str, pipeline: Pipeline, server: Server, *, new_epoch: bool
 ) -> Iterator[PgReplError]:
-    yield from server_problems(connection, server, pipeline.slot)
+    yield from server_problems(connection, server, pipeline.slot, makes_slot=new_epoch)
     yield from replication_problems(dsn, server)
     yield from slot_problems(connection, pipeline, new_epoch=new_epoch)
     yield from role_problems(connection, pipeline)

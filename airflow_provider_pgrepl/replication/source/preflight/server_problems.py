@@ -52,8 +52,13 @@ FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 Problems = Iterator[PgReplError]
 
 
-def server_problems(connection: Connection, server: Server, slot: str | None) -> Problems:
-    """Version, wal_level, standby, free slots and sender; `slot`, when it exists, needs no free ones."""
+def server_problems(
+    connection: Connection, server: Server, slot: str | None, *, makes_slot: bool = True
+) -> Problems:
+    """Version, wal_level, standby, free slots and sender.
+
+    `slot` stands already when it exists; `makes_slot`: whether another is made in its place.
+    """
     if server.version_num < OLDEST_VERSION:
         yield ServerSettingError(
             f"the server is PostgreSQL {server.version_num // 10000}", "PostgreSQL 14 is the oldest supported"
@@ -72,10 +77,11 @@ def server_problems(connection: Connection, server: Server, slot: str | None) ->
     with source_errors("counting slots and senders"):
         slots, used_slots, senders, used_senders = row(connection, _CAPACITY)
     exists = slot is not None and read_slot(connection, slot) is not None
-    if used_slots + _SLOTS > slots and not exists:
+    needed = _SLOTS - exists if makes_slot or not exists else 0
+    if used_slots + needed > slots:
         yield ServerSettingError(
             f"too few replication slots are free: {used_slots} of max_replication_slots = {slots} exist, and"
-            f" {_SLOTS} are needed, one of them only while tables are copied",
+            f" {needed} more {'is' if needed == 1 else 'are'} needed, one only while tables are copied",
             "raise max_replication_slots (needs a restart), or drop a slot that nobody needs: select"
             " slot_name, active from pg_replication_slots",
         )

@@ -14,8 +14,21 @@ ALWAYS_SENDABLE = frozenset(_SENDABLE.split())
 """Encodings of which every byte that PostgreSQL lets in can be converted into UTF-8."""
 
 
+_MOVES_SLOTS_RIGHTLY = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
+"""By major version, the first release that keeps catalog rows for a slot that is moved.
+https://postgrespro.com/list/id/E1u9I5V-00291M-0Z@gemulon.postgresql.org"""
+
+
 def server_warnings(connection: Connection) -> Iterator[str]:
     """Sentences about the database that one connects to."""
+    version = connection.server_version
+    if version < _MOVES_SLOTS_RIGHTLY.get(version // 10000, 0):
+        first = _MOVES_SLOTS_RIGHTLY[version // 10000]
+        yield (
+            f"this server is PostgreSQL {version // 10000}.{version % 10000}. Before {first // 10000}."
+            f"{first % 10000} a slot that is moved may lose what it needs of the catalog, so that"
+            " replication ends with an error of the server's: upgrade it"
+        )
     with source_errors("asking for the encoding"):
         encoding = row(connection, "SELECT pg_catalog.current_setting('server_encoding')")[0]
     if encoding not in ALWAYS_SENDABLE:

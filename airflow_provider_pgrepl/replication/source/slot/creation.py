@@ -83,6 +83,11 @@ class SlotCreation:
         self._answer: tuple[Any, ...] | None = None
         self._error: Any = None
 
+    @property
+    def has_made(self) -> bool:
+        """Whether the slot was made, and by us."""
+        return self._answer is not None
+
     def export(self) -> ExportedSnapshot:
         """Create a temporary slot. Raises as `export_snapshot`."""
         _, point, snapshot, _ = self._run()
@@ -159,8 +164,9 @@ class SlotCreation:
         self._connection.close()
         self._wait_until_gone()
         raise SnapshotError(
-            f"slot {self._name} could not be made within {self._timeout_s:g} s, because the server waits for"
-            f" transactions that were running: {'; '.join(blockers) or 'none of them can be seen'}",
+            f"{'a snapshot' if self._temporary else f'slot {self._name}'} could not be made within"
+            f" {self._timeout_s:g} s, because the server waits for transactions that were running:"
+            f" {'; '.join(blockers) or 'none of them can be seen'}",
             "wait for them or end them (select pg_terminate_backend(pid)), or raise slot_timeout_s",
         )
 
@@ -211,6 +217,8 @@ class SlotCreation:
         )
         raise SlotError(
             f"a slot named {self._name} exists already{facts}",
-            "give the pipeline another slot name, or drop that slot if nobody needs it:"
+            "it goes with the session that made it: run the same again when that has ended"
+            if self._temporary
+            else "give the pipeline another slot name, or drop that slot if nobody needs it:"
             f" select pg_drop_replication_slot('{self._name}')",
         )

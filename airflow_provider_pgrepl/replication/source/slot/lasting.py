@@ -10,13 +10,14 @@ view that the server has stored. https://postgrespro.ru/list/thread-id/2779642
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 
-from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.slot.creation import SlotCreation, export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.slot.record import advance_slot, drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, advance_slot, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 
 log = logging.getLogger(__name__)
@@ -32,37 +33,57 @@ def create_slot(dsn: str, name: str, *, through: str | None = None, timeout_s: f
     to its consistent point. `timeout_s` limits each of the two. Raises as `export_snapshot`; no slot is left
     behind then.
     """
-    control = connect(dsn, "slot control")
-    try:
-        point = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s).create()
+    with closing(connect(dsn, "slot control")) as control:
+        creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s)
         try:
+            point = creation.create()
             for _ in range(_ATTEMPTS):
                 exported = export_snapshot(dsn, through or temporary_name(control), timeout_s=timeout_s)
                 if _has_moved(control, name, point, exported):
                     return exported
+            raise SnapshotError(
+                f"slot {name} still reads from before {point}, where transactions ran while it was made",
+                "transactions that last long may be in the way: run the same again",
+            )
         except BaseException:
-            drop_slot(control, name)
+            if creation.has_made:
+                _drop(dsn, control, name)
             raise
-        drop_slot(control, name)
-        raise SnapshotError(
-            f"slot {name} still reads from before {point}, where transactions ran while it was made",
-            "transactions that last long may be in the way: run the same again",
-        )
-    finally:
-        control.close()
 
 
 def _has_moved(control: Connection, name: str, point: LSN, exported: ExportedSnapshot) -> bool:
     """Move the slot; whether it will read from a view of the catalog that was stored after `point`."""
     try:
-        advance_slot(control, name, exported.consistent_point)
-        slot = read_slot(control, name)
+        # Moved for the first time, it may come to a view that another slot had stored before that point; from
+        # there, moved to the same place, it comes to the next.
+        for _ in range(2):
+            advance_slot(control, name, exported.consistent_point)
+            slot = read_slot(control, name)
+            if slot is not None and _is_settled(slot, point, exported.consistent_point):
+                return True
+        log.info("slot %s still reads from before %s", name, point)
     except BaseException:
         exported.close()
         raise
-    if slot is not None and slot.confirmed_flush_lsn == exported.consistent_point:
-        if slot.restart_lsn is not None and slot.restart_lsn >= point:
-            return True
-        log.info("slot %s still reads from %s, before %s", name, slot.restart_lsn, point)
     exported.close()
     return False
+
+
+def _is_settled(slot: Slot, point: LSN, wanted: LSN) -> bool:
+    reads_from = slot.restart_lsn
+    return slot.confirmed_flush_lsn == wanted and reads_from is not None and reads_from >= point
+
+
+def _drop(dsn: str, control: Connection, name: str) -> None:
+    """Drop it, over a new connection where the first is lost. The error that brought us here is said, not one
+    of this."""
+    try:
+        drop_slot(control, name)
+    except PgReplError:
+        try:
+            with closing(connect(dsn, "slot control")) as fresh:
+                drop_slot(fresh, name)
+        except PgReplError as error:
+            log.warning(
+                "slot %s stays, and holds the source's WAL until it is dropped: %s", name, error.message
+            )
