@@ -44,7 +44,7 @@ from enum import Enum, StrEnum
 def escaped(text: str) -> str:
     """A text without what a terminal obeys or hides: control characters, and those that turn the direction of
     writing. Names hold whatever their makers put there. Line breaks and tabs stay; a name has none of its own
-    where it is shown by `relation.show_identifier` or `one_line`."""
+    where it is shown by `names.show_identifier` or `one_line`."""
     if text.isprintable():
         return text
     return "".join(letter if letter.isprintable() or letter in "\n\t" else _escape(letter) for letter in text)

@@ -90,7 +90,7 @@ class PgReplicationHook(DbApiHook):
         return self.sqlalchemy_url.render_as_string(hide_password=False)
 
     def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
-        """Whether this server can be replicated from: version, wal_level, rights, a free slot and sender.
+        """Whether this server can be replicated from: version, wal_level, rights, free slots and a sender.
 
         What depends on a pipeline's tables is `check`'s to find.
         """
@@ -101,7 +101,7 @@ class PgReplicationHook(DbApiHook):
         kind = "standby" if server.in_recovery else "primary"
         return True, (
             f"PostgreSQL {server.version_num // 10000} ({kind}), wal_level {server.wal_level}:"
-            " replication connections are accepted, and a slot and a sender are free"
+            " replication connections are accepted, and two slots and a sender are free"
         )
 
     def check(self, pipeline: Pipeline) -> None:

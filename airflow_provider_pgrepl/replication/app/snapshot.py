@@ -18,7 +18,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
@@ -56,9 +56,6 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["Outcome", "add_tables", "begin_new_epoch", "check_owner", "main", "resnapshot", "take_tables"]
 
@@ -268,7 +265,7 @@ def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch)
+            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
         store.migrate()

@@ -1,4 +1,4 @@
-"""Receiver: from the slot to the changelog. The only file that tells the slot an LSN.
+"""Receiver: from the slot to the changelog. The only file that confirms to the slot what was received.
 
 Two threads: one owns the connection (reads, and sends status messages also while a flush is slow), one splits
 and writes. The slot is told an LSN only after the changelog commit that covers it.

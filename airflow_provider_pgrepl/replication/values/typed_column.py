@@ -40,7 +40,7 @@ class TypedColumn:
     def csv_type(self) -> pa.DataType | None:
         """The type to give pyarrow's CSV reader when what that accepts equals `parse`, else None: a string.
 
-        Holds for COPY's CSV with the options of `lake.copy_csv.read_csv` (booleans are `t` and `f`).
+        Holds for COPY's CSV with the options of `lake.copying.csv.read_csv` (booleans are `t` and `f`).
         """
         return self.parser.csv_type
 

@@ -36,7 +36,7 @@ def check_snapshot(
     if records is None or (not new_epoch and _has_begun(records)):
         check_surroundings(access.dsn, access.pipeline)
     else:
-        check_source(access.dsn, access.pipeline, requested_of(records), new_epoch=new_epoch)
+        check_source(access.dsn, access.pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
     if records is not None and (resnapshot or added):
         _check_named(access, records, frozenset(resnapshot), frozenset(added))
 

@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 
 
 def check_server(dsn: str, slot: str | None = None) -> Server:
-    """Check what does not depend on tables: version, wal_level, free slot and sender, replication right.
+    """Check what does not depend on tables: version, wal_level, free slots and sender, replication right.
 
-    A slot named `slot` that exists already needs no free one. Raises one error that lists all problems.
+    A pipeline needs two free slots, or one beside its own `slot`, when that exists already. Raises one error
+    that lists all problems.
     """
     connection = connect(dsn, "preflight")
     try:
@@ -43,16 +44,24 @@ def check_server(dsn: str, slot: str | None = None) -> Server:
 
 
 def check_source(
-    dsn: str, pipeline: Pipeline, requested: RequestedTables | None = None, *, new_epoch: bool = False
+    dsn: str,
+    pipeline: Pipeline,
+    requested: RequestedTables | None = None,
+    *,
+    new_epoch: bool = False,
+    makes_slot: bool = False,
 ) -> list[Relation]:
     """Check all that the pipeline needs of its source; nothing is created. The tables it will replicate.
 
-    Raises one error of the first problem's kind that lists all problems.
+    `makes_slot`: a slot is to be made, also in the place of one that exists. Raises one error of the first
+    problem's kind that lists all problems.
     """
     connection = connect(dsn, "preflight")
     try:
         server = read_server(connection)
-        problems = [*_surroundings(connection, dsn, pipeline, server, new_epoch=new_epoch)]
+        problems = [
+            *_surroundings(connection, dsn, pipeline, server, new_epoch=new_epoch, makes_slot=makes_slot)
+        ]
         relations: list[Relation] = []
         try:
             relations = resolve_tables(connection, pipeline, requested)
@@ -74,7 +83,7 @@ def check_surroundings(dsn: str, pipeline: Pipeline) -> None:
     connection = connect(dsn, "preflight")
     try:
         server = read_server(connection)
-        _raise([*_surroundings(connection, dsn, pipeline, server, new_epoch=False)])
+        _raise([*_surroundings(connection, dsn, pipeline, server, new_epoch=False, makes_slot=False)])
     finally:
         connection.close()
 
@@ -108,9 +117,9 @@ def table_faults(
 
 
 def _surroundings(
-    connection: Connection, dsn: str, pipeline: Pipeline, server: Server, *, new_epoch: bool
+    connection: Connection, dsn: str, pipeline: Pipeline, server: Server, *, new_epoch: bool, makes_slot: bool
 ) -> Iterator[PgReplError]:
-    yield from server_problems(connection, server, pipeline.slot, makes_slot=new_epoch)
+    yield from server_problems(connection, server, pipeline.slot, makes_slot=makes_slot)
     yield from replication_problems(dsn, server)
     yield from slot_problems(connection, pipeline, new_epoch=new_epoch)
     yield from role_problems(connection, pipeline)

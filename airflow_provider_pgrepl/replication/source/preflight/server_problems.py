@@ -81,7 +81,7 @@ def server_problems(
     if used_slots + needed > slots:
         yield ServerSettingError(
             f"too few replication slots are free: {used_slots} of max_replication_slots = {slots} exist, and"
-            f" {needed} more {'is' if needed == 1 else 'are'} needed, one only while tables are copied",
+            f" {needed} more {'is' if needed == 1 else 'are'} needed, one only while a snapshot is taken",
             "raise max_replication_slots (needs a restart), or drop a slot that nobody needs: select"
             " slot_name, active from pg_replication_slots",
         )

@@ -47,7 +47,7 @@ def create_slot(dsn: str, name: str, *, through: str | None = None, timeout_s: f
             )
         except BaseException:
             if creation.has_made:
-                _drop(dsn, control, name)
+                drop_unused(dsn, control, name)
             raise
 
 
@@ -74,9 +74,11 @@ def _is_settled(slot: Slot, point: LSN, wanted: LSN) -> bool:
     return slot.confirmed_flush_lsn == wanted and reads_from is not None and reads_from >= point
 
 
-def _drop(dsn: str, control: Connection, name: str) -> None:
-    """Drop it, over a new connection where the first is lost. The error that brought us here is said, not one
-    of this."""
+def drop_unused(dsn: str, control: Connection, name: str) -> None:
+    """Drop a slot that nothing was begun with, over a new connection where the first is lost.
+
+    Raises nothing: the error that brought us here is the one to be said. A slot that stays is logged.
+    """
     try:
         drop_slot(control, name)
     except PgReplError:

@@ -6,7 +6,7 @@ from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 
 PREFIX = "pgrepl_tmp_"
-"""Followed by the pid of the session in which the snapshot app asks the source."""
+"""Followed by the pid of a session of ours: the snapshot app's, or that which makes a slot."""
 
 
 def temporary_name(connection: Connection) -> str:
