@@ -56,7 +56,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     # A copy, because others may be writing in the checkout.
     source = folder / "source"
     source.mkdir()
-    for name in ("airflow_provider_pgrepl", "spark_apps", "dags", "docs"):
+    for name in ("airflow_provider_pgrepl", "spark_apps", "dags", "docs", "demo", "benchmarks"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "LICENSE", *DOCUMENTS):
         shutil.copy(ROOT / name, source)
