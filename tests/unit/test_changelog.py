@@ -93,6 +93,15 @@ class Overtaken:
         self._table.update_incremental()
 
 
+def test_one_that_was_replaced_is_not_continued_in_the_name_of_who_replaced_it(uri: str) -> None:
+    old = ChangelogWriter(uri)
+    ChangelogWriter(uri)
+    with pytest.raises(FencedError):
+        old.record_keepalive(LSN(9_000))
+    with pytest.raises(FencedError):
+        ChangelogWriter(uri, old.sequence)
+
+
 def test_a_fence_that_came_while_the_handle_was_refreshed_is_not_refreshed_away(uri: str) -> None:
     """A handle that holds the successor's fence could commit once more without a conflict."""
     old = Written(uri)

@@ -238,15 +238,14 @@ class ChangelogWriter:
             raise _unwritable(error) from error
 
     def _commit(self, actions: list[AddAction], commit: CommitRecord) -> None:
-        self._sequence += 1
-        before = self.version
+        before, sequence = self.version, self._sequence + 1
         try:
             self._table.create_write_transaction(
                 actions,
                 mode="append",
                 schema=self._table.schema(),
                 partition_by=[PARTITION],
-                commit_properties=_properties(commit, self._sequence, self.published),
+                commit_properties=_properties(commit, sequence, self.published),
             )
             self._table.update_incremental()
             # Also what others committed in between: a version is durable with all before it.
@@ -256,8 +255,10 @@ class ChangelogWriter:
         except (DeltaError, OSError) as error:
             raise _unwritable(error) from error
         # The handle now also holds what others committed since; a fence among it must not go unseen.
-        if self._table.transaction_version(RECEIVER_APP) != self._sequence:
+        if self._table.transaction_version(RECEIVER_APP) != sequence:
             raise _fenced()
+        # Not before: who took over has written that number, and who continues us must not pass for them.
+        self._sequence = sequence
         self.durable_lsn = commit.durable_lsn
 
 

@@ -84,9 +84,10 @@ class ReconnectingReceiver:
             while not self._receiver.failed.wait(_POLL_S):
                 if self._stopping.is_set():
                     return
+            self._receiver.stop()
+            # Once it has ended: that another took over outranks the lost connection that may be how.
             error = self._receiver.error
             assert error is not None
-            self._receiver.stop()
             if not self._receiver.has_ended or not self._may_help(error):
                 raise error
             assert isinstance(error, SourceConnectionError | UnsendableError)
