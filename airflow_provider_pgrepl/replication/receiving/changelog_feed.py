@@ -131,6 +131,7 @@ class ChangelogFeed:
         return self._resent.is_passed
 
     def take(self, chunk: Chunk) -> None:
+        """Buffer what a chunk brings, whose messages are gone then; nothing of it is durable yet."""
         if chunk.messages:
             split = self._splitter.split(chunk.messages)
             # A row of hundreds of MB need not be there twice while it is written.
@@ -164,11 +165,13 @@ class ChangelogFeed:
         self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
 
     def until_flush(self) -> float:
+        """Seconds until what is whole has to be flushed, or until it is time to look again."""
         if not self._buffer.has_whole:
             return self._pipeline.flush_interval_s
         return max(0.0, self._last_flush + self._pipeline.flush_interval_s - time.monotonic())
 
     def flush_if_due(self) -> None:
+        """Make durable what is whole, by time or by size; or how far an idle source is, by the rule."""
         interval_over = time.monotonic() - self._last_flush >= self._pipeline.flush_interval_s
         if self._buffer.has_whole:
             if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.choices import COLUMN_FIELDS
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -122,8 +123,7 @@ def _check_insert_only(
 def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
     """Choices for a table that is not replicated are a slip of the pen. Raises ConfigError."""
     chosen = {
-        field: {ColumnName.parse(name).table for name in getattr(pipeline, field)}
-        for field in ("types", "text_columns", "exclude_columns", "per_column")
+        field: {ColumnName.parse(name).table for name in getattr(pipeline, field)} for field in COLUMN_FIELDS
     }
     chosen["per_table"] = {TableName.parse(name) for name in pipeline.per_table}
     unknown = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
