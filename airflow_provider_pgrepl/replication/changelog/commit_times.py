@@ -7,12 +7,11 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet
 
 _TIME = pa.timestamp("us", "UTC")
 
@@ -46,7 +45,7 @@ def first_commit_after(table: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
 def _first_in_file(filesystem: pafs.FileSystem, path: str, moment: datetime) -> int | None:
     columns = ["commit_lsn", "commit_ts"]
     try:
-        rows = pq.read_table(path, columns=columns, filesystem=filesystem, partitioning=None)
+        rows = read_parquet(filesystem, path, columns)
     except FileNotFoundError:
         raise ChangelogError("a changelog file is gone", "read again: old hours were just dropped") from None
     later = rows.filter(pc.greater(rows["commit_ts"], pa.scalar(moment, _TIME)))

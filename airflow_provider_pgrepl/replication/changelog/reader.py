@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import commit_path, open_storage
+from airflow_provider_pgrepl.replication.storage import open_delta, open_storage, read_commit_actions
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def read_epoch(uri: str) -> EpochRecord:
 def open_changelog(uri: str) -> DeltaTable:
     """Raises NoChangelogError when there is none, LakeUnavailableError when it cannot be read."""
     try:
-        return DeltaTable(uri)
+        return open_delta(uri)
     except TableNotFoundError:
         raise NoChangelogError(
             "this pipeline has no changelog yet", f"begin its first epoch: {hints.SNAPSHOT}"
@@ -91,11 +91,9 @@ def read_epoch_number(table: DeltaTable) -> Epoch:
 
 def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
     """Read one commit from its log file. Raises FileNotFoundError when the log file is gone."""
-    with filesystem.open_input_stream(commit_path(root, version)) as source:
-        lines = [json.loads(line) for line in source.read().splitlines() if line]
     record = None
     files = []
-    for action in lines:
+    for action in read_commit_actions(filesystem, root, version):
         if "commitInfo" in action and METADATA_KEY in action["commitInfo"]:
             record = CommitRecord.from_json(action["commitInfo"][METADATA_KEY])
         elif "add" in action and action["add"].get("dataChange", True):

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
@@ -20,9 +19,10 @@ from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import (
-    durable,
+    append_delta,
     has_commit,
-    make_folder,
+    open_delta,
+    query_delta,
     refusal,
 )
 
@@ -125,9 +125,7 @@ class RelationIndex:
         entry = pa.table([[value] for value in values], schema=SCHEMA)
         try:
             # An index of an earlier version of this program has no places.
-            make_folder(self._uri)
-            write_deltalake(self._uri, entry, mode="append", schema_mode="merge")
-            durable.flush_newest(self._uri)
+            append_delta(self._uri, entry)
         except (DeltaError, OSError) as error:
             raise refusal("the relation index cannot be written", error) from error
         self._remember(dict(zip(SCHEMA.names, values, strict=True)))
@@ -197,11 +195,10 @@ class RelationIndex:
 
     def _read(self) -> list[dict[str, Any]]:
         try:
-            table = DeltaTable(self._uri)
+            table = open_delta(self._uri)
         except TableNotFoundError:
             self._version = -1
             return []
         self._version = int(table.version())
-        rows = pa.table(QueryBuilder().register("t", table).execute("select * from t").read_all())
-        found: list[dict[str, Any]] = rows.to_pylist()
+        found: list[dict[str, Any]] = query_delta(table, "select * from it").to_pylist()
         return found

@@ -16,7 +16,7 @@ from deltalake.transaction import RemoveAction
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri, floor_app
-from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage import durable, open_delta
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
@@ -45,7 +45,7 @@ def drop_expired(
     Raises ChangelogError.
     """
     try:
-        table = DeltaTable(changelog_uri(lake_root))
+        table = open_delta(changelog_uri(lake_root))
     except TableNotFoundError:
         return Dropped()
     except (DeltaError, OSError) as error:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import durable, is_refusal, make_folder, refusal, torn
+from airflow_provider_pgrepl.replication.storage import create_delta, durable, is_refusal, refusal, torn
 
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
 _TABLE_PROPERTIES = {
@@ -49,16 +49,14 @@ def create_changelog(uri: str, record: EpochRecord) -> None:
     Raises LakeUnavailableError when the storage is full or away, LakeError when it cannot be there.
     """
     try:
-        make_folder(uri)
-        DeltaTable.create(
+        create_delta(
             uri,
-            schema=Schema.from_arrow(TABLE_SCHEMA),
+            TABLE_SCHEMA,
+            _TABLE_PROPERTIES,
+            _epoch_properties(record, 1),
             partition_by=[PARTITION],
             description=record.to_json(),
-            configuration=_TABLE_PROPERTIES,
-            commit_properties=_epoch_properties(record, 1),
         )
-        durable.flush_commits(uri, -1, 0)
     except (DeltaError, OSError) as error:
         if is_refusal(error) and not isinstance(error, _NOT_OURS):
             raise refusal(f"the changelog cannot be created under {uri}", error) from error

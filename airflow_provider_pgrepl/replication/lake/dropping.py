@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from pyarrow import fs
 
@@ -14,7 +13,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import log_path, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import log_path, open_delta, open_storage, storage_errors
 
 
 def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:
@@ -33,7 +32,7 @@ def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, 
 
 def _may_be_ours(uri: str, pipeline: str, epoch: int) -> bool:
     try:
-        table = DeltaTable(uri)
+        table = open_delta(uri)
     except (TableNotFoundError, DeltaError, OSError):
         return True  # nothing there, or what an earlier try has left
     apps = (app_id(pipeline, Epoch(number)) for number in range(1, epoch + 1))

@@ -17,7 +17,13 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.storage import durable, make_folder, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    create_delta,
+    open_delta,
+    open_storage,
+    read_parquet,
+    storage_errors,
+)
 
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
 SCHEMA = pa.schema(
@@ -62,10 +68,8 @@ _FIELDS = {known.name for known in fields(ConsistentPoint)}
 
 def create(uri: str) -> DeltaTable:
     """A table without points."""
-    make_folder(uri)
-    table = DeltaTable.create(uri, schema=Schema.from_arrow(SCHEMA), configuration=_TABLE_PROPERTIES)
-    durable.flush_commits(uri, -1, 0)
-    return table
+    create_delta(uri, SCHEMA, _TABLE_PROPERTIES)
+    return open_delta(uri)
 
 
 def upgrade(table: DeltaTable) -> None:
@@ -79,7 +83,7 @@ def upgrade(table: DeltaTable) -> None:
 def read_points(uri: str) -> tuple[DeltaTable | None, list[ConsistentPoint]]:
     """All points in their order, and the table; None without one. Raises LakeError."""
     try:
-        table = DeltaTable(uri)
+        table = open_delta(uri)
     except TableNotFoundError:
         return None, []
     except (DeltaError, OSError) as error:
@@ -89,7 +93,7 @@ def read_points(uri: str) -> tuple[DeltaTable | None, list[ConsistentPoint]]:
     points: list[ConsistentPoint] = []
     with storage_errors(uri):
         for path in added["path"].to_pylist():
-            rows = pq.read_table(f"{root}/{path}", filesystem=filesystem, partitioning=None).to_pylist()
+            rows = read_parquet(filesystem, f"{root}/{path}").to_pylist()
             points.extend(map(_point, rows))
     # A stable sort: of two at one LSN the later written stays the later.
     return table, sorted(points, key=lambda point: point.order)

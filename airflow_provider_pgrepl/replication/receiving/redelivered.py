@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import RewoundError
@@ -21,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 )
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet
 from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
 
 _NOWHERE = LSN(0)
@@ -71,7 +70,7 @@ class ResentCheck:
         changelog = open_changelog(uri)
         above = LSN(max(0, confirmed_lsn - 1))
         pieces = [
-            pq.read_table(f"{root}/{file.path}", filesystem=filesystem, columns=_COLUMNS, partitioning=None)
+            read_parquet(filesystem, f"{root}/{file.path}", _COLUMNS)
             for file in live_files(changelog, writer.epoch, above)
         ]
         known: dict[int, tuple[int, int]] = {}

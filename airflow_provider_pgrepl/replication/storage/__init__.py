@@ -1,11 +1,20 @@
 """The lake's storage: where files are written, and when what was written is there for good."""
 
+from airflow_provider_pgrepl.replication.storage.delta_tables import (
+    append_delta,
+    create_delta,
+    has_delta,
+    open_delta,
+    query_delta,
+)
 from airflow_provider_pgrepl.replication.storage.filesystem import (
     commit_path,
     has_commit,
     log_path,
     make_folder,
     open_storage,
+    read_commit_actions,
+    read_parquet,
 )
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
@@ -15,13 +24,20 @@ from airflow_provider_pgrepl.replication.storage.refusal import (
 )
 
 __all__ = [
+    "append_delta",
     "commit_path",
+    "create_delta",
     "delta_errors",
     "has_commit",
+    "has_delta",
     "is_refusal",
     "log_path",
     "make_folder",
+    "open_delta",
     "open_storage",
+    "query_delta",
+    "read_commit_actions",
+    "read_parquet",
     "refusal",
     "storage_errors",
 ]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
@@ -42,6 +47,21 @@ def has_commit(uri: str, version: int) -> bool:
     """Whether the file of a commit is there, whatever it holds. Raises OSError."""
     filesystem, root = open_storage(uri)
     return bool(filesystem.get_file_info(commit_path(root, version)).type == fs.FileType.File)
+
+
+def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:
+    """What a commit says. `root`: the table's path in its filesystem.
+
+    Raises FileNotFoundError when its file is gone, OSError, ValueError when it is not whole.
+    """
+    with filesystem.open_input_stream(commit_path(root, version)) as source:
+        return [json.loads(line) for line in source.read().splitlines() if line]
+
+
+def read_parquet(filesystem: fs.FileSystem, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """One Parquet file; a folder in its path that looks like a partition's adds no column. Raises
+    FileNotFoundError, OSError."""
+    return pq.read_table(path, columns=columns, filesystem=filesystem, partitioning=None)
 
 
 def make_folder(uri: str) -> None:

@@ -11,14 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
 from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.storage import open_delta, open_storage
 
 FORMAT = "pgrepl_changelog"
 _BEFORE_ALL = -1
@@ -77,8 +76,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(_POLL_S)
 
     def _newest(self) -> int:
-        version: int = DeltaTable(self._uri).version()
-        return version
+        return int(open_delta(self._uri).version())
 
     def _is_cut_off(self, version: int) -> bool:
         """Whether the next commit can never be read: its log file is gone, or the changelog was made anew."""

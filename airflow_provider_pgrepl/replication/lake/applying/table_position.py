@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, PgR
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import open_delta
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _seen(point: ConsistentPoint, key: str, table: DeltaTable, app: str) -> LSN 
         return LSN(point.positions[key])
     # A point of before positions were recorded: the version that it names says it, if it is the same still.
     try:
-        found = DeltaTable(table.table_uri, version=point.tables[key]).transaction_version(app)
+        found = open_delta(table.table_uri, point.tables[key]).transaction_version(app)
     except (DeltaError, OSError):
         return None
     return None if found is None or found > point.lsn else LSN(found)

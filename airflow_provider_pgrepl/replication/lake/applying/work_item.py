@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
-from deltalake import DeltaTable
-
 from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.storage import open_delta
 
 MARK = 0
 """The relation id of the item that stands for the batch itself."""
@@ -34,7 +33,7 @@ class WorkItem:
         table = reader.open_changelog(uri)
         version = min(self.to_version, int(table.version()))
         if version < table.version():
-            table = DeltaTable(uri, version=version)
+            table = open_delta(uri, version)
         epoch, durable_lsn = reader.read_epoch_number(table), reader.read_durable_lsn(table)
         return replace(self, to_version=version, epoch=epoch, durable_lsn=durable_lsn)
 

@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.storage import (
     delta_errors,
     durable,
     is_refusal,
+    open_delta,
     refusal,
     storage_errors,
 )
@@ -107,7 +108,7 @@ def fenced(
 
 def _newest_version(table: DeltaTable) -> int | None:
     try:
-        return int(DeltaTable(table.table_uri).version())
+        return int(open_delta(table.table_uri).version())
     except (DeltaError, OSError):
         return None
 

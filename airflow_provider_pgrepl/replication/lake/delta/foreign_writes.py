@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 from deltalake import DeltaTable
@@ -12,7 +11,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeChangedError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import commit_path, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions, storage_errors
 
 
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
@@ -41,16 +40,11 @@ def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None
 def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
     """A commit's actions; None when its log file is gone."""
     filesystem, root = open_storage(uri)
-    try:
-        source = filesystem.open_input_stream(commit_path(root, version))
-    except FileNotFoundError:
-        return None
-    with storage_errors(uri), source:
-        return list(_actions(source.read()))
-
-
-def _actions(text: bytes) -> Iterator[dict[str, Any]]:
-    return (json.loads(line) for line in text.splitlines() if line)
+    with storage_errors(uri):
+        try:
+            return read_commit_actions(filesystem, root, version)
+        except FileNotFoundError:
+            return None
 
 
 def _kind(about: object) -> str | None:

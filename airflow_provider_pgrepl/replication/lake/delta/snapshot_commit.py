@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake import CommitProperties, DeltaTable
 from deltalake.exceptions import DeltaError
-from deltalake.transaction import create_table_with_add_actions
 
 from airflow_provider_pgrepl.errors import (
     FencedError,
@@ -37,12 +36,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     read_position,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import (
-    durable,
-    is_refusal,
-    make_folder,
-    refusal,
-)
+from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -76,7 +70,7 @@ def commit_snapshot(
     properties = commit_properties(app, position, "snapshot", exported_at, others)
     # One that a crash of the machine tore is replaced like any other.
     settle_log(uri)
-    if not DeltaTable.is_deltatable(uri):
+    if not has_delta(uri):
         return create_table(uri, schema, files, properties)
     table = open_table(uri)
     check_ours(table, app, older, position)
@@ -94,21 +88,14 @@ def create_table(
     bounds = declaration(bounded(files, schema))
     failed, unavailable = "", None
     try:
-        make_folder(uri)
-        create_table_with_add_actions(
-            uri,
-            Schema.from_arrow(schema),
-            [add_action(file) for file in files],
-            mode="error",
-            configuration=_TABLE_PROPERTIES | bounds,
-            commit_properties=properties,
+        create_delta(
+            uri, schema, _TABLE_PROPERTIES | bounds, properties, files=[add_action(file) for file in files]
         )
-        durable.flush_commits(uri, -1, 0)
     except (DeltaError, OSError) as error:
         failed = type(error).__name__
         if is_refusal(error) and not isinstance(error, PermissionError):
             unavailable = refusal(f"cannot create the lake table {uri}", error)
-    if failed and DeltaTable.is_deltatable(uri):
+    if failed and has_delta(uri):
         raise FencedError(f"{uri}: another process has created this table", FENCED_HINT)
     if unavailable is not None:
         raise unavailable

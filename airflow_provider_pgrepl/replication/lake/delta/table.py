@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.errors import (
     LakeTableError,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import open_delta
 
 CLOSED = 2**63 - 1
 """The version under which the app id of an epoch that is over stands in a table."""
@@ -42,7 +43,7 @@ def app_id(pipeline_name: str, epoch: Epoch) -> str:
 def open_table(uri: str) -> DeltaTable:
     """The table's newest version. Raises LakeTableError when there is none."""
     try:
-        return DeltaTable(uri)
+        return open_delta(uri)
     except TableNotFoundError:
         raise LakeTableError(f"there is no lake table at {uri}") from None
     except (DeltaError, OSError) as error:

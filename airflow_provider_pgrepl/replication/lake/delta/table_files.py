@@ -6,7 +6,6 @@ thousands, knows no time below an hour, and writes two commits each time. This w
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,7 +16,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
@@ -25,11 +23,12 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
-    commit_path,
     durable,
     has_commit,
     log_path,
+    open_delta,
     open_storage,
+    read_commit_actions,
 )
 
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
@@ -154,7 +153,7 @@ class TableFiles:
         deltalake writes them as it commits; this is for what it leaves out.
         """
         with _readable(self._uri):
-            table = DeltaTable(self._uri)
+            table = open_delta(self._uri)
             newest = max(_checkpoints(self._log_entries()), default=0)
             due = int(table.version()) - newest >= every
             if due:
@@ -164,7 +163,7 @@ class TableFiles:
 
     def _follow(self) -> None:
         """Take in the commits since the last time."""
-        newest, written = int(DeltaTable(self._uri).version()), self._written
+        newest, written = int(open_delta(self._uri).version()), self._written
         if not self._is_as_left():
             self._begin(newest)
         try:
@@ -194,16 +193,15 @@ class TableFiles:
             return
         usable = [version for version in _checkpoints(entries) if oldest - 1 <= version <= newest]
         self._version = min(usable, default=newest)
-        added = pa.table(DeltaTable(self._uri, version=self._version).get_add_actions())
+        added = pa.table(open_delta(self._uri, self._version).get_add_actions())
         paths = [unquote(path) for path in added["path"].to_pylist()]
         self._live = dict.fromkeys(paths, 0)
         self._sizes = dict(zip(paths, added["size_bytes"].to_pylist(), strict=True))
 
     def _read_up_to(self, newest: int) -> None:
         for version in range(self._version + 1, newest + 1):
-            with self._filesystem.open_input_stream(commit_path(self._root, version)) as source:
-                for line in source.read().splitlines():
-                    self._take(version, json.loads(line))
+            for action in read_commit_actions(self._filesystem, self._root, version):
+                self._take(version, action)
             self._version = version
 
     def _take(self, version: int, action: dict[str, Any]) -> None:

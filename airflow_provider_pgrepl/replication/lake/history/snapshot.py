@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
 from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import has_delta
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 _BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED)
@@ -63,7 +64,7 @@ def _open_versions(
     exported_at: datetime,
 ) -> Iterator[pa.Table]:
     uri = f"{pipeline.lake_root}/{relation.table.path}"
-    if not DeltaTable.is_deltatable(uri):
+    if not has_delta(uri):
         return
     table = open_table(uri)
     at = _newest(table, [app_id(pipeline.name, Epoch(number)) for number in range(1, epoch + 1)])

@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.history.place import history_path,
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import delta_errors, durable, storage_errors
+from airflow_provider_pgrepl.replication.storage import delta_errors, durable, has_delta, storage_errors
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 _KIND = "history"
@@ -90,9 +90,9 @@ def prepare_history(
     uri = history_uri(pipeline.lake_root, relation.table)
     schema = history_schema(relation, pipeline.choices(relation.table))
     find_torn(uri).set_aside()
-    if DeltaTable.is_deltatable(uri):
+    if has_delta(uri):
         history = open_table(uri)
-        if history.file_uris() or DeltaTable.is_deltatable(f"{pipeline.lake_root}/{relation.table.path}"):
+        if history.file_uris() or has_delta(f"{pipeline.lake_root}/{relation.table.path}"):
             add_columns(history, schema, relation.table)
         else:
             commit_snapshot(uri, schema, [], position, pipeline.name, epoch, exported_at)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import hints
@@ -31,6 +30,7 @@ from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePla
 from airflow_provider_pgrepl.replication.lake.reading.table_version import TableVersion
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class HistoryAt:
         """`current`: the lake table's columns at the moment. Raises LakeError when the table keeps none."""
         uri = history_uri(lake_root, table)
         try:
-            opened = DeltaTable(uri)
+            opened = open_delta(uri)
         except (DeltaError, TableNotFoundError, OSError):
             raise LakeError(
                 f"{table} keeps no history in the lake",
@@ -67,10 +67,10 @@ class HistoryAt:
 
     def arrow(self, current: pa.Table, plan: TablePlan | None = None) -> pa.Table:
         """All versions: those of the history, those that the plan's changes end, and the `current` rows."""
-        sql = f"select * from h where {self._ended}"  # noqa: S608 - names and numbers of ours
+        sql = f"select * from it where {self._ended}"  # noqa: S608 - names and numbers of ours
         opened = self.version.open()
         held = pa.schema(opened.schema().to_arrow())
-        closed = pa.table(QueryBuilder().register("h", opened).execute(sql).read_all()).cast(held)
+        closed = query_delta(opened, sql).cast(held)
         pieces = [_begun(current, self.epoch)]
         if plan is not None:
             closed = evolved_closed(closed, plan.overlays)

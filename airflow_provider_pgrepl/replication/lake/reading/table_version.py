@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +34,7 @@ class TableVersion:
     def open(self) -> DeltaTable:
         """Raises LakeError."""
         try:
-            opened = DeltaTable(self.uri, version=self.version)
+            opened = open_delta(self.uri, self.version)
         except (DeltaError, TableNotFoundError, OSError):
             raise self._unreadable() from None
         if self._is_known and opened.transaction_version(self.app) != self.position:
@@ -51,7 +52,7 @@ class TableVersion:
         found = None
         # DataFusion raises plain ones, which may hold values.
         with contextlib.suppress(Exception):
-            found = pa.table(QueryBuilder().register("it", opened).execute("select * from it").read_all())
+            found = query_delta(opened, "select * from it")
         if found is None:
             raise self._unreadable()
         return found.select(schema.names).cast(schema)

@@ -1,0 +1,73 @@
+"""Delta tables of the lake, opened, created and read as their storage wants it: schemes, credentials, fsync.
+
+All of the product opens Delta tables here, so that what a storage needs is said once. What is committed to a
+table that is open goes through deltalake's handle of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
+from deltalake.transaction import AddAction, create_table_with_add_actions
+
+from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage.filesystem import make_folder
+
+
+def open_delta(uri: str, version: int | None = None) -> DeltaTable:
+    """The newest version of a table, or the one asked for.
+
+    Raises TableNotFoundError when there is none, DeltaError, OSError.
+    """
+    return DeltaTable(uri, version=version)
+
+
+def has_delta(uri: str) -> bool:
+    """Whether there is a Delta table."""
+    return bool(DeltaTable.is_deltatable(uri))
+
+
+def create_delta(
+    uri: str,
+    schema: pa.Schema,
+    configuration: Mapping[str, str | None],
+    properties: CommitProperties | None = None,
+    *,
+    files: Sequence[AddAction] = (),
+    partition_by: Sequence[str] = (),
+    description: str | None = None,
+) -> None:
+    """Make a table by its first commit, with files that are written already, and have it on the disk.
+
+    Raises DeltaError, also when there is one already; OSError.
+    """
+    make_folder(uri)
+    create_table_with_add_actions(
+        uri,
+        Schema.from_arrow(schema),
+        list(files),
+        mode="error",
+        partition_by=list(partition_by),
+        description=description,
+        configuration=dict(configuration),
+        commit_properties=properties,
+    )
+    durable.flush_commits(uri, -1, 0)
+
+
+def append_delta(uri: str, rows: pa.Table) -> None:
+    """Add rows to a table and have them on the disk; makes the table, and columns that it lacks.
+
+    Raises DeltaError, OSError.
+    """
+    make_folder(uri)
+    write_deltalake(uri, rows, mode="append", schema_mode="merge")
+    durable.flush_newest(uri)
+
+
+def query_delta(table: DeltaTable, sql: str) -> pa.Table:
+    """What DataFusion reads from an open table, which the query calls `it`. Raises plain exceptions, whose
+    texts may hold values of rows."""
+    return pa.table(QueryBuilder().register("it", table).execute(sql).read_all())
