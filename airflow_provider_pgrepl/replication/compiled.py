@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 _PACKAGE = __name__.rpartition(".")[0]
 # One process each, which then have about half of the work.
 _SHARES = (
-    ("wire.kernels", "lake.merging.kernels", "lake.merging.key_kernel"),
-    ("values.kernels", "lake.history.kernels"),
+    ("wire.kernels", "values.kernels"),
+    ("lake.merging.kernels", "lake.history.kernels"),
 )
 _LIMIT_S = 600.0
 

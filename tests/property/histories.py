@@ -19,7 +19,7 @@ steps = st.one_of(
     st.tuples(st.just("insert"), rows),
     st.tuples(st.just("update"), pick, value, st.sets(st.sampled_from([2, 3]))),
     st.tuples(st.just("move"), pick, rows, st.sets(st.just(3))),
-    st.tuples(st.just("swap"), pick, pick, st.sets(st.just(3))),
+    st.tuples(st.just("swap"), pick, pick, st.sets(st.just(3)), value),
     st.tuples(st.just("delete"), pick),
     st.tuples(st.just("reinsert"), pick, value),
     st.tuples(st.just("commit")),
@@ -32,10 +32,14 @@ def rekeyed(row: Row, other: Row) -> Row:
     return (other[0], row[1], other[2], row[3])
 
 
-def swap(history: History, one: Row, two: Row, unsent: set[int]) -> None:
-    """With a deferrable key both rows hold one key for a moment; otherwise the way leads over a third key."""
+def swap(history: History, one: Row, two: Row, unsent: set[int], between: str | None) -> None:
+    """With a deferrable key both rows hold one key for a moment, in which the one that came changes again;
+    otherwise the way leads over a third key."""
     if history.model.full:
-        history.update(one, rekeyed(one, two), unsent)
+        moved, touched = rekeyed(one, two), (two[0], between, two[2], one[3])
+        history.update(one, moved, unsent)
+        if touched != two:
+            history.update(moved, touched)
         history.update(two, rekeyed(two, one), unsent)
         return
     spare = ("spare", one[1], "spare", one[3])
@@ -70,7 +74,7 @@ def take_step(history: History, step: tuple) -> None:  # noqa: C901 - one branch
         elif kind == "swap":
             other = present[arguments[1] % len(present)]
             if other != row:
-                swap(history, row, other, arguments[2])
+                swap(history, row, other, arguments[2], arguments[3])
 
 
 def batches(changes: list[Change], cuts: list[int]) -> list[list[Change]]:

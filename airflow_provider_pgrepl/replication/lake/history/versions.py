@@ -7,16 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.lake.history.kernels import follow_versions
-from airflow_provider_pgrepl.replication.lake.merging import kernels
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
-    array_of,
-    contradiction,
-    read_changes,
-)
-from airflow_provider_pgrepl.replication.lake.merging.collapse import REASON, images, key_codes
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, Tuples, take
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.history.kernels import end_versions
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
+from airflow_provider_pgrepl.replication.lake.merging.followed_rows import FollowedRows, follow
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints
 from airflow_provider_pgrepl.replication.relation import Relation
 
 
@@ -38,36 +32,26 @@ class EndedVersions:
     maybe: Bools
     touched: Ints
     emptied_by: int
-    _relation: Relation
-    _keys: list[pa.Array]
-    _new: Tuples
+    _followed: FollowedRows
     _code: Ints
-    _last: Ints
-    _sent_by: dict[int, Ints]
+    _version: Ints
 
     def key_texts(self, index: int, codes: Ints) -> pa.Array:
         """Texts of the key column `index` (counted among the key columns) for codes."""
-        return take(self._keys[index], codes)
+        return self._followed.key_texts(index, codes)
 
     def texts(self, index: int, entries: Ints) -> tuple[pa.Array, Ints]:
         """Texts of the column `index` for those of the entries whose value is known, and which these are.
 
         The others have the value of the lake's row.
         """
-        column = self._relation.columns[index]
-        if column.is_key:
-            texts = self.key_texts(self._relation.key_columns.index(column), self._code[entries])
-            return texts, np.arange(len(entries))
-        rows = self._sent_by.get(index, self._last)[entries]
-        sent = np.flatnonzero(rows >= 0)
-        return self._new.column(index, rows[sent]), sent
+        texts, in_lake = self._followed.texts(index, self._version[entries], self._code[entries])
+        known = np.flatnonzero(~in_lake)
+        return texts if len(known) == len(texts) else texts.take(pa.array(known)), known
 
     def needs_lake(self, entries: Ints) -> Bools:
         """Whether a value or the beginning of an entry is the lake's."""
-        needed: Bools = self._last[entries] < 0
-        for rows in self._sent_by.values():
-            needed |= rows[entries] < 0
-        return needed
+        return self._followed.needs_lake(self._version[entries])
 
 
 def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = False) -> EndedVersions:
@@ -79,36 +63,21 @@ def ended_versions(changes: pa.Table, relation: Relation, *, ignoring: bool = Fa
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     transaction = np.cumsum(np.diff(commit_lsn, prepend=commit_lsn[:1]) != 0)
     ends = np.append(np.flatnonzero(np.diff(transaction)), len(changes) - 1)
-    read = read_changes(changes, relation, whole=True)
-    keys, old_code, new_code = key_codes(relation, read)
-    old_image, new_image = images(relation, read)
-    unsent = read.unsent_beside_key(relation)
-    status, fault, origin, code, last, ended_in, how, sent_by, maybe, touched, emptied_in = follow_versions(
-        read.op, old_code, new_code, len(keys[0]), transaction[read.places],
+    followed = follow(changes, relation, whole=True)
+    read, lake_codes = followed.read, followed.origin
+    origin, code, version, ended_in, how, maybe, emptied_in = end_versions(
+        read.op, followed.new_code, followed.codes, transaction[read.places], followed.row, lake_codes,
         read.truncates, transaction[read.truncate_places], ignoring,
-        unsent.row, unsent.number, len(unsent.columns), old_image, new_image,
     )  # fmt: skip
-    if status != kernels.OK:
-        lsn = LSN(commit_lsn[read.places[fault]])
-        raise contradiction(relation, f"a change committed at {lsn} {REASON[status]}")
     return EndedVersions(
         origin=origin,
-        made_by=_places(read.places, last),
+        made_by=np.where(version < 0, -1, read.places[version]) if len(read.places) else version,
         ended_by=ends[ended_in],
         ended_how=pa.array(how.view("S1").astype("U1"), pa.string()),
         maybe=maybe,
-        touched=touched,
+        touched=lake_codes[lake_codes >= 0],
         emptied_by=int(ends[emptied_in]) if emptied_in >= 0 else -1,
-        _relation=relation,
-        _keys=keys,
-        _new=read.new,
+        _followed=followed,
         _code=code,
-        _last=last,
-        _sent_by={int(column): sent_by[:, number] for number, column in enumerate(unsent.columns)},
+        _version=version,
     )
-
-
-def _places(places: Ints, rows: Ints) -> Ints:
-    found = np.full(len(rows), -1, np.int64)
-    found[rows >= 0] = places[rows[rows >= 0]]
-    return found

@@ -14,16 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.choices import Truncate
-from airflow_provider_pgrepl.replication.lake.merging import kernels
-from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
-    array_of,
-    contradiction,
-    read_changes,
-)
-from airflow_provider_pgrepl.replication.lake.merging.collapse import REASON, images, key_codes
-from airflow_provider_pgrepl.replication.lake.merging.key_kernel import replay_keys
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, Tuples, take
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
+from airflow_provider_pgrepl.replication.lake.merging.followed_rows import FollowedRows, follow
+from airflow_provider_pgrepl.replication.lake.merging.kernels import hold_keys
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints
 from airflow_provider_pgrepl.replication.relation import Relation
 
 
@@ -44,27 +38,19 @@ class HeldKeys:
     since: Ints
     in_lake: Bools
     origin: Ints
-    _relation: Relation
-    _keys: list[pa.Array]
-    _new: Tuples
-    _last: Ints
-    _unsent: dict[int, Ints]
+    _followed: FollowedRows
+    _version: Ints
 
     def __len__(self) -> int:
         return len(self.code)
 
     def key_texts(self, index: int, codes: Ints) -> pa.Array:
         """Texts of the key column `index` (counted among the key columns) for codes; -1 gives null."""
-        return take(self._keys[index], codes)
+        return self._followed.key_texts(index, codes)
 
     def texts(self, index: int) -> tuple[pa.Array, Bools]:
         """Texts of the column `index`, and where instead the value of the origin's row in the lake stays."""
-        column = self._relation.columns[index]
-        if column.is_key:
-            texts = self.key_texts(self._relation.key_columns.index(column), self.code)
-            return texts, np.zeros(len(self), np.bool_)
-        rows = self._unsent.get(index, self._last)
-        return self._new.column(index, rows), rows < 0
+        return self._followed.texts(index, self._version, self.code)
 
 
 def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> HeldKeys:
@@ -73,31 +59,24 @@ def held_keys(changes: pa.Table, relation: Relation, truncate: Truncate) -> Held
     `truncate` is `apply` or `ignore`. Raises DriftError when rows have another number of columns than the
     relation, LakeTableError when the changes contradict each other.
     """
-    read = read_changes(changes, relation, whole=True)
-    keys, old_code, new_code = key_codes(relation, read)
-    old_image, new_image = images(relation, read)
-    unsent = read.unsent_beside_key(relation)
+    followed = follow(changes, relation, whole=True)
+    read, origin = followed.read, followed.origin
     commit = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
-    status, at, row, gone, since, in_lake, origin, last, source = replay_keys(
-        read.op, old_code, new_code, len(keys[0]), commit[read.places], read.places,
-        read.truncates, commit[read.truncate_places], read.truncate_places, truncate == "ignore",
-        unsent.row, unsent.number, len(unsent.columns), old_image, new_image,
+    of_row, version, gone, since = hold_keys(
+        read.op, followed.new_code, followed.codes, commit[read.places], followed.row, followed.before,
+        origin, read.places, read.truncates, commit[read.truncate_places], read.truncate_places,
+        truncate == "ignore",
     )  # fmt: skip
-    if status != kernels.OK:
-        lsn = LSN(commit[read.places[at]])
-        raise contradiction(relation, f"a change committed at {lsn} {REASON[status]}")
-    code = np.flatnonzero(row >= 0)
-    record = row[code]
+    in_lake = np.zeros(followed.codes, np.bool_)
+    in_lake[origin[origin >= 0]] = True
+    code = np.flatnonzero(of_row >= 0)
     return HeldKeys(
         truncated=int(read.truncate_places[0]) if read.truncated and truncate == "apply" else -1,
         code=code,
         gone=gone[code],
         since=since[code],
         in_lake=in_lake[code],
-        origin=origin[record],
-        _relation=relation,
-        _keys=keys,
-        _new=read.new,
-        _last=last[record],
-        _unsent={int(column): source[record, number] for number, column in enumerate(unsent.columns)},
+        origin=origin[of_row[code]],
+        _followed=followed,
+        _version=version[code],
     )

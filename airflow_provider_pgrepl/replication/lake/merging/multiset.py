@@ -103,7 +103,7 @@ def net_rows(
             "give it a column",
         )
     old, new, count = _codes(read, indexes)
-    status, at, lost, stays = kernels.replay_rows(read.op, old, new, count, overwrite)
+    status, at, lost, stays = kernels.follow_copies(read.op, old, new, count, overwrite)
     if status != kernels.OK:
         lsn = LSN(changes["commit_lsn"][int(read.places[at])].as_py())
         raise contradiction(relation, f"a change committed at {lsn} changes a row that is not there")
