@@ -34,7 +34,7 @@ _PACKAGE = __name__.rpartition(".")[0]
 # One process each, which then have about half of the work.
 _SHARES = (
     ("wire.kernels", "values.kernels"),
-    ("lake.merging.kernels", "lake.history.kernels"),
+    ("lake.merging.kernels", "lake.merging.key_kernel", "lake.history.kernels"),
 )
 _LIMIT_S = 600.0
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_provider_pgrepl.replication.choices import Truncate
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.followed_rows import FollowedRows, follow
-from airflow_provider_pgrepl.replication.lake.merging.kernels import hold_keys
+from airflow_provider_pgrepl.replication.lake.merging.key_kernel import hold_keys
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints
 from airflow_provider_pgrepl.replication.relation import Relation
 
