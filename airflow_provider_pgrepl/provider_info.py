@@ -1,4 +1,4 @@
-"""What Airflow's provider manager and connection form are told."""
+"""Declarations for Airflow's provider manager and connection form."""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ RESULTS = Path(__file__).resolve().parents[1] / ".bench"
 
 
 def main() -> int:
+    """Measure what is asked for; 1 when a bound is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("figures", nargs="*", metavar="figure", help=f"some of: {', '.join(FIGURES)}")
     parser.add_argument(

@@ -9,4 +9,5 @@ from benchmarks.figure import Figure
 
 
 def run(folder: Path, scale: float) -> Figure:
+    """Apply changes that move keys."""
     return apply.run_kind(folder, scale, kinds.KEYS)

@@ -9,4 +9,5 @@ from benchmarks.figure import Figure
 
 
 def run(folder: Path, scale: float) -> Figure:
+    """Apply changes that do not send large values."""
     return apply.run_kind(folder, scale, kinds.TOAST)

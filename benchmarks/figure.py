@@ -50,4 +50,5 @@ def compare(
 
 
 def thousands(number: float) -> str:
+    """Without decimals, as 250,000."""
     return f"{number:,.0f}"

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import keep
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -35,6 +35,7 @@ def make_pipeline(folder: Path, name: str, *tables: str, **options: Any) -> Pipe
 
 
 def publish(dsn: str, pipeline: Pipeline) -> None:
+    """Make the pipeline's publication of its tables."""
     with closing(connect(dsn, "benchmark")) as source:
         publication.create_publication(source, pipeline.publication, resolve_tables(source, pipeline))
 

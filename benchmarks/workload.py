@@ -30,6 +30,7 @@ _UPDATE = (
 
 
 def create_table(source: Source, table: str = TABLE) -> None:
+    """Make the table that the workload writes."""
     source.execute(_CREATE.format(table=table))
 
 

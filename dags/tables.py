@@ -53,6 +53,7 @@ with DAG(
 
     @task.branch
     def choose(params: dict[str, str]) -> str:
+        """The task of the action that the form asks for."""
         return params["action"]
 
     choose() >> [

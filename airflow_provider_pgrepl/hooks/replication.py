@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_ser
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
-from airflow_provider_pgrepl.replication.source.slot import lasting
+from airflow_provider_pgrepl.replication.source.slot import permanent
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
 
 _ROLE = "hook"
@@ -130,12 +130,12 @@ class PgReplicationHook(DbApiHook):
             publication.drop_publication(connection, name)
 
     def create_slot(self, name: str, timeout_s: float = 60.0) -> LSN:
-        """Create a lasting pgoutput slot and give its consistent point. It holds WAL from now on.
+        """Create a permanent pgoutput slot and give its consistent point. It holds WAL from now on.
 
         It needs a second free slot while it is made. Raises SlotError, SnapshotError (open transactions that
         the server waits for), ServerSettingError.
         """
-        with lasting.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
+        with permanent.create_slot(self.dsn(), name, timeout_s=timeout_s) as exported:
             return exported.consistent_point
 
     def get_slot(self, name: str) -> Slot | None:
@@ -148,7 +148,7 @@ class PgReplicationHook(DbApiHook):
             drop_slot(connection, name)
 
     def lag(self, slot_name: str) -> SlotLag:
-        """What the slot has not confirmed, and how much WAL it keeps. Raises SlotError."""
+        """Read the slot's lag, and how much WAL the server keeps for it. Raises SlotError."""
         with self._connected() as connection:
             found = read_slot(connection, slot_name)
             source_lsn = wal_lsn(connection)

@@ -1,4 +1,4 @@
-"""Which application a task is to follow: the one that runs for its pipeline on this host, or a new one."""
+"""Find the application that a task is to follow: one that runs for its pipeline here, or a new one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class InCharge:
 
 @dataclass(frozen=True)
 class Adoption:
-    """How a task comes by its application.
+    """A task's way to its application.
 
     `may_replace`: an application that runs for other parameters, and that nobody follows, is stopped for a
     new one; else it is left to end. `is_fresh`: likewise one that runs for the same. `who` is told to others
@@ -88,7 +88,7 @@ class Adoption:
         try:
             return self._take(app)
         except FileNotFoundError:
-            return None  # it has ended meanwhile, and its task has tidied up
+            return None  # it has ended meanwhile, and its task has cleaned up
 
     def _take(self, app: LocalApp) -> InCharge | None:
         if app.is_stopping:

@@ -36,7 +36,7 @@ class LogTail:
             self._number, self._offset = self._number + 1, 0
 
     def why(self) -> str:
-        """What a person is told of its end: its last error, or its last lines where it had none."""
+        """Its last error, for people; its last lines where it had none."""
         return self.last_error or "\n".join(self.last_lines)
 
     def _lines(self, is_whole: bool) -> Iterator[LogLine]:

@@ -13,7 +13,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def private_folder(path: Path) -> Path:
-    """This folder, made where it is not there, which nobody but this user can enter.
+    """A folder, made where it is not there, which nobody but this user can enter.
 
     Raises ConfigError for one that cannot be made, is a link, is somebody else's, or was open to others'
     writing: what lies in it then may be anybody's.

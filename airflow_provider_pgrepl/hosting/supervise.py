@@ -187,6 +187,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
+    """Start the application, pass signals on, and leave its exit code in the folder; returns it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--token", required=True, help="by which this process is known")

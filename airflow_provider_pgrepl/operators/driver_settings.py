@@ -1,4 +1,4 @@
-"""What a driver on this worker is told: secrets and Python in its environment, lineage in its properties."""
+"""Settings of a driver on this worker: secrets and Python in its environment, lineage in its properties."""
 
 from __future__ import annotations
 

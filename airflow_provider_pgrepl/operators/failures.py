@@ -17,7 +17,7 @@ EXIT_NEVER = 78
 
 
 def as_airflow(error: PgReplError) -> AirflowException:
-    """What Airflow is told: AirflowFailException (no retries) when trying again cannot help."""
+    """Turn an error into Airflow's: AirflowFailException (no retries) when trying again cannot help."""
     failure = AirflowFailException if error.retry is Retry.NEVER else AirflowException
     return failure(f"{error.__class__.__name__}: {error}")
 

@@ -1,4 +1,4 @@
-"""What a DAG's form may ask for: tables of a pipeline."""
+"""Fields of a DAG's form: tables of a pipeline."""
 
 from __future__ import annotations
 

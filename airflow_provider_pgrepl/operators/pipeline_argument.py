@@ -1,4 +1,4 @@
-"""What a DAG author may give as `pipeline=`, `tables=` and flags, and what templates make of it."""
+"""The arguments `pipeline=`, `tables=` and flags: what an author may give, and what templates make of it."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class SparkAppOperator(SparkSubmitOperator):
         self._ended: End | None = None
 
     def app_arguments(self) -> list[str]:
-        """What follows `--pipeline FILE` on the application's command line. Raises ConfigError."""
+        """Arguments after `--pipeline FILE` on the application's command line. Raises ConfigError."""
         raise NotImplementedError
 
     def check_start(self, access: Access) -> None:
@@ -209,7 +209,7 @@ class SparkAppOperator(SparkSubmitOperator):
         self.log.log(level, "%s", text)
 
     def _conclude(self, end: End) -> Any:
-        """What the task returns for this end of its application; raises unless it is a good one."""
+        """The task's result, by how its application ended; raises unless it ended well."""
         assert self._following is not None
         if end.handed_over:
             self.log.info("The application goes on; the next run of this task adopts it")

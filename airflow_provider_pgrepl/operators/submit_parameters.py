@@ -1,4 +1,4 @@
-"""Which of SparkSubmitOperator's parameters would do nothing, and are refused for that."""
+"""Refuse parameters of SparkSubmitOperator that would do nothing."""
 
 from __future__ import annotations
 

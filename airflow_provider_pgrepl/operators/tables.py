@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class TablesOperator(BaseOperator):
-    """What these operators share.
+    """Base of these operators.
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
     :param tables: a list, or a comma list (templated)

@@ -1,4 +1,4 @@
-"""What Airflow says of this worker and this try, and what a try says to Airflow while it runs."""
+"""The worker and the try, as Airflow knows them, and what a try says to Airflow while it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run_folder() -> Path:
 
 
 def task_of(context: Any) -> str:
-    """This try, as a person would look for it."""
+    """The try of a task, as a person would look for it."""
     task = context.get("ti")
     if task is None:
         return f"process {os.getpid()}"

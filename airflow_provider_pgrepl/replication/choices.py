@@ -1,4 +1,4 @@
-"""What a pipeline may choose: for a column how its values look, for a table what its changes do."""
+"""Choices of a pipeline: for a column how its values look, for a table what its changes do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ColumnChoice:
 
 @dataclass(frozen=True)
 class TablePolicy:
-    """What a table's changes do in the lake.
+    """Policies: what a table's changes do in the lake.
 
     `truncate`: whether TRUNCATE empties the lake table, is passed over, or stops the table. `deletes`:
     whether deleted rows go, or stay and are marked. `history`: whether past versions of rows are kept in a

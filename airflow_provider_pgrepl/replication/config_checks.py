@@ -1,4 +1,4 @@
-"""What a Pipeline may be: every check of its values, each with an error that names the field."""
+"""Checks of a Pipeline's values, each with an error that names the field."""
 
 from __future__ import annotations
 

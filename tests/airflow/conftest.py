@@ -80,7 +80,7 @@ def eventually(condition: Callable[[], object], what: str, timeout_s: float = 60
 
 
 def is_alive(pid: int) -> bool:
-    import psutil
+    import psutil  # type: ignore[import-untyped]
 
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE

@@ -48,14 +48,14 @@ def after(room: Any, name: str) -> None:
 
 def in_workers(replace: Callable[[Any], Any]) -> None:
     """Replace what tasks run: what this script defines travels to them by value."""
-    real = tasks.bring_forward
+    real = tasks.bring_forward  # type: ignore[attr-defined]
 
     class DyingCatchUp(tasks.CatchUp):
         def run(self) -> Any:
             return replace(real)(self.work, self.paths, self.upto_lsn)
 
-    applier.CatchUp = DyingCatchUp  # type: ignore[misc]
-    tasks.bring_forward = lambda *arguments: replace(real)(*arguments)
+    applier.CatchUp = DyingCatchUp  # type: ignore[misc, attr-defined]
+    tasks.bring_forward = lambda *arguments: replace(real)(*arguments)  # type: ignore[attr-defined]
 
 
 def killed_while_it_runs(real: Any) -> Any:
@@ -103,7 +103,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
     "tables published": lambda: after(publication, "add_tables"),
-    "tables announced": lambda: after(table_snapshotter.TableSnapshotter, "announce"),
+    "tables begun": lambda: after(table_snapshotter.TableSnapshotter, "begin"),
 }
 
 if __name__ == "__main__":

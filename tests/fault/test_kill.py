@@ -96,7 +96,7 @@ def test_one_table_after_another_is_added_and_taken_anew_by_runs_that_are_killed
     before = replicated.position(TABLES[0])
     run_until_killed(replicated, "snapshot", "tables published", monkeypatch, "--add", "public.late")
     assert "public.late" not in replicated.states()
-    run_until_killed(replicated, "snapshot", "tables announced", monkeypatch, "--tables", TABLES[0])
+    run_until_killed(replicated, "snapshot", "tables begun", monkeypatch, "--tables", TABLES[0])
     assert replicated.states()[TABLES[0]].state == "snapshotting"
     replicated.assert_equal(TABLES[0])
     run_until_killed(

@@ -411,7 +411,7 @@ def test_rows_of_somebody_else_stop_the_table(altered, dsn):
     assert "version 2 of the lake table was written by somebody else (WRITE)" in result.error
 
 
-def test_upkeep_of_somebody_else_does_no_harm(altered, dsn):
+def test_maintenance_of_somebody_else_does_no_harm(altered, dsn):
     for number in (3, 4, 5):
         execute(dsn, f"insert into t values ({number}, 'z', 30)")
         done(altered.follow())

@@ -31,7 +31,7 @@ def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_p
     execute(dsn, "create table t(id int primary key)", "insert into t values (1)")
     handed = Handed(dsn, tmp_path, (T,))
     relation = handed.copy(T)
-    relation_timeline = table_work.relation_timeline
+    relation_timeline = table_work.relation_timeline  # type: ignore[attr-defined]
 
     def written_meanwhile(*arguments):
         monkeypatch.setattr(table_work, "relation_timeline", relation_timeline)

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.source.publication import add_tables, create_publication
 from airflow_provider_pgrepl.replication.source.slot import walsender
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from tests.conftest import closing_connection
 from tests.integration.test_publication import relation

@@ -60,7 +60,7 @@ ATTACHED_AGAIN = {
         "alter table t attach partition low for values from (-10) to (10)",
     ],
 }
-UNSENT = {
+UNCHANGED_VALUE = {
     "made as an unlogged one": ["create unlogged table p partition of t for values from (30) to (40)"],
     "attached as an unlogged one": [
         "create unlogged table p (like t including all)",
@@ -192,7 +192,7 @@ def test_a_partition_that_was_attached_again_stops_the_table(taken, dsn, stateme
     assert found.error_kind == "DriftError"
 
 
-@pytest.mark.parametrize("statements", UNSENT.values(), ids=UNSENT)
+@pytest.mark.parametrize("statements", UNCHANGED_VALUE.values(), ids=UNCHANGED_VALUE)
 def test_an_unlogged_partition_stops_the_table(taken, dsn, statements):
     execute(dsn, *statements)
     assert "is unlogged: its changes are not in the stream" in judged(taken)
@@ -202,7 +202,7 @@ def test_an_unlogged_partition_stops_the_table(taken, dsn, statements):
 
 
 @pytest.mark.parametrize("running", [False, True], ids=["away", "running"])
-@pytest.mark.parametrize("statements", [*ATTACHED_AGAIN.values(), *UNSENT.values()])
+@pytest.mark.parametrize("statements", [*ATTACHED_AGAIN.values(), *UNCHANGED_VALUE.values()])
 def test_no_row_is_needed_to_notice_it(taken, dsn, statements, running):
     if running:
         with taken.receiving() as receiver:

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from demo.postgres import Server
 
@@ -232,14 +232,13 @@ class ForgetfulPooler(threading.Thread):
     def _serve(self, client):
         while True:
             (length,) = struct.unpack("!I", client.recv(4, socket.MSG_WAITALL))
-            start = client.recv(length - 4, socket.MSG_WAITALL)
-            if struct.unpack("!I", start[:4])[0] != 196608:
-                client.sendall(b"N")  # neither TLS nor GSS
-                continue
-            break
-        words = start[4:].rstrip(b"\0").split(b"\0")
+            asked = client.recv(length - 4, socket.MSG_WAITALL)
+            if struct.unpack("!I", asked[:4])[0] == 196608:
+                break
+            client.sendall(b"N")  # neither TLS nor GSS
+        words = asked[4:].rstrip(b"\0").split(b"\0")
         pairs = [pair for pair in zip(words[::2], words[1::2], strict=True) if pair[0] != b"replication"]
-        start = start[:4] + b"".join(key + b"\0" + value + b"\0" for key, value in pairs) + b"\0"
+        start = asked[:4] + b"".join(key + b"\0" + value + b"\0" for key, value in pairs) + b"\0"
         upstream = socket.create_connection(("127.0.0.1", self._server_port))
         upstream.sendall(struct.pack("!I", len(start) + 4) + start)
         threading.Thread(target=_pump, args=(client, upstream), daemon=True).start()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg2.extensions
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -30,12 +29,12 @@ from airflow_provider_pgrepl.replication.lake.read import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from tests.support.landed import Landed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import OWN_COLUMNS
 
-Connection = psycopg2.extensions.connection
 Moment = tuple[LSN, list[str], Counter[tuple[Any, ...]]]
 
 T = "public.t"
@@ -147,7 +146,7 @@ def test_a_point_has_the_columns_of_its_time(dsn: str, pg: Connection, tmp_path:
     assert names == ["nv", "nvw", "knvwz"]
 
 
-def test_the_relation_of_a_moment_is_the_one_in_force_then(dsn: str, pg: Connection, tmp_path: Path) -> None:
+def test_the_relation_of_a_moment_is_the_one_effective_then(dsn: str, pg: Connection, tmp_path: Path) -> None:
     pg.cursor().execute(CREATE)
     landed = Landed(dsn, tmp_path, (T,))
     landed.begin()

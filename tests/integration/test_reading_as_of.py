@@ -17,10 +17,10 @@ from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import arrow_as_of, arrow_view_as_of, consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.landed import Landed
 from tests.support.replicated import OWN_COLUMNS
 
-Connection = psycopg2.extensions.connection
 Rows = Counter[tuple[Any, ...]]
 
 TABLES = ("public.doc", "public.heap", "public.stock")

@@ -155,7 +155,7 @@ def test_a_truncate_of_several_tables_is_one_row_each_at_its_place(received, dsn
     assert one["new"] == ["cascade restart identity"]
 
 
-def test_an_unsent_value_is_not_a_null(received, dsn):
+def test_an_unchanged_value_is_not_a_null(received, dsn):
     execute(
         dsn,
         "insert into u values (1, repeat('x', 5000))",

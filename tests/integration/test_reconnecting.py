@@ -112,8 +112,8 @@ def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, caplog: pytest
         try:
             execute(server.dsn(), "create database t_restarted")
             received = begun(server.dsn("t_restarted"), tmp_path)
-            lasting = open_reconnecting_store(received.dsn, "test", 30.0, threading.Event().wait)
-            with receiving(received) as reception, closing(lasting) as store:
+            permanent = open_reconnecting_store(received.dsn, "test", 30.0, threading.Event().wait)
+            with receiving(received) as reception, closing(permanent) as store:
                 store.migrate()
                 store.lock(received.pipeline.name, "replicate")
                 execute(received.dsn, "insert into t values (1, 'a')")
@@ -173,7 +173,7 @@ def test_a_connection_lost_right_after_a_commit_is_not_taken_for_another_receive
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look at a table's first row says in the changelog how it is published, then asks where WAL is."""
-    read, cuts = publication_watch.written_lsn, list[LSN]()
+    read, cuts = publication_watch.written_lsn, list[LSN]()  # type: ignore[attr-defined]
 
     def cut_and_read(connection: Connection) -> LSN:
         if not cuts:

@@ -101,7 +101,7 @@ def test_what_is_kept_is_still_compared(own_server: Server, received: Received) 
 
 
 def forget(received: Received, path: str) -> None:
-    """Take a file out of the changelog without raising its floor, as no upkeep does."""
+    """Take a file out of the changelog without raising its floor, as no maintenance does."""
     table = open_changelog(received.changelog)
     remove = RemoveAction(path, False, 0, 0, {PARTITION: path.split("/", maxsplit=1)[0]})
     table.create_write_transaction([remove], "append", table.schema(), partition_by=[PARTITION])

@@ -18,9 +18,9 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect_replication
 from airflow_provider_pgrepl.replication.source.preflight.server_problems import server_problems
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot import lasting
+from airflow_provider_pgrepl.replication.source.slot import permanent
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from demo.postgres import Server
 
@@ -163,7 +163,7 @@ def test_whatever_interrupts_the_making_no_slot_stays(pg, dsn, name, monkeypatch
                 )
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lasting, "export_snapshot", interrupted)
+    monkeypatch.setattr(permanent, "export_snapshot", interrupted)
     with pytest.raises(KeyboardInterrupt):
         create_slot(dsn, name, timeout_s=30)
     assert read_slot(pg, name) is None

@@ -17,13 +17,13 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
 pytestmark = pytest.mark.every_major
 
-Connection = psycopg2.extensions.connection
 
 # DDL, and the rows written after it: by a transaction that the phases leave in doubt, and by a later one.
 CASES = {

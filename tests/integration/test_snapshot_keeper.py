@@ -286,7 +286,7 @@ def test_a_failure_is_raised_at_the_end_even_if_nobody_read_that_far(dsn):
     assert "division" not in str(caught.value)
     gone = CopyRange(0, TableName("public", "t"), "COPY public.missing TO STDOUT", 1)
     with pytest.raises(SnapshotError, match="no longer fits"), open_copy(dsn, snapshot, gone) as stream:
-        while stream.raw.failure is None:
+        while stream.raw.failure is None:  # type: ignore[attr-defined]
             time.sleep(0.01)
     holder.close()
 

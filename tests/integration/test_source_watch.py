@@ -70,7 +70,7 @@ def test_a_relation_is_read_although_an_open_alter_holds_the_table(received: Rec
 def test_a_table_whose_catalog_cannot_be_read_stops_no_other(
     received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = catalog_watch.read_relation
+    read = catalog_watch.read_relation  # type: ignore[attr-defined]
 
     def broken(connection: object, oid: int, publication: str, **more: bool) -> Relation | None:
         found = read(connection, oid, publication, **more)

@@ -185,8 +185,22 @@ def test_a_schema_that_holds_something_else_stays(pg, store):
 def test_a_newer_schema_is_left_alone(pg, dsn, store):
     with pg.cursor() as cursor:
         cursor.execute("insert into _pgrepl.migrations values (99)")
-    with pytest.raises(StateError, match="version 99"):
-        store.migrate()
+        before = definitions(cursor)
+        with pytest.raises(StateError, match="version 99"):
+            store.migrate()
+        assert definitions(cursor) == before
+
+
+def definitions(cursor):
+    """The columns of the schema's tables, and which migrations it has had."""
+    cursor.execute(
+        "select table_name, column_name, data_type from information_schema.columns"
+        " where table_schema = '_pgrepl' order by 1, ordinal_position"
+    )
+    columns = cursor.fetchall()
+    assert columns
+    cursor.execute("select version from _pgrepl.migrations order by 1")
+    return columns, cursor.fetchall()
 
 
 def test_the_missing_right_is_named(pg, dsn):
@@ -239,6 +253,11 @@ def test_what_belongs_to_another_pipeline_is_refused_by_name(store, field, value
 
 def test_the_same_slot_name_at_another_source_is_fine(store):
     store.register(pipeline("second", slot="pgrepl_shop"), "456", True, True)
+    found = {name: store.read_pipeline(name) for name in ("shop", "second")}
+    assert {name: (one.slot, one.system_identifier) for name, one in found.items()} == {
+        "shop": ("pgrepl_shop", "123"),
+        "second": ("pgrepl_shop", "456"),
+    }
 
 
 @pytest.mark.parametrize(
@@ -300,6 +319,8 @@ def test_nobody_without_a_right_can_hold_a_lock(pg, dsn, store):
         for key in (int.from_bytes(digest) >> 1, 0x7067726570, 0x706772657071):
             cursor.execute("select pg_advisory_lock(%s)", (key,))
     store.lock("shop", "replicate")
+    with pytest.raises(BusyError), Store(dsn, "test") as second:
+        second.lock("shop", "replicate")
     with pg.cursor() as cursor:
         cursor.execute("drop schema _pgrepl cascade")
     with Store(dsn, "test") as fresh:

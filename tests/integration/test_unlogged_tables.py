@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.drift.judge import Kind, judge_catalog
+from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
+from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from tests.support.altered import Altered, done
 from tests.support.replicated import execute

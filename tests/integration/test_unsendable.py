@@ -69,10 +69,10 @@ def test_what_was_committed_before_is_durable_and_the_error_names_the_place_but_
     assert receiver.error.retry is Retry.NEVER
     assert keys(received) == ["1"]
     assert received.durable_lsn <= before
-    unsent = receiver.unsent
-    assert unsent is not None
-    assert before <= unsent.commit_lsn < after
-    assert f"the transaction at {LSN(unsent.commit_lsn)}" in receiver.error.message
+    unfinished = receiver.unfinished
+    assert unfinished is not None
+    assert before <= unfinished.commit_lsn < after
+    assert f"the transaction at {LSN(unfinished.commit_lsn)}" in receiver.error.message
     assert "0x" not in str(receiver.error)
     assert received.slot().confirmed_flush_lsn <= received.durable_lsn
 
@@ -113,7 +113,7 @@ def test_values_of_more_than_1_gb_as_text_are_no_lost_connection(dsn: str, tmp_p
     assert isinstance(receiver.error, UnsendableError)
     assert receiver.error.retry is Retry.NEVER
     assert "1 GB" in str(receiver.error)
-    assert receiver.unsent is not None
+    assert receiver.unfinished is not None
     assert keys(received) == ["1"]
 
 

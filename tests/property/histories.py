@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support.changes import History, column
 from tests.support.model import Change, Row
 
-# Columns: a two-column key around a value, and a value that may be unsent.
+# Columns: a two-column key around a value, and a value that may be unchanged.
 KEY = (0, 2)
 COLUMNS = (column("a", key=True), column("v"), column("b", key=True), column("doc"))
 
@@ -32,20 +32,20 @@ def rekeyed(row: Row, other: Row) -> Row:
     return (other[0], row[1], other[2], row[3])
 
 
-def swap(history: History, one: Row, two: Row, unsent: set[int], between: str | None) -> None:
+def swap(history: History, one: Row, two: Row, unchanged: set[int], between: str | None) -> None:
     """With a deferrable key both rows hold one key for a moment, in which the one that came changes again;
     otherwise the way leads over a third key."""
     if history.model.full:
         moved, touched = rekeyed(one, two), (two[0], between, two[2], one[3])
-        history.update(one, moved, unsent)
+        history.update(one, moved, unchanged)
         if touched != two:
             history.update(moved, touched)
-        history.update(two, rekeyed(two, one), unsent)
+        history.update(two, rekeyed(two, one), unchanged)
         return
     spare = ("spare", one[1], "spare", one[3])
-    history.update(one, spare, unsent)
-    history.update(two, rekeyed(two, one), unsent)
-    history.update(spare, rekeyed(spare, two), unsent)
+    history.update(one, spare, unchanged)
+    history.update(two, rekeyed(two, one), unchanged)
+    history.update(spare, rekeyed(spare, two), unchanged)
 
 
 def take_step(history: History, step: tuple) -> None:  # noqa: C901 - one branch for each kind of step

@@ -107,7 +107,7 @@ class Lake:
 
 def dying(after: int):
     """`apply_changes` that is killed when it is called for so many-th time."""
-    real, calls = history_apply.apply_changes, iter(range(after))
+    real, calls = history_apply.apply_changes, iter(range(after))  # type: ignore[attr-defined]
 
     def apply_changes(*arguments):
         if next(calls, None) is None:

@@ -32,13 +32,13 @@ TIMES = st.integers(-(2**53), 2**53)
 TEXTS = st.one_of(st.none(), st.text("a1 é漢😀\0\n", max_size=8))
 NAMES = st.text('aZ_é漢😀" .', max_size=6)
 TUPLES = st.lists(TEXTS, max_size=5)
-UNSENT = st.lists(st.one_of(TEXTS, st.just(...)), max_size=5)
+UNCHANGED_VALUE = st.lists(st.one_of(TEXTS, st.just(...)), max_size=5)
 COLUMNS = st.tuples(NAMES, OIDS, st.integers(-(2**31), 2**31 - 1), st.booleans())
 
 CHANGES = st.one_of(
     st.builds(wire.put_insert, OIDS, TUPLES),
-    st.builds(wire.put_update, OIDS, UNSENT),
-    st.builds(wire.put_update, OIDS, UNSENT, TUPLES, st.sampled_from([b"K", b"O"])),
+    st.builds(wire.put_update, OIDS, UNCHANGED_VALUE),
+    st.builds(wire.put_update, OIDS, UNCHANGED_VALUE, TUPLES, st.sampled_from([b"K", b"O"])),
     st.builds(wire.put_delete, OIDS, TUPLES, st.sampled_from([b"K", b"O"])),
     st.builds(wire.put_relation, OIDS, NAMES, NAMES, st.lists(COLUMNS, max_size=3)),
     st.builds(wire.put_truncate, st.lists(OIDS, max_size=3), st.integers(0, 3)),

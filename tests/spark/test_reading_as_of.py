@@ -7,7 +7,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
@@ -20,6 +19,7 @@ from airflow_provider_pgrepl.replication.lake.read import (
     consistent_read,
     create_views,
 )
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from tests.integration.test_reading_as_of import SCHEMA, TABLES, Source, plain, rows_of
 from tests.support.in_process import InProcess
@@ -27,8 +27,6 @@ from tests.support.landed import Landed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-Connection = psycopg2.extensions.connection
 
 
 def test_spark_shows_at_each_moment_what_the_source_did(

@@ -312,7 +312,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
     execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
     replicated.snapshot()
     replicated.configure(snapshot_range_bytes=131072)
-    commit, run = snapshot_copy.commit_snapshot, snapshot_copy.RangeCopies.run
+    commit, run = snapshot_copy.commit_snapshot, snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
     committed, a_is_there = list[str](), threading.Event()
 
     def commit_and_say(uri: str, *more: object) -> int:
@@ -334,7 +334,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
         return run(copies, ranges)
 
     monkeypatch.setattr(snapshot_copy, "commit_snapshot", commit_and_say)
-    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)  # type: ignore[attr-defined]
     start = len(replicated.log.read_text())
     assert replicated.run("snapshot", "--tables", "public.a,public.b") == 0, replicated.log_tail()
     assert len(committed) == len(set(committed)) == 2
@@ -350,7 +350,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
     for name in names:
         execute(replicated.dsn, *table(name))
     replicated.configure(tables=("public.a", "public.b", *(f"public.{name}" for name in names)))
-    run, lost = snapshot_copy.RangeCopies.run, threading.Event()
+    run, lost = snapshot_copy.RangeCopies.run, threading.Event()  # type: ignore[attr-defined]
 
     def run_without_keeper(copies, ranges):
         if not lost.is_set():
@@ -362,7 +362,7 @@ def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, 
             )
         return run(copies, ranges)
 
-    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_without_keeper)  # type: ignore[attr-defined]
     replicated.snapshot()
     assert "are copied from their beginning" in replicated.log.read_text()
     replicated.catch_up()

@@ -36,12 +36,12 @@ class Written:
     def __post_init__(self) -> None:
         self.writer = ChangelogWriter(self.uri)
         self.buffer = TransactionBuffer(self.writer, self.part_bytes)
-        self.splitter, self.stamper = Splitter(), VersionTagger(self.writer.epoch, look_up)
+        self.splitter, self.tagger = Splitter(), VersionTagger(self.writer.epoch, look_up)
 
     def take(self, *messages: bytes) -> None:
         """Hand a chunk to the buffer."""
         split = self.splitter.split(messages)
-        rows = self.stamper.stamp(split)
+        rows = self.tagger.tag(split)
         self.buffer.add(rows, split.ended, sum(map(len, messages)))
 
     def begin(self, lsn: int) -> bytes:

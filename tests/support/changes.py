@@ -41,7 +41,7 @@ def table_of(changes: Iterable[Change]) -> pa.Table:
             c.op,
             c.new,
             c.old,
-            c.unsent or None,
+            c.unchanged or None,
             "",
         )
         for n, c in enumerate(changes)
@@ -87,12 +87,12 @@ class History:
         self.changes.append(Change("T", new=("0",), commit_lsn=self.lsn))
         self.model.apply(self.changes[-1])
 
-    def update(self, row: Row, new: Row, unsent: Sequence[int] = ()) -> None:
-        unsent = tuple(i for i in unsent if row[i] == new[i])
-        moved = any(row[i] != new[i] or i in unsent for i in self.model.key)
-        sent = tuple(None if i in unsent else text for i, text in enumerate(new))
+    def update(self, row: Row, new: Row, unchanged: Sequence[int] = ()) -> None:
+        unchanged = tuple(i for i in unchanged if row[i] == new[i])
+        moved = any(row[i] != new[i] or i in unchanged for i in self.model.key)
+        sent = tuple(None if i in unchanged else text for i, text in enumerate(new))
         old = self._old(row) if moved or self.model.full else None
-        self._add(Change("U", new=sent, old=old, unsent=unsent, commit_lsn=self.lsn))
+        self._add(Change("U", new=sent, old=old, unchanged=unchanged, commit_lsn=self.lsn))
 
     def _old(self, row: Row) -> Row:
         return (

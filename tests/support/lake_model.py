@@ -85,5 +85,7 @@ class LakeModel:
             del self.copies[place]
         if change.op in "IU":
             new = change.new or ()
-            row = tuple((change.old or ())[i] if i in change.unsent else text for i, text in enumerate(new))
+            row = tuple(
+                (change.old or ())[i] if i in change.unchanged else text for i, text in enumerate(new)
+            )
             self.copies.append((row, lsn))

@@ -9,12 +9,12 @@ Row = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Change:
-    """A changelog row; `unsent` are the columns of `new` that hold None because they were not sent."""
+    """A changelog row; `unchanged` are the columns of `new` that hold None because they were not sent."""
 
     op: str
     new: Row | None = None
     old: Row | None = None
-    unsent: tuple[int, ...] = ()
+    unchanged: tuple[int, ...] = ()
     commit_lsn: int = 0
 
 
@@ -38,7 +38,7 @@ class Model:
             del self.rows[row_id]
             if change.op == "U":
                 new = enumerate(change.new)
-                self.rows[row_id] = tuple(row[i] if i in change.unsent else text for i, text in new)
+                self.rows[row_id] = tuple(row[i] if i in change.unchanged else text for i, text in new)
 
     def _is(self, row: Row, image: Row) -> bool:
         return row == image if self.full else all(row[i] == image[i] for i in self.key)

@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 from tests.support.replicated import Replicated, wait_until
 
@@ -100,8 +100,8 @@ class Received(Replicated):
         assert receiver.failed.wait(60)
         receiver.stop()
         assert isinstance(receiver.error, UnsendableError)
-        assert receiver.unsent is not None
-        lsn = LSN(receiver.unsent.commit_lsn)
+        assert receiver.unfinished is not None
+        lsn = LSN(receiver.unfinished.commit_lsn)
         assert f"--lsn {lsn} " in receiver.error.hint
         return lsn
 

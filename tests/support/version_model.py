@@ -58,7 +58,7 @@ class VersionModel:
                 number = self._find(change.old or change.new)
                 old = self.rows.pop(number)[0]
                 new = change.new or old
-                row = tuple(old[i] if i in change.unsent else text for i, text in enumerate(new))
+                row = tuple(old[i] if i in change.unchanged else text for i, text in enumerate(new))
             touched.add(number)
             if change.op != "D":
                 self.rows[number] = (row, lsn)

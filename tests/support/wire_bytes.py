@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 Value = str | None | type(...)
-"""A column's text, NULL, or `...` for an unsent TOAST value."""
+"""A column's text, NULL, or `...` for an unchanged TOAST value."""
 
 PG_EPOCH_US = 946_684_800_000_000
 
@@ -132,22 +132,22 @@ class Oracle:
         (oid,) = self.read("I")
         kind = self.read("c")[0]
         old = new = None
-        unsent: list[int] = []
+        unchanged: list[int] = []
         if tag != "I" and kind in (b"K", b"O"):
             old, none = self.read_tuple()
             self.need(not none)
             kind = self.read("c")[0] if tag == "U" else b""
         if tag != "D":
             self.need(kind == b"N")
-            new, unsent = self.read_tuple()
-            self.need(tag == "U" or not unsent)
+            new, unchanged = self.read_tuple()
+            self.need(tag == "U" or not unchanged)
         self.need(self.at == len(self.body) and (tag != "D" or old is not None))
-        self.rows.append((*self.stamp, self.ordinal, oid, tag, new, old, unsent or None))
+        self.rows.append((*self.stamp, self.ordinal, oid, tag, new, old, unchanged or None))
         self.ordinal += 1
 
     def read_tuple(self) -> tuple[list[str | None], list[int]]:
         values: list[str | None] = []
-        unsent = []
+        unchanged = []
         for index in range(self.read("H")[0]):
             kind = self.read("c")[0]
             self.need(kind in (b"t", b"n", b"u"))
@@ -155,9 +155,9 @@ class Oracle:
                 (size,) = self.read("I")
                 self.need(size <= len(self.body) - self.at)
             values.append(self.read(f"{size}s")[0].decode() if kind == b"t" else None)
-            unsent += [index] if kind == b"u" else []
+            unchanged += [index] if kind == b"u" else []
         self.need(len(values) <= 0x7FFF)
-        return values, unsent
+        return values, unchanged
 
     def take_control(self, tag: str) -> None:
         self.need(self.open)

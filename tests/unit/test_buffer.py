@@ -71,7 +71,7 @@ def test_what_is_durable_never_reaches_into_the_open_transaction(written: Writte
 
 def test_chunks_that_were_dropped_do_not_count(written: Written) -> None:
     split = written.splitter.split([written.begin(100), *written.insert(7, 1), written.commit(100)])
-    rows = written.stamper.stamp(split)
+    rows = written.tagger.tag(split)
     written.buffer.add(rows.slice(0, 0), split.ended, 1_000_000)
     assert not written.buffer.has_whole
     assert written.buffer.whole_bytes == 0

@@ -75,9 +75,9 @@ def test_only_what_follows_a_truncate_counts() -> None:
     assert collapsed.last.tolist() == [2]
 
 
-def test_after_a_truncate_an_unsent_value_is_the_one_inserted() -> None:
-    unsent = Change("U", new=("1", None), unsent=(1,))
-    changes = insert("7"), insert("8"), Change("T", new=("0",)), insert("1", "sent"), unsent
+def test_after_a_truncate_an_unchanged_value_is_the_one_inserted() -> None:
+    unchanged = Change("U", new=("1", None), unchanged=(1,))
+    changes = insert("7"), insert("8"), Change("T", new=("0",)), insert("1", "sent"), unchanged
     assert outcome(BY_KEY, *changes) == [(None, "1", "sent")]
 
 
@@ -86,17 +86,17 @@ def test_a_key_deleted_inserted_moved_and_inserted_again_gives_two_rows() -> Non
     assert outcome(BY_KEY, *changes) == [("1", "2", "b"), (None, "1", "c")]
 
 
-def test_an_unsent_value_keeps_the_lakes_until_one_is_sent() -> None:
-    unsent = Change("U", new=("1", None), unsent=(1,))
-    assert outcome(BY_KEY, unsent) == [("1", "1", "=")]
-    assert outcome(BY_KEY, unsent, update("1", "sent")) == [("1", "1", "sent")]
-    assert outcome(BY_KEY, update("1", "sent"), unsent) == [("1", "1", "sent")]
-    assert outcome(BY_KEY, insert("1", "sent"), unsent) == [(None, "1", "sent")]
+def test_an_unchanged_value_keeps_the_lakes_until_one_is_sent() -> None:
+    unchanged = Change("U", new=("1", None), unchanged=(1,))
+    assert outcome(BY_KEY, unchanged) == [("1", "1", "=")]
+    assert outcome(BY_KEY, unchanged, update("1", "sent")) == [("1", "1", "sent")]
+    assert outcome(BY_KEY, update("1", "sent"), unchanged) == [("1", "1", "sent")]
+    assert outcome(BY_KEY, insert("1", "sent"), unchanged) == [(None, "1", "sent")]
 
 
-def test_an_unsent_key_is_taken_from_the_old_key() -> None:
-    unsent = Change("U", new=(None, "x"), old=("long key", None), unsent=(0,))
-    assert outcome(BY_KEY, unsent) == [("long key", "long key", "x")]
+def test_an_unchanged_key_is_taken_from_the_old_key() -> None:
+    unchanged = Change("U", new=(None, "x"), old=("long key", None), unchanged=(0,))
+    assert outcome(BY_KEY, unchanged) == [("long key", "long key", "x")]
 
 
 def test_rows_that_swap_a_deferrable_key_are_told_apart_by_their_old_rows() -> None:
@@ -109,8 +109,8 @@ def test_with_full_identity_a_row_that_moves_on_is_not_taken_for_the_lakes_row()
     assert outcome(FULL, *chain) == [("1", "3", "a")]
 
 
-def test_with_full_identity_unsent_values_do_not_blur_the_row() -> None:
-    moved = Change("U", new=("2", None), old=("1", "long"), unsent=(1,))
+def test_with_full_identity_unchanged_values_do_not_blur_the_row() -> None:
+    moved = Change("U", new=("2", None), old=("1", "long"), unchanged=(1,))
     assert outcome(FULL, moved, update("3", "b", old=("2", "long"))) == [("1", "3", "b")]
 
 
@@ -127,7 +127,7 @@ def test_with_full_identity_unsent_values_do_not_blur_the_row() -> None:
             [insert("1"), update("2", old=("1", None)), delete("1")], id="delete under a fresh row's key"
         ),
         pytest.param([Change("T", new=("0",)), update("1")], id="update after a truncate"),
-        pytest.param([Change("I", new=("1", None), unsent=(1,))], id="insert with an unsent value"),
+        pytest.param([Change("I", new=("1", None), unchanged=(1,))], id="insert with an unchanged value"),
         pytest.param([Change("D")], id="delete without a key"),
         pytest.param([Change("U", old=("1", None))], id="update without a row"),
         pytest.param([Change("M", new=("1", "2"))], id="a message among the changes"),
@@ -142,7 +142,7 @@ def test_changes_that_contradict_each_other_are_refused(changes: list[Change]) -
     "changes",
     [
         pytest.param([insert("1"), Change("D", old=(None, None))], id="null as key"),
-        pytest.param([Change("U", new=(None, "x"), unsent=(0,))], id="unsent key without old key"),
+        pytest.param([Change("U", new=(None, "x"), unchanged=(0,))], id="unchanged key without old key"),
     ],
 )
 def test_changes_that_do_not_carry_their_key_are_refused(changes: list[Change]) -> None:

@@ -32,7 +32,7 @@ def test_a_row_carries_its_transaction() -> None:
     assert (end.commit_lsn, end.end_lsn, end.xid, end.commit_us) == (80, 96, 2**32 - 1, 1_700_000_000_000_000)
 
 
-def test_empty_text_null_and_unsent_are_three_things() -> None:
+def test_empty_text_null_and_unchanged_are_three_things() -> None:
     update = wire.put_update(7, ["", None, ..., "x", ...])
     (row,) = Splitter().split([wire.put_begin(80, 1), update]).rows.to_pylist()
     assert row["new"] == ["", None, None, "x", None]

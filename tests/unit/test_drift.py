@@ -252,22 +252,22 @@ def test_a_renamed_type_is_no_drift() -> None:
 
 
 GENERATED = Column("g", 4, 25, -1, "text")
-UNSENT = replace(RECORDED, unpublished=(GENERATED,))
+UNCHANGED_VALUE = replace(RECORDED, unpublished=(GENERATED,))
 
 
 @pytest.mark.parametrize(
     ("before", "now", "says"),
     [
-        (UNSENT, columns(ID, TOTAL, GENERATED), "generated column g is now published"),
-        (columns(ID, TOTAL, GENERATED), UNSENT, "generated column g is no longer published"),
+        (UNCHANGED_VALUE, columns(ID, TOTAL, GENERATED), "generated column g is now published"),
+        (columns(ID, TOTAL, GENERATED), UNCHANGED_VALUE, "generated column g is no longer published"),
         (
-            UNSENT,
-            replace(UNSENT, unpublished=(replace(GENERATED, name="h"),)),
+            UNCHANGED_VALUE,
+            replace(UNCHANGED_VALUE, unpublished=(replace(GENERATED, name="h"),)),
             "column g was renamed to h",
         ),
         (
-            UNSENT,
-            replace(UNSENT, unpublished=(replace(GENERATED, type_oid=23, type_name="integer"),)),
+            UNCHANGED_VALUE,
+            replace(UNCHANGED_VALUE, unpublished=(replace(GENERATED, type_oid=23, type_name="integer"),)),
             "the type of column g changed from text to integer",
         ),
     ],
@@ -277,5 +277,5 @@ def test_columns_that_are_not_sent_drift_too(before: Relation, now: Relation, sa
 
 
 def test_another_expression_of_a_column_that_is_not_sent_is_no_drift() -> None:
-    now = replace(UNSENT, relfilenode=71, unpublished=(replace(GENERATED, xmin=99),))
-    assert find_drift(UNSENT, announced(now)) is None
+    now = replace(UNCHANGED_VALUE, relfilenode=71, unpublished=(replace(GENERATED, xmin=99),))
+    assert find_drift(UNCHANGED_VALUE, announced(now)) is None

@@ -199,9 +199,9 @@ def test_a_column_that_came_and_went_unseen_is_harmless_and_remembered() -> None
 
 
 def test_columns_known_to_the_lake_leave_no_gap() -> None:
-    unsent = replace(BEFORE, unpublished=(SINCE,), natts=4)
-    relation = replace(unsent, columns=(*BEFORE.columns, replace(NAME, name="nick", attnum=5)), natts=5)
-    assert judged(relation, before=unsent).relation == relation
+    unchanged = replace(BEFORE, unpublished=(SINCE,), natts=4)
+    relation = replace(unchanged, columns=(*BEFORE.columns, replace(NAME, name="nick", attnum=5)), natts=5)
+    assert judged(relation, before=unchanged).relation == relation
 
 
 def test_using_is_known_where_the_event_trigger_tells() -> None:

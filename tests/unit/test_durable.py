@@ -229,7 +229,7 @@ def test_points_are_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None:
     assert Points(str(disk.cut_to(tmp_path / "thinned"))).all() == (made[2],)
 
 
-def test_upkeep_deletes_nothing_that_the_disk_still_needs(disk: RecordedDisk, tmp_path: Path) -> None:
+def test_maintenance_deletes_nothing_that_the_disk_still_needs(disk: RecordedDisk, tmp_path: Path) -> None:
     """The commit that replaced a file may be there for readers, and not on the disk yet."""
     for value in (1, 2):
         overwrite(disk.folder, value)
@@ -242,15 +242,15 @@ def test_upkeep_deletes_nothing_that_the_disk_still_needs(disk: RecordedDisk, tm
     assert read["n"].to_pylist() == [3]
 
 
-def test_upkeep_deletes_no_log_that_a_checkpoint_in_the_cache_replaces(
+def test_maintenance_deletes_no_log_that_a_checkpoint_in_the_cache_replaces(
     disk: RecordedDisk, tmp_path: Path
 ) -> None:
     overwrite(disk.folder, 0)
     durable.flush_newest(f"{disk.folder}/public/a")
     for value in range(1, 205):
         overwrite(disk.folder, value)
-    upkeep = Maintenance(pipeline(disk.folder), grace=timedelta(0), log_age=timedelta(0))
-    assert upkeep.run(soon()).log_entries
+    maintenance = Maintenance(pipeline(disk.folder), grace=timedelta(0), log_age=timedelta(0))
+    assert maintenance.run(soon()).log_entries
     assert DeltaTable(f"{disk.cut_to(tmp_path / 'left')}/public/a").version() == 204
 
 

@@ -114,7 +114,7 @@ def test_a_lake_table_stays_where_it_is(drive: Disk) -> None:
     assert read_position(open_table(uri), FIRST) == 20
 
 
-def test_upkeep_makes_space_where_there_is_none(drive: Disk) -> None:
+def test_maintenance_makes_space_where_there_is_none(drive: Disk) -> None:
     points = Points(str(drive.folder))
     for value in range(5):
         ago = datetime.now(UTC) - timedelta(hours=3, minutes=-value)

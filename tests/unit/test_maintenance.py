@@ -171,7 +171,7 @@ def test_a_run_goes_on_from_where_the_last_one_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [0, 4], ids=["older", "written on"])
 def test_files_that_count_again_since_the_folder_was_put_back_stay(tmp_path: Path, more: int) -> None:
-    """Under an upkeep that had seen them replaced, also when versions have passed the last one it knew."""
+    """Under a maintenance that had seen them replaced, also when versions passed the last one it knew."""
     folder, kept, maintenance = tmp_path / "public/a", tmp_path / "_kept", eager(tmp_path)
     for value in range(3):
         overwrite(tmp_path, value)

@@ -78,8 +78,8 @@ def insert(lsn: int, *row: str | None) -> Change:
     return Change("I", new=row, commit_lsn=lsn)
 
 
-def update(lsn: int, *row: str | None, old: Row | None = None, unsent: tuple[int, ...] = ()) -> Change:
-    return Change("U", new=row, old=old, unsent=unsent, commit_lsn=lsn)
+def update(lsn: int, *row: str | None, old: Row | None = None, unchanged: tuple[int, ...] = ()) -> Change:
+    return Change("U", new=row, old=old, unchanged=unchanged, commit_lsn=lsn)
 
 
 def delete(lsn: int, *row: str | None) -> Change:
@@ -223,16 +223,16 @@ def test_keys_swapped_in_one_commit(tmp_path: Path) -> None:
     assert lake.rows() == [(1, "b"), (2, "a")]
 
 
-def test_an_unsent_value_is_not_null_even_under_a_new_key(lake: Lake) -> None:
+def test_an_unchanged_value_is_not_null_even_under_a_new_key(lake: Lake) -> None:
     lake.apply(insert(10, "1", "long"), insert(10, "2", "other"))
-    lake.apply(update(20, "3", None, old=("1", None), unsent=(1,)), update(20, "2", None))
+    lake.apply(update(20, "3", None, old=("1", None), unchanged=(1,)), update(20, "2", None))
     assert lake.rows() == [(2, None), (3, "long")]
 
 
 def test_bookkeeping_columns_are_those_of_the_change_that_made_the_row(lake: Lake) -> None:
     lake.apply(insert(10, "1", "a"), insert(10, "2", "b"))
     lake.apply(
-        update(20, "1", None, unsent=(1,)), update(30, "9", "b", old=("2", None)), insert(40, "4", "d")
+        update(20, "1", None, unchanged=(1,)), update(30, "9", "b", old=("2", None)), insert(40, "4", "d")
     )
     names = ["id", "_pgrepl_commit_lsn", "_pgrepl_commit_ts"]
     assert lake.rows(names) == [(1, 20, commit_ts(20)), (4, 40, commit_ts(40)), (9, 30, commit_ts(30))]
@@ -257,7 +257,7 @@ def test_any_column_name_works(tmp_path: Path, name: str, key: bool) -> None:
     moved = update(20, "1b", "1b", old=("1", None) if key else (None, "1"))
     lake.apply(moved, delete(20, *(("2", None) if key else (None, "2"))), insert(20, "4", "4"))
     assert lake.rows() == [("1b", "1b"), ("3", "3"), ("4", "4")]
-    lake.apply(update(30, *(("3", None) if key else (None, "3")), unsent=(int(key),)))
+    lake.apply(update(30, *(("3", None) if key else (None, "3")), unchanged=(int(key),)))
     assert lake.rows() == [("1b", "1b"), ("3", "3"), ("4", "4")]
 
 
@@ -345,7 +345,7 @@ SOFT = ["id", "v", "_pgrepl_deleted", "_pgrepl_commit_lsn"]
 def test_deleted_rows_stay_and_are_marked(tmp_path: Path) -> None:
     lake = Lake(tmp_path, deletes="soft")
     lake.apply(insert(10, "1", "a"), insert(10, "2", "b"), insert(10, "3", "c"))
-    lake.apply(delete(20, "1", None), update(30, "9", None, old=("2", None), unsent=(1,)))
+    lake.apply(delete(20, "1", None), update(30, "9", None, old=("2", None), unchanged=(1,)))
     marked = [(1, "a", True, 20), (2, "b", True, 30), (3, "c", False, 10), (9, "b", False, 30)]
     assert lake.rows(SOFT) == marked
     assert lake.rows(["id", "_pgrepl_commit_ts"])[0] == (1, commit_ts(20))
@@ -364,7 +364,7 @@ def test_a_row_that_no_transaction_showed_leaves_no_mark(tmp_path: Path) -> None
 def test_soft_deletes_of_a_row_that_is_missing_are_refused(tmp_path: Path) -> None:
     lake = Lake(tmp_path, deletes="soft")
     lake.apply(insert(10, "1", "a"))
-    for change in (delete(20, "7", None), update(20, "8", None, old=("7", None), unsent=(1,))):
+    for change in (delete(20, "7", None), update(20, "8", None, old=("7", None), unchanged=(1,))):
         with pytest.raises(LakeTableError, match="missing"):
             lake.apply(change, update(20, "1", "b"))
     assert lake.rows(SOFT) == [(1, "a", False, 10)]
@@ -415,7 +415,7 @@ def test_a_row_without_key_that_the_lake_lacks_stops_the_table(tmp_path: Path) -
 def test_any_column_name_works_with_any_policy(tmp_path: Path, name: str, policy: dict[str, str]) -> None:
     lake = Lake(tmp_path, relation(column(name, key=True), column("v")), **policy)
     lake.apply(insert(10, "1", "a"), insert(10, "2", "b"))
-    lake.apply(update(20, "3", None, old=("1", None), unsent=(1,)), delete(20, "2", None))
+    lake.apply(update(20, "3", None, old=("1", None), unchanged=(1,)), delete(20, "2", None))
     assert ("3", "a") in lake.rows()
     copies = Lake(tmp_path / "copies", relation(column(name), column("v"), identity="f"))
     copies.apply(insert(10, "1", "a"), insert(10, "1", "a"), insert(10, None, "c"))

@@ -61,8 +61,8 @@ def test_of_equal_rows_the_one_that_came_last_goes_first() -> None:
     assert [row["_pgrepl_commit_lsn"] for row in left.to_pylist()] == [5, 7, 8, 1]
 
 
-def test_an_unsent_value_is_that_of_the_old_row() -> None:
-    changes = net(Change("U", new=("2", None), old=("1", "long"), unsent=(1,), commit_lsn=20))
+def test_an_unchanged_value_is_that_of_the_old_row() -> None:
+    changes = net(Change("U", new=("2", None), old=("1", "long"), unchanged=(1,), commit_lsn=20))
     assert (lost(changes), gained(changes)) == ([(1, "long", 1)], [(2, "long", 20)])
 
 

@@ -256,18 +256,18 @@ def shown(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.startswith("_pgrepl")} for row in rows]
 
 
-def test_nested_values_are_merged_and_unsent_ones_stay(tmp_path):
+def test_nested_values_are_merged_and_unchanged_ones_stay(tmp_path):
     lake = Lake(tmp_path)
     first, second, third = (lake.row(number) for number in range(3))
     lake.apply(Change("I", new=first, commit_lsn=10), Change("I", new=second, commit_lsn=10))
-    unsent = tuple(range(1, len(first)))
+    unchanged = tuple(range(1, len(first)))
     lake.apply(
         Change("U", new=("0", *third[1:]), commit_lsn=20),
         Change(
             "U",
-            new=("9", *([None] * len(unsent))),
-            old=("1", *([None] * len(unsent))),
-            unsent=unsent,
+            new=("9", *([None] * len(unchanged))),
+            old=("1", *([None] * len(unchanged))),
+            unchanged=unchanged,
             commit_lsn=30,
         ),
         Change("I", new=third, commit_lsn=40),

@@ -22,14 +22,14 @@ DURABLE = LSN(200)
 
 
 class Receiving:
-    """Splitter, stamper and check in a row, as the receiver has them."""
+    """Splitter, tagger and check in a row, as the receiver has them."""
 
     def __init__(self, check: ResentCheck) -> None:
-        self.splitter, self.stamper, self.check = Splitter(), VersionTagger(Epoch(1), look_up), check
+        self.splitter, self.tagger, self.check = Splitter(), VersionTagger(Epoch(1), look_up), check
 
     def take(self, *messages: bytes) -> pa.Table:
         split = self.splitter.split(messages)
-        return self.check.drop(self.stamper.stamp(split), split.ended)
+        return self.check.drop(self.tagger.tag(split), split.ended)
 
 
 def transaction(lsn: int, *rows: bytes, xid: int = 1, us: int = 5) -> list[bytes]:
@@ -155,7 +155,7 @@ def test_what_may_come_again_is_read_from_the_changelog(tmp_path: Path) -> None:
         wire.put_message(120, "p", b"", transactional=False),
     ]
     split = first.splitter.split(splitter_input)
-    buffer.add(first.check.drop(first.stamper.stamp(split), split.ended), split.ended, 100)
+    buffer.add(first.check.drop(first.tagger.tag(split), split.ended), split.ended, 100)
     buffer.flush(LSN(0))
     assert writer.durable_lsn == 120
 

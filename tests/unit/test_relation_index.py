@@ -58,19 +58,19 @@ def test_what_others_have_added_since_is_known(tmp_path):
     assert index.relation_ids() == [42]
 
 
-def test_what_was_in_force_is_told_for_any_place_by_a_later_process(tmp_path):
+def test_what_was_effective_is_told_for_any_place_by_a_later_process(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
     index = RelationIndex(uri)
     index.add(epoch, announced("early"))
     for name, lsn in (("a", 10), ("b", 20), ("a", 30), ("b", 30)):
         index.add(epoch, announced(name), EffectiveFrom(lsn, "trigger"))
     later = RelationIndex(uri)
-    found = {lsn: later.in_force(epoch, 42, lsn) for lsn in (10, 11, 20, 21, 31)}
+    found = {lsn: later.effective(epoch, 42, lsn) for lsn in (10, 11, 20, 21, 31)}
     assert found[10] is None
     names = [found[lsn][0].message.columns[0].name for lsn in (11, 20, 21, 31)]
     assert names == ["a", "a", "b", "b"]
-    assert later.in_force(Epoch(2), 42, 31) is None
-    assert later.in_force(epoch, 43, 31) is None
+    assert later.effective(Epoch(2), 42, 31) is None
+    assert later.effective(epoch, 43, 31) is None
 
 
 def test_the_same_at_a_place_again_writes_nothing_and_another_trigger_does(tmp_path):
@@ -78,22 +78,22 @@ def test_the_same_at_a_place_again_writes_nothing_and_another_trigger_does(tmp_p
     index = RelationIndex(uri)
     index.add(epoch, announced("a"), EffectiveFrom(10, "trigger"))
     index.add(epoch, announced("a"), EffectiveFrom(20, "trigger"))
-    assert index.in_force(epoch, 42, 99)[1] == EffectiveFrom(10, "trigger")
+    assert index.effective(epoch, 42, 99)[1] == EffectiveFrom(10, "trigger")
     index.add(epoch, announced("a"), EffectiveFrom(30, "another"))
-    assert index.in_force(epoch, 42, 99)[1] == EffectiveFrom(30, "another")
+    assert index.effective(epoch, 42, 99)[1] == EffectiveFrom(30, "another")
 
 
-def test_what_is_forgotten_is_no_longer_in_force_but_still_found(tmp_path):
+def test_what_is_forgotten_is_no_longer_effective_but_still_found(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
     RelationIndex(uri).add(epoch, announced("a"), EffectiveFrom(10, "trigger"))
     RelationIndex(uri).forget(epoch, 20)
     later = RelationIndex(uri)
-    assert later.in_force(epoch, 42, 20) is not None
-    assert later.in_force(epoch, 42, 21) is None
+    assert later.effective(epoch, 42, 20) is not None
+    assert later.effective(epoch, 42, 21) is None
     assert later.find(42, announced("a").version) == announced("a")
     assert later.all() == [announced("a")]
     later.add(epoch, announced("a"), EffectiveFrom(20, "trigger"))
-    assert RelationIndex(uri).in_force(epoch, 42, 21) is not None
+    assert RelationIndex(uri).effective(epoch, 42, 21) is not None
 
 
 def test_an_index_of_an_earlier_version_of_the_program_is_read_and_added_to(tmp_path):
@@ -103,4 +103,4 @@ def test_an_index_of_an_earlier_version_of_the_program_is_read_and_added_to(tmp_
     RelationIndex(uri).add(Epoch(1), announced("b"), EffectiveFrom(10, "trigger"))
     later = RelationIndex(uri)
     assert later.find(42, record.version) == record
-    assert later.in_force(Epoch(1), 42, 11)[0] == announced("b")
+    assert later.effective(Epoch(1), 42, 11)[0] == announced("b")

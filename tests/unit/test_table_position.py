@@ -15,7 +15,11 @@ from airflow_provider_pgrepl.replication.lake.applying.table_position import (
     TablePosition,
     read_table_position,
 )
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import check_files, settle_log, stamp_of
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import (
+    check_files,
+    commit_fingerprint,
+    settle_log,
+)
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
@@ -185,7 +189,7 @@ def test_a_handle_is_used_as_long_as_the_table_is_as_it_was_left(uri: str, tmp_p
     write(uri, 5, 50)
     again, left = open_newest(uri)
     assert (again is table, left, again.version()) == (True, 4, 5)
-    assert leave(again, uri) == stamp_of(uri, 5) != ""
+    assert leave(again, uri) == commit_fingerprint(uri, 5) != ""
     shutil.copytree(uri, tmp_path / "kept")
     write(uri, 6, 60)
     leave(open_newest(uri)[0], uri)

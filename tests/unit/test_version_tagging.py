@@ -20,8 +20,8 @@ def version(oid: int, *columns: str) -> int:
 
 
 def stamp(*chunks: list[bytes]) -> pa.Table:
-    splitter, stamper = Splitter(), VersionTagger(Epoch(3), look_up)
-    return pa.concat_tables([stamper.stamp(splitter.split(chunk)) for chunk in chunks])
+    splitter, tagger = Splitter(), VersionTagger(Epoch(3), look_up)
+    return pa.concat_tables([tagger.tag(splitter.split(chunk)) for chunk in chunks])
 
 
 def versions(rows: pa.Table) -> list[tuple[str, int]]:
@@ -134,8 +134,8 @@ def test_a_message_of_ddl_becomes_a_relation_at_its_place_and_holds_for_the_rows
     other = RelationRecord.of_catalog(relation(2, "c"))
     said = {b"here": Ddl(became, (became,)), b"elsewhere": Ddl(other), b"all": Ddl(None, (became,))}
     splitter = Splitter()
-    stamper = VersionTagger(Epoch(1), look_up, lambda message, _lsn, _xid: said.get(message.content))
-    rows = stamper.stamp(
+    tagger = VersionTagger(Epoch(1), look_up, lambda message, _lsn, _xid: said.get(message.content))
+    rows = tagger.tag(
         splitter.split(
             [
                 wire.put_begin(80, 5),

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.state.store import Store
 
 @dataclass(frozen=True)
 class Access:
-    """What an operation on a pipeline needs. Connection strings are never shown."""
+    """Everything that an operation on a pipeline needs. Connection strings are never shown."""
 
     pipeline: Pipeline
     dsn: str = field(repr=False)

@@ -1,4 +1,4 @@
-"""Which changes the changelog must keep, however old: those that tables, or a look back, still need."""
+"""Find the changes that the changelog must keep, however old: tables, or a look back, still need them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def sent_again_above(dsn: str, pipeline: Pipeline) -> LSN | None:
     After a crash the slot stands where the server has last saved it, which is not before its restart_lsn, and
     stays there as long as a transaction is open or prepared. None without a slot. Raises SourceError.
     """
-    with closing(connect(dsn, f"upkeep {pipeline.name}")) as source:
+    with closing(connect(dsn, f"maintenance {pipeline.name}")) as source:
         slot = read_slot(source, pipeline.slot)
     return None if slot is None else slot.restart_lsn

@@ -1,4 +1,4 @@
-"""What every app is as a process: its surroundings, its logging, and what its exit code says."""
+"""Every app as a process: its surroundings, its logging, and what its exit code says."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ def _log_to_stderr() -> None:
 
 
 def exit_code(error: PgReplError) -> int:
+    """The exit code for an error: it says whether running the app again may help."""
     return RETRY_MAY_HELP if error.retry is Retry.TIMED else WILL_NOT_HELP
 
 

@@ -23,7 +23,7 @@ _LAST_S = 5.0
 
 
 def holder() -> str:
-    """This process, as people can find it."""
+    """The process, as people can find it."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 

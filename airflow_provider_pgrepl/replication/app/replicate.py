@@ -196,7 +196,7 @@ class Replication:
             while query.isActive and not self._stop.wait(_POLL_S):
                 self._supervise()
             self._finish(query)
-            if received and self._applier.progress.level and not self._in_state(TableState.CATCHING_UP):
+            if received and self._applier.progress.caught_up and not self._in_state(TableState.CATCHING_UP):
                 return self._caught_up(target)
             self._receiver.request_keepalive()
             self._stop.wait(_POLL_S)
@@ -227,7 +227,7 @@ class Replication:
         now = time.monotonic()
         if now >= self._next_maintenance:
             self._next_maintenance = now + self._pipeline.maintenance_interval_s
-            self._begin_maintenance(self._tidy)
+            self._begin_maintenance(self._maintain)
         elif now >= self._next_budget_check:
             self._begin_maintenance(self._keep_budget)
 
@@ -251,14 +251,14 @@ class Replication:
         for place, error in self._maintenance.keep_budget().failed.items():
             log.warning("the budget of %s cannot be kept: %s", place, error)
 
-    def _tidy(self) -> None:
+    def _maintain(self) -> None:
         needed = needed_above(self._dsn, self._pipeline, self._applier.needed_above())
         version = self._applier.progress.version
-        tidied = self._maintenance.run(
+        done = self._maintenance.run(
             needed_above=None if needed is None else {self._record.epoch: needed},
             reader_version=version if version >= 0 else None,
         )
-        for place, error in tidied.failed.items():
+        for place, error in done.failed.items():
             log.warning("maintenance of %s failed: %s", place, error)
 
     def _raise_receiver_error(self) -> None:

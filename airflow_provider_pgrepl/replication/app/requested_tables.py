@@ -1,4 +1,4 @@
-"""Which tables belong to a pipeline: those of its file less what operators removed, and what they added."""
+"""The tables of a pipeline: those of its file less what operators removed, and what they added."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def belongs(pipeline: Pipeline, table: TableName, record: TableRecord | None) ->
 
 
 def membership_of(pipeline: Pipeline, table: TableName) -> Membership:
-    """What is to be recorded of a table that is wanted."""
+    """The record of a table that is requested."""
     return "configured" if lists(pipeline, table) else "added"
 
 

@@ -54,10 +54,12 @@ TABLE_SCHEMA = ROW_SCHEMA.append(pa.field(PARTITION, pa.string()))
 
 
 def system_folder(lake_root: str) -> str:
+    """Where in a lake everything lies that is no table of the source."""
     return f"{lake_root}/_pgrepl"
 
 
 def changelog_uri(lake_root: str) -> str:
+    """The Delta table of all changes."""
     return f"{system_folder(lake_root)}/changelog"
 
 

@@ -1,4 +1,4 @@
-"""The index over op `R`: every relation version ever announced, so that none is lost with its changelog hour,
+"""The index over op `R`: every relation version ever received, so that none is lost with its changelog hour,
 and those by which tables were copied.
 
 One entry too many does no harm.
@@ -44,7 +44,7 @@ _ANY_RELATION = 0
 
 @dataclass(frozen=True)
 class EffectiveFrom:
-    """From where in its epoch a relation is in force, and which event trigger would have told of its end.
+    """From where in its epoch a relation is effective, and which event trigger would have told of its end.
 
     Only what came while an event trigger watched has a place.
     """
@@ -65,6 +65,7 @@ class _Placed:
 
 
 def relations_uri(lake_root: str) -> str:
+    """The Delta table of all relation versions."""
     return f"{lake_root}/_pgrepl/relations"
 
 
@@ -92,7 +93,7 @@ class RelationIndex:
         """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
         self._append(epoch, _ANY_RELATION, 0, "", EffectiveFrom(commit_lsn, ""))
 
-    def in_force(
+    def effective(
         self, epoch: Epoch, relation_id: int, before_lsn: int
     ) -> tuple[RelationRecord, EffectiveFrom] | None:
         """The relation as it was before the transaction at this commit LSN; None when it is not known."""
@@ -131,8 +132,8 @@ class RelationIndex:
         self._remember(dict(zip(SCHEMA.names, values, strict=True)))
 
     def relation_ids(self) -> list[int]:
-        """The oids of all that was ever announced or copied, by others too: tables are copied while changes
-        are received. Raises LakeUnavailableError."""
+        """The oids of all that was ever received or copied, by others too: tables are copied while changes
+        come in. Raises LakeUnavailableError."""
         if self._has_grown():
             self._reload()
         return sorted({relation_id for relation_id, _ in self._entries()})
@@ -144,7 +145,7 @@ class RelationIndex:
             raise refusal("the relation index cannot be read", error) from error
 
     def catalogs(self, relation_id: int) -> list[Relation]:
-        """What the catalog said of a relation, whenever it was announced or copied; in no order."""
+        """What the catalog said of a relation, whenever it was received or copied; in no order."""
         return [record.catalog for record in self._records(relation_id) if record.catalog is not None]
 
     def names(self, relation_id: int) -> set[TableName]:
@@ -159,12 +160,12 @@ class RelationIndex:
         return map(RelationRecord.from_json, texts)
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
-        """The relation as announced under this version; None when it never was."""
+        """The relation as received under this version; None when it never was."""
         text = self._entries().get((relation_id, version))
         return None if text is None else RelationRecord.from_json(text)
 
     def find_version(self, version: int) -> RelationRecord | None:
-        """The relation of this version, whatever its oid; None when it never was announced or copied."""
+        """The relation of this version, whatever its oid; None when it never was received or copied."""
         texts = (text for (_, known), text in self._entries().items() if known == version)
         return next(map(RelationRecord.from_json, texts), None)
 

@@ -13,13 +13,13 @@ from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMe
 
 @dataclass(frozen=True)
 class RelationRecord:
-    """A relation as the stream announced it. `catalog` is None when the table was gone at receipt.
+    """A relation as it was received. `catalog` is None when the table was gone at receipt.
 
     `using`: it came with an ALTER TABLE that had, or may have had, a USING clause, which gives a column whose
     type was changed values of any kind. Only an event trigger tells. `watched`: it told of all DDL since the
-    relation that was announced before, so that DDL explains no other file than one that came with a message.
+    relation that was received before, so that DDL explains no other file than one that came with a message.
     `hidden`: columns, by their places in the message, whose values the changelog does not keep.
-    `standing`: nothing was announced; the receiver says how the table was published when it looked.
+    `standing`: nothing was received; the receiver says how the table was published when it looked.
     """
 
     message: RelationMessage
@@ -41,7 +41,7 @@ class RelationRecord:
 
     @classmethod
     def of_catalog(cls, relation: Relation) -> RelationRecord:
-        """A relation that no stream has announced, as one would that agrees with the catalog."""
+        """A relation that no stream has sent, as one would that agrees with the catalog."""
         columns = tuple(
             WireColumn(column.name, column.type_oid, column.typmod, column.is_key)
             for column in relation.columns

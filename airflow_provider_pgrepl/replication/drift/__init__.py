@@ -1,1 +1,1 @@
-"""What became of a table since its lake table was made, and whether that can be followed. Pure."""
+"""Drift: how a table changed since its lake table was made, and whether that can be followed. Pure."""

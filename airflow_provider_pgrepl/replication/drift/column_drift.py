@@ -120,6 +120,7 @@ class ColumnJudge:
 
 
 def is_of_other_type(before: Column, now: Column) -> bool:
+    """Whether type or modifier changed, as from varchar(10) to varchar(20)."""
     return (before.type_oid, before.typmod) != (now.type_oid, now.typmod)
 
 

@@ -47,11 +47,11 @@ class MatchedColumn:
         return show_identifier(self.sent.name)
 
 
-def place_columns(recorded: Relation, announced: RelationRecord, current: Relation) -> list[MatchedColumn]:
+def place_columns(recorded: Relation, received: RelationRecord, current: Relation) -> list[MatchedColumn]:
     """The message's columns, in its order. Raises UnclearLayoutError."""
-    sent = announced.message.columns
+    sent = received.message.columns
     before = {column.attnum: column for column in recorded.columns}
-    if announced.same_columns:
+    if received.same_columns:
         _refuse_holes(recorded, current, [c for c in current.columns if c.attnum not in before])
         return [
             MatchedColumn(wire, before.get(column.attnum), column)

@@ -1,4 +1,4 @@
-"""How a lake table follows its relation: what is done, and what the relation is from there on. Pure."""
+"""Following: what a lake table does about safe drift, and what its relation is from there on. Pure."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Following:
         name = before.name if self.judge.in_lake(before) else sent.name
         return replace(now, name=name, is_key=before.is_key)
 
-    def relation(self, announced: RelationRecord) -> Relation:
+    def relation(self, received: RelationRecord) -> Relation:
         """What the lake table is for from here on; the catalog's own where nothing is different."""
         recorded, current = self.judge.recorded, self.judge.current
         columns = tuple(self._column(place) for place in self.places)
@@ -93,8 +93,8 @@ class Following:
             current,
             table=recorded.table,
             columns=columns,
-            replica_identity=announced.message.replica_identity,
-            natts=self._natts(announced, columns),
+            replica_identity=received.message.replica_identity,
+            natts=self._natts(received, columns),
             dropped=tuple(sorted((*recorded.dropped, *dropped), key=lambda column: column.attnum)),
             ignored=tuple(sorted(ignored)),
         )
@@ -106,21 +106,21 @@ class Following:
             if before is not None and place.sent.name != before.name and not self.judge.in_lake(before):
                 yield before.attnum
 
-    def _natts(self, announced: RelationRecord, columns: tuple[Column, ...]) -> int:
+    def _natts(self, received: RelationRecord, columns: tuple[Column, ...]) -> int:
         """The highest attnum up to which no column can have come that is not known.
 
         It stays below attnums of columns that came and went unseen: rows that are still to come may be of
         them, when the catalog has moved on.
         """
         recorded, current = self.judge.recorded, self.judge.current
-        if announced.same_columns and not unknown_attnums(recorded, current):
+        if received.same_columns and not unknown_attnums(recorded, current):
             return current.natts
         return max((highest_attnum(recorded), *(column.attnum for column in columns)))
 
 
-def policy_findings(following: Following, announced: RelationRecord) -> Iterator[DriftFinding]:
+def policy_findings(following: Following, received: RelationRecord) -> Iterator[DriftFinding]:
     """What the policy, or the way in which a type was changed, does not let the lake follow."""
-    if announced.using:
+    if received.using:
         for before, now in following.retyped():
             yield DriftFinding(f"{type_change(before, now)} by an expression of its own (USING)")
     judge = following.judge

@@ -27,7 +27,7 @@ def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relatio
 
 @dataclass(frozen=True)
 class HiddenColumns:
-    """Says it of each relation that is announced.
+    """Says it of each relation that is received.
 
     A column is known by its attnum once it had an excluded name. Where it cannot be told which columns the
     stream sends, more are hidden than need be: a table whose lake has one of those stops.

@@ -49,53 +49,51 @@ class Verdict:
         return "; ".join(self.changes)
 
 
-def judge(recorded: Relation, announced: RelationRecord, choices: TableChoices) -> Verdict:
-    """Whether the lake table built for `recorded` can go on with what was announced, and how.
+def judge(recorded: Relation, received: RelationRecord, choices: TableChoices) -> Verdict:
+    """Whether the lake table built for `recorded` can go on with what was received, and how.
 
     `Verdict.relation` has its columns in the order of the message's, because rows are laid out by it. It is
     the catalog's where that agrees and nothing is kept of dropped columns or left out.
     """
-    return _judge(recorded, announced, choices, was_sent=True)
+    return _judge(recorded, received, choices, was_sent=True)
 
 
 def judge_catalog(recorded: Relation, current: Relation | None, choices: TableChoices) -> Verdict:
-    """The same for the catalog as it is now, whatever the stream has announced; None: the table is gone."""
-    announced = RelationRecord.of_catalog(current if current is not None else recorded)
+    """The same for the catalog as it is now, whatever the stream has sent; None: the table is gone."""
+    received = RelationRecord.of_catalog(current if current is not None else recorded)
     if current is None:
-        announced = RelationRecord(announced.message, None)
-    return _judge(recorded, announced, choices, was_sent=False)
+        received = RelationRecord(received.message, None)
+    return _judge(recorded, received, choices, was_sent=False)
 
 
-def _judge(
-    recorded: Relation, announced: RelationRecord, choices: TableChoices, *, was_sent: bool
-) -> Verdict:
-    if announced.standing is not None:
-        return _judge_standing(recorded, announced.standing)
-    current = announced.catalog
+def _judge(recorded: Relation, received: RelationRecord, choices: TableChoices, *, was_sent: bool) -> Verdict:
+    if received.standing is not None:
+        return _judge_standing(recorded, received.standing)
+    current = received.catalog
     if current is None:
         findings = [DriftFinding("the table was dropped", Remedy.GONE)]
         return _unsafe(recorded, findings, was_sent=was_sent)
-    if findings := list(table_findings(recorded, announced, current)):
+    if findings := list(table_findings(recorded, received, current)):
         return _unsafe(recorded, findings, was_sent=was_sent)
     try:
-        places = place_columns(recorded, announced, current)
+        places = place_columns(recorded, received, current)
     except UnclearLayoutError as unclear:
         return _unsafe(recorded, [DriftFinding(str(unclear))], was_sent=was_sent)
     columns = ColumnJudge(recorded, current, choices)
     rewritten = _is_rewritten(recorded, current)
     findings = [
         *columns.findings(places),
-        *columns.hidden_findings(places, announced.hidden),
-        *key_findings(recorded, announced, current, places),
+        *columns.hidden_findings(places, received.hidden),
+        *key_findings(recorded, received, current, places),
         *columns.rewrite_findings(places, rewritten=rewritten),
         *place_findings(recorded, current.standing),
-        *file_findings(recorded, current, was_watched=announced.watched),
+        *file_findings(recorded, current, was_watched=received.watched),
     ]
     if findings:
         return _unsafe(recorded, findings, was_sent=was_sent)
     following = Following(columns, places)
-    findings = list(policy_findings(following, announced))
-    relation = following.relation(announced)
+    findings = list(policy_findings(following, received))
+    relation = following.relation(received)
     changes = tuple(following.changes)
     if changes and not findings:
         findings = list(lake_findings(recorded, relation, choices))

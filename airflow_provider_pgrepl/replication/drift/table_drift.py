@@ -13,11 +13,9 @@ from airflow_provider_pgrepl.replication.relation import PublicationStanding, Re
 MADE_AGAIN = "the table was dropped and another made under its name"
 
 
-def table_findings(
-    recorded: Relation, announced: RelationRecord, current: Relation
-) -> Iterator[DriftFinding]:
+def table_findings(recorded: Relation, received: RelationRecord, current: Relation) -> Iterator[DriftFinding]:
     """What keeps the lake table from going on, whatever its columns are."""
-    message = announced.message
+    message = received.message
     if not recorded.oid == current.oid == message.oid:
         yield DriftFinding(MADE_AGAIN)
         return
@@ -67,7 +65,7 @@ def _differ(recorded: int, current: int) -> bool:
 
 
 def key_findings(
-    recorded: Relation, announced: RelationRecord, current: Relation, places: list[MatchedColumn]
+    recorded: Relation, received: RelationRecord, current: Relation, places: list[MatchedColumn]
 ) -> Iterator[DriftFinding]:
     """Columns that joined the key or left it, be it by being dropped.
 
@@ -76,7 +74,7 @@ def key_findings(
     """
     before = {column.attnum for column in recorded.key_columns}
     now = {column.attnum for column in current.key_columns}
-    if announced.message.replica_identity != "f" and (before or now):
+    if received.message.replica_identity != "f" and (before or now):
         now = {place.attnum for place in places if place.sent.is_identity}
     for place in places:
         if (place.attnum in before) != (place.attnum in now):

@@ -18,14 +18,14 @@ from airflow_provider_pgrepl.replication.storage import log_path, open_delta, op
 
 def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:
     """Raises LakeError, naming all, for Delta tables that this pipeline has not written up to this epoch."""
-    strange = [
+    unknown = [
         f"{lake_root}/{table.path}"
         for table in tables
         if not _may_be_ours(f"{lake_root}/{table.path}", pipeline, epoch)
     ]
-    if strange:
+    if unknown:
         raise LakeError(
-            f"not dropped, because pipeline {pipeline} has not written it: {', '.join(strange)}",
+            f"not dropped, because pipeline {pipeline} has not written it: {', '.join(unknown)}",
             "move it away, or drop it yourself",
         )
 

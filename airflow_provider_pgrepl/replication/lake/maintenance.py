@@ -55,7 +55,7 @@ class MaintenanceResult:
 
 
 class Maintenance:
-    """Upkeep of one pipeline's lake; keep the instance, it remembers what it has read of each table's log.
+    """Of one pipeline's lake; keep the instance, it remembers what it has read of each table's log.
 
     May run while the receiver and the applier write.
     """
@@ -89,65 +89,65 @@ class Maintenance:
         it the changelog's files and log stay. What fails in one place stops no other and is in the result.
         """
         now = now or datetime.now(UTC)
-        tidied = MaintenanceResult()
-        with _failing_alone(_POINTS, tidied):
-            self._tidy_tables(tidied, now)
+        done = MaintenanceResult()
+        with _failing_alone(_POINTS, done):
+            self._maintain_tables(done, now)
         if needed_above is not None:
-            with _failing_alone(_CHANGELOG, tidied):
+            with _failing_alone(_CHANGELOG, done):
                 dropped = drop_expired(
                     self._pipeline.lake_root, self._pipeline.changelog_retention_h, needed_above, now
                 )
-                tidied.changelog_files = dropped.files
+                done.changelog_files = dropped.files
         if reader_version is not None:
-            with _failing_alone(_CHANGELOG, tidied):
-                self._tidy_changelog(reader_version, tidied, now)
+            with _failing_alone(_CHANGELOG, done):
+                self._maintain_changelog(reader_version, done, now)
         log.info(
             "maintenance took away %d points, %d changelog files from its list, %d files, %d log entries",
-            *(tidied.points, tidied.changelog_files, tidied.files, tidied.log_entries),
+            *(done.points, done.changelog_files, done.files, done.log_entries),
         )
-        return tidied
+        return done
 
     def keep_budget(self, now: datetime | None = None) -> MaintenanceResult:
         """Between two runs: see to the tables whose removed files take more than their budget.
 
         Costs a look for a newer commit of each table, and the reading of those that there are.
         """
-        tidied = MaintenanceResult()
-        with _failing_alone(_POINTS, tidied):
-            self._tidy_tables(tidied, now or datetime.now(UTC), only_over=True)
-        return tidied
+        done = MaintenanceResult()
+        with _failing_alone(_POINTS, done):
+            self._maintain_tables(done, now or datetime.now(UTC), only_over=True)
+        return done
 
     def measure(self) -> dict[str, TableBytes]:
         """What each lake table takes, by its path under the lake root, as of the last run."""
         return {path: files.measured for path, files in self._files.items() if not path.startswith("_")}
 
-    def _tidy_tables(self, tidied: MaintenanceResult, now: datetime, *, only_over: bool = False) -> None:
-        paths = [path for path in self._table_paths(tidied) if self._is_readable(path, tidied)]
+    def _maintain_tables(self, done: MaintenanceResult, now: datetime, *, only_over: bool = False) -> None:
+        paths = [path for path in self._table_paths(done) if self._is_readable(path, done)]
         if only_over:
             paths = [path for path in paths if self._is_over(path)]
             if not paths:
                 return
-        kept = self._thin(tidied, now)
+        kept = self._thin(done, now)
         for path in paths:
-            with _failing_alone(path, tidied):
-                self._tidy(path, kept.get(path, ()), tidied, now)
+            with _failing_alone(path, done):
+                self._maintain(path, kept.get(path, ()), done, now)
         if not only_over and kept:
-            self._tidy(_POINTS, (), tidied, now)
+            self._maintain(_POINTS, (), done, now)
 
-    def _thin(self, tidied: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
+    def _thin(self, done: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
         """Let points go by time and by bytes; for each table, the versions that are needed still."""
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
         points = Points(settings.lake_root)
         before = versions_by_path(points.all())
         # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
-        with _failing_alone(_POINTS, tidied):
-            tidied.points = points.thin(
+        with _failing_alone(_POINTS, done):
+            done.points = points.thin(
                 now, settings.points_keep_all_h, settings.points_thin_min, settings.points_keep_h
             )
             # As long as thinning keeps any: `points_keep_all_h` may be the longer one.
             keep = timedelta(hours=max(settings.points_keep_h, settings.points_keep_all_h))
-            tidied.points += points.rewrite(lambda points: within_budget(points, now, self._fits, keep))
+            done.points += points.rewrite(lambda points: within_budget(points, now, self._fits, keep))
         return self._let_go.needed(before, versions_by_path(points.all()), now)
 
     def _fits(self, points: Sequence[ConsistentPoint]) -> bool:
@@ -158,10 +158,10 @@ class Maintenance:
             if path in self._files and not is_history(path)
         )
 
-    def _is_readable(self, path: str, tidied: MaintenanceResult) -> bool:
-        with _failing_alone(path, tidied):
+    def _is_readable(self, path: str, done: MaintenanceResult) -> bool:
+        with _failing_alone(path, done):
             self._files_of(path).measure()
-        return path not in tidied.failed
+        return path not in done.failed
 
     def _budget(self, path: str) -> int:
         return budget(self._files_of(path).measured.live, self._pipeline.points_bytes)
@@ -169,44 +169,44 @@ class Maintenance:
     def _is_over(self, path: str) -> bool:
         return self._files_of(path).measured.kept > self._budget(path)
 
-    def _tidy(self, path: str, kept: Collection[int], tidied: MaintenanceResult, now: datetime) -> None:
+    def _maintain(self, path: str, kept: Collection[int], done: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(path)
         # Who follows a history commit by commit may be as far behind as the oldest point.
         unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
         grace = min(self._grace, self._hold) if self._is_over(path) else self._grace
         grace, log_age = max(grace, unread), max(self._log_age, unread)
-        tidied.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
+        done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
-        tidied.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
+        done.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
-    def _tidy_changelog(self, reader_version: int, tidied: MaintenanceResult, now: datetime) -> None:
+    def _maintain_changelog(self, reader_version: int, done: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(_CHANGELOG)
-        tidied.files += files.vacuum(
+        done.files += files.vacuum(
             (), now, grace=self._grace, orphan_age=self._orphan_age, unread_after=reader_version
         )
         files.checkpoint(_CHANGELOG_CHECKPOINT)
-        tidied.log_entries += files.clean_log(reader_version, now, age=self._log_age)
+        done.log_entries += files.clean_log(reader_version, now, age=self._log_age)
 
     def _files_of(self, path: str) -> TableFiles:
         if path not in self._files:
             self._files[path] = TableFiles(f"{self._pipeline.lake_root}/{path}")
         return self._files[path]
 
-    def _table_paths(self, tidied: MaintenanceResult) -> list[str]:
+    def _table_paths(self, done: MaintenanceResult) -> list[str]:
         """`<schema>/<table>` of every Delta table under the lake root, in a point or not."""
         filesystem, root = open_storage(self._pipeline.lake_root)
         with storage_errors(self._pipeline.lake_root):
             schemas = _folders(filesystem, root)
         paths: list[str] = []
         for schema in schemas:
-            with _failing_alone(schema, tidied), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
+            with _failing_alone(schema, done), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
                 paths += (f"{schema}/{table}" for table in _folders(filesystem, f"{root}/{schema}"))
-        return [path for path in paths if self._is_table(path, tidied)]
+        return [path for path in paths if self._is_table(path, done)]
 
-    def _is_table(self, path: str, tidied: MaintenanceResult) -> bool:
+    def _is_table(self, path: str, done: MaintenanceResult) -> bool:
         filesystem, root = open_storage(self._pipeline.lake_root)
         kind = fs.FileType.NotFound
-        with _failing_alone(path, tidied), storage_errors(f"{self._pipeline.lake_root}/{path}"):
+        with _failing_alone(path, done), storage_errors(f"{self._pipeline.lake_root}/{path}"):
             kind = filesystem.get_file_info(log_path(f"{root}/{path}")).type
         return bool(kind == fs.FileType.Directory)
 
@@ -220,9 +220,9 @@ def _folders(filesystem: fs.FileSystem, root: str) -> list[str]:
 
 
 @contextmanager
-def _failing_alone(place: str, tidied: MaintenanceResult) -> Iterator[None]:
+def _failing_alone(place: str, done: MaintenanceResult) -> Iterator[None]:
     try:
         yield
     except PgReplError as error:
         log.warning("maintenance of %s failed: %s", place, error.message)
-        tidied.failed[place] = error
+        done.failed[place] = error

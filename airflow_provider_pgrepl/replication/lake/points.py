@@ -55,6 +55,7 @@ def _is_whole(actions: torn.Actions) -> bool:
 
 
 def points_uri(lake_root: str) -> str:
+    """The Delta table of all consistent points."""
     return f"{lake_root}/_pgrepl/consistent_points"
 
 

@@ -113,7 +113,7 @@ class ChangelogFeed:
         # Without the option nobody's messages say anything of tables.
         look_at_ddl = tracker.look_at_ddl if pipeline.event_trigger else None
         kept = KeptMessages(frozenset(pipeline.message_prefixes))
-        return VersionTagger(self._writer.epoch, tracker.announced, look_at_ddl, kept)
+        return VersionTagger(self._writer.epoch, tracker.received, look_at_ddl, kept)
 
     @property
     def sequence(self) -> int:
@@ -136,7 +136,7 @@ class ChangelogFeed:
             split = self._splitter.split(chunk.messages)
             # A row of hundreds of MB need not be there twice while it is written.
             chunk.messages.clear()
-            rows = self._resent.drop(self._tagger.stamp(split), split.ended)
+            rows = self._resent.drop(self._tagger.tag(split), split.ended)
             self._buffer.add(rows, split.ended, chunk.size)
             self._progress.changes += rows.num_rows
             if split.ended:

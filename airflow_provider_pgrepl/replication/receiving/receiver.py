@@ -64,7 +64,7 @@ class Receiver:
         self._last_status = 0.0
         self.progress = progress or ReceiverProgress()
         self.error: BaseException | None = None
-        self.unsent: TransactionBegin | None = None
+        self.unfinished: TransactionBegin | None = None
         """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
         All that committed before it is durable."""
         self.failed = threading.Event()
@@ -174,7 +174,7 @@ class Receiver:
 
     def _unsendable(self, error: UnsendableError) -> UnsendableError:
         """The same, with the place of the transaction if it has begun. The writing thread has ended."""
-        self.unsent = begun = self._feed.begun
+        self.unfinished = begun = self._feed.begun
         if begun is None:
             place = f"the next transaction after {self.progress.durable_lsn}"
             way_out = hints.NEW_EPOCH

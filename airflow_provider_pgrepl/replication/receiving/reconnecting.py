@@ -104,8 +104,8 @@ class ReconnectingReceiver:
             return True
         if not isinstance(error, UnsendableError):
             return False
-        unsent = self._receiver.unsent
-        place = int(self.progress.durable_lsn) if unsent is None else unsent.commit_lsn
+        unfinished = self._receiver.unfinished
+        place = int(self.progress.durable_lsn) if unfinished is None else unfinished.commit_lsn
         if self._unsent == place:
             return False
         self._unsent = place

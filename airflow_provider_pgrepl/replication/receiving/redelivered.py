@@ -58,7 +58,7 @@ class ResentCheck:
         self._awaited = deque(sorted(known))
         self._last_lsn = 0
         self._last_dropped = 0
-        self._announced: dict[int, dict[str, Any]] = {}
+        self._relations: dict[int, dict[str, Any]] = {}
         self._over = False
 
     @classmethod
@@ -141,14 +141,14 @@ class ResentCheck:
 
     def _remember_relations(self, dropped: pa.Table) -> None:
         for row in dropped.filter(pc.equal(dropped["op"], "R")).to_pylist():
-            self._announced[row["relation_id"]] = row
+            self._relations[row["relation_id"]] = row
 
     def _announce(self, rows: pa.Table) -> pa.Table:
         """The rows, after the announcements that were dropped, as the start of the same transaction."""
         first = rows.slice(0, 1).select(["commit_lsn", "xid", "commit_ts"]).to_pylist()[0]
-        announced = [{**row, **first, "ordinal": -1} for row in self._announced.values()]
-        self._announced = {}
-        return pa.concat_tables([pa.Table.from_pylist(announced, schema=ROW_SCHEMA), rows])
+        relations = [{**row, **first, "ordinal": -1} for row in self._relations.values()]
+        self._relations = {}
+        return pa.concat_tables([pa.Table.from_pylist(relations, schema=ROW_SCHEMA), rows])
 
 
 def _of_rows(rows: pa.Table) -> pa.ChunkedArray:

@@ -71,7 +71,7 @@ class RelationTracker:
         self._messages: dict[int, RelationMessage] = {}
         self._known: dict[int, tuple[RelationRecord, str]] = {}
 
-    def announced(self, message: RelationMessage, commit_lsn: int, xid: int) -> RelationRecord | None:
+    def received(self, message: RelationMessage, commit_lsn: int, xid: int) -> RelationRecord | None:
         """The relation of a Relation message in a transaction; None for one of our own
         tables, whose changes would make changes of themselves.
 
@@ -120,14 +120,14 @@ class RelationTracker:
         if ddl.gone is None and ddl.relation is None:
             trigger = self._read_trigger() or ""
             record = replace(record, catalog=self._read_relation(ddl.oid))
-        announced = self._messages.get(ddl.oid)
-        if announced is not None and RelationRecord(announced, record.catalog).agrees:
+        received = self._messages.get(ddl.oid)
+        if received is not None and RelationRecord(received, record.catalog).agrees:
             # The stream may not announce it again: to it, nothing has changed.
-            record = replace(record, message=announced)
+            record = replace(record, message=received)
         else:
-            announced = None
+            received = None
         record = self._remember(record, trigger or None, commit_lsn)
-        return Ddl(record, () if announced is None else (record,))
+        return Ddl(record, () if received is None else (record,))
 
     def _is_genuine(self, message: SealedMessage, xid: int) -> bool | None:
         """Whether our event trigger has made it; None when that cannot be told."""
@@ -148,7 +148,7 @@ class RelationTracker:
         )
 
     def _touched(self, ddl: DdlMessage, commit_lsn: int) -> RelationRecord | None:
-        """The message's relation as if the stream had announced it; None for a table that is not known."""
+        """The message's relation as if the stream had sent it; None for a table that is not known."""
         if ddl.relation is not None:
             relation = self._with_had_rows(ddl.relation)
             relation = relation if self._hidden is None else self._hidden.bare(relation) or relation
@@ -184,13 +184,13 @@ class RelationTracker:
         records = tuple(
             RelationRecord(message, self._read_relation(oid)) for oid, message in self._messages.items()
         )
-        return Ddl(in_force=tuple(self._remember(record, trigger, commit_lsn) for record in records))
+        return Ddl(effective=tuple(self._remember(record, trigger, commit_lsn) for record in records))
 
     def _last_known(self, oid: int, commit_lsn: int) -> tuple[RelationRecord, str] | None:
         known = self._known.get(oid)
         if known is not None:
             return known
-        found = self._index.in_force(self._epoch, oid, commit_lsn)
+        found = self._index.effective(self._epoch, oid, commit_lsn)
         return None if found is None else (found[0], found[1].trigger)
 
     def _read_relation(self, oid: int, told_by: int = 0) -> Relation | None:

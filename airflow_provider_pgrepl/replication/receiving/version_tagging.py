@@ -18,19 +18,19 @@ from airflow_provider_pgrepl.replication.wire import logical_messages
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, ControlMessage, Int64s, Split
 
 LookUp = Callable[[logical_messages.RelationMessage, int, int], RelationRecord | None]
-"""What a relation is that was announced at a commit LSN, by a transaction; None: it is none of ours."""
+"""What a relation is that was received at a commit LSN, by a transaction; None: it is none of ours."""
 
 
 @dataclass(frozen=True)
 class Ddl:
     """What a message of the event trigger says.
 
-    `record`: the relation that a table became there, if the message is of one. `in_force`: those that hold
+    `record`: the relation that a table became there, if the message is of one. `effective`: those that hold
     for rows from there on although the stream does not announce them again.
     """
 
     record: RelationRecord | None = None
-    in_force: tuple[RelationRecord, ...] = ()
+    effective: tuple[RelationRecord, ...] = ()
 
 
 LookAtDdl = Callable[[logical_messages.LogicalMessage, int, int], Ddl | None]
@@ -42,11 +42,11 @@ one of our event trigger's."""
 class _Events:
     """What the chunk says of relations, by message index, in order.
 
-    `records` become rows; `in_force` says which version of a relation holds for the rows after it.
+    `records` become rows; `effective` says which version of a relation holds for the rows after it.
     """
 
     records: dict[int, RelationRecord]
-    in_force: list[tuple[int, RelationRecord]]
+    effective: list[tuple[int, RelationRecord]]
     messages: dict[int, logical_messages.LogicalMessage]
 
 
@@ -68,14 +68,16 @@ class VersionTagger:
         self._hidden: dict[int, tuple[int, ...]] = {}
         self._unknown: set[int] = set()
 
-    def stamp(self, split: Split) -> pa.Table:
+    def tag(self, split: Split) -> pa.Table:
         """Rows of the chunk by (commit_lsn, ordinal). Raises WireError for a row of an unknown relation."""
         events = self._events(split)
         split = self._without_unknown(split)
         versions = self._stamp_versions(split, events)
         rows = split.rows.append_column("epoch", pa.array(np.full(len(versions), self._epoch)))
         rows = rows.append_column("relation_version", pa.array(versions)).select(ROW_SCHEMA.names)
-        self._hidden.update({record.version: record.hidden for _, record in events.in_force if record.hidden})
+        self._hidden.update(
+            {record.version: record.hidden for _, record in events.effective if record.hidden}
+        )
         rows = without_hidden(rows, self._hidden)
         controls = [row for control in split.controls for row in self._control_rows(control, events)]
         placed = [
@@ -83,7 +85,7 @@ class VersionTagger:
             for control in split.controls
             if (message := self._message(control, events)) is not None
         ]
-        self._versions.update({record.message.oid: record.version for _, record in events.in_force})
+        self._versions.update({record.message.oid: record.version for _, record in events.effective})
         if not controls and not placed:
             return rows
         pieces = [rows, pa.Table.from_pylist(controls, schema=ROW_SCHEMA)]
@@ -97,13 +99,13 @@ class VersionTagger:
         events = _Events({}, [], {})
         for control in split.controls:
             if control.tag == "R":
-                announced = logical_messages.parse_relation(control.data)
-                record = self._look_up(announced, control.commit_lsn, control.xid)
+                received = logical_messages.parse_relation(control.data)
+                record = self._look_up(received, control.commit_lsn, control.xid)
                 if record is None:
-                    self._unknown.add(announced.oid)
+                    self._unknown.add(received.oid)
                     continue
                 events.records[control.index] = record
-                events.in_force.append((control.index, record))
+                events.effective.append((control.index, record))
             elif control.tag == "M":
                 message = events.messages[control.index] = logical_messages.parse_message(control.data)
                 if control.commit_us == NO_TIME:
@@ -111,7 +113,7 @@ class VersionTagger:
                 ddl = self._look_at_ddl(message, control.commit_lsn, control.xid)
                 if ddl is not None and ddl.record is not None:
                     events.records[control.index] = ddl.record
-                events.in_force.extend((control.index, record) for record in (ddl.in_force if ddl else ()))
+                events.effective.extend((control.index, record) for record in (ddl.effective if ddl else ()))
         return events
 
     def _without_unknown(self, split: Split) -> Split:
@@ -130,7 +132,7 @@ class VersionTagger:
             version = self._versions.get(relation_id)
             if version is not None:
                 versions[mine] = version
-            for index, record in events.in_force:
+            for index, record in events.effective:
                 if record.message.oid == relation_id:
                     versions[mine & (split.row_index > index)] = record.version
         if len(versions) and not versions.all():
@@ -138,9 +140,9 @@ class VersionTagger:
         return versions
 
     def _version_at(self, relation_id: int, index: int, events: _Events) -> int:
-        """A relation's version at a message of the chunk; 0 when it was never announced."""
+        """A relation's version at a message of the chunk; 0 when it was never received."""
         version = self._versions.get(relation_id, 0)
-        for place, record in events.in_force:
+        for place, record in events.effective:
             if place < index and record.message.oid == relation_id:
                 version = record.version
         return version

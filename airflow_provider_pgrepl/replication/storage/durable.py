@@ -107,7 +107,7 @@ def flush_newest(uri: str) -> None:
 
 def _flush_log(log: Path, versions: Sequence[int]) -> None:
     for version in versions:
-        with suppress(FileNotFoundError):  # upkeep may have taken an old one away
+        with suppress(FileNotFoundError):  # maintenance may have taken an old one away
             flush_file(commit_file(log, version))
         # deltalake writes one with some commits.
         with suppress(FileNotFoundError):
@@ -128,10 +128,12 @@ def flush_checkpoint(uri: str, version: int) -> None:
 
 
 def commit_file(log: Path, version: int) -> Path:
+    """The file of one commit."""
     return log / f"{version:020d}.json"
 
 
 def checkpoint_file(log: Path, version: int) -> Path:
+    """The file of a checkpoint that is one file, as deltalake writes it."""
     return log / f"{version:020d}.checkpoint.parquet"
 
 
@@ -172,7 +174,7 @@ def set_aside_commits(log: Path, versions: Iterable[int]) -> None:
 
 
 def set_aside(log: Path, files: Iterable[Path]) -> None:
-    """They stay under other names, which no reader looks at, until upkeep takes them away."""
+    """They stay under other names, which no reader looks at, until maintenance takes them away."""
     for path in files:
         with suppress(OSError):
             path.rename(path.with_name(f".{path.name}.torn"))

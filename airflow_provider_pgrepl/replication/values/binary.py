@@ -68,4 +68,5 @@ def _binary_array(offsets: NDArray[np.int64], data: bytes, texts: pa.Array) -> p
 
 
 def binary(_: PgType, __: ColumnChoice) -> Binary:
+    """bytea."""
     return Binary()

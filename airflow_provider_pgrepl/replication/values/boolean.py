@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.values.family import not_output_of_type
 
 
 class Boolean:
-    """boolean, which PostgreSQL writes `t` or `f`. (The CSV reader must be told the same two words.)"""
+    """boolean, which PostgreSQL writes `t` or `f`; the CSV reader must be told the same two words."""
 
     lake_type: pa.DataType = pa.bool_()
     csv_type: pa.DataType | None = pa.bool_()
@@ -25,4 +25,5 @@ class Boolean:
 
 
 def boolean(_: PgType, __: ColumnChoice) -> Boolean:
+    """boolean."""
     return Boolean()

@@ -13,7 +13,7 @@ _EPOCH_DAY = 719_468  # days from 0000-03-01 to 1970-01-01
 
 
 def days_since_epoch(year: Integers, month: Integers, day: Integers) -> Integers:
-    """Days since 1970-01-01; year 0 is 1 BC. (Years begin in March, so that leap days come last.)
+    """Days since 1970-01-01; year 0 is 1 BC. Years begin in March, so that leap days come last.
 
     https://howardhinnant.github.io/date_algorithms.html#days_from_civil
     """

@@ -23,4 +23,5 @@ class HStore:
 
 
 def hstore(_: PgType, __: ColumnChoice) -> HStore:
+    """hstore, of the extension."""
     return HStore()

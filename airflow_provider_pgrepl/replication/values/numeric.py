@@ -90,7 +90,7 @@ class Decimal:
 
 
 def numeric(pg_type: PgType, choice: ColumnChoice) -> Parser:
-    """numeric(p,s) as decimal(p,s) where a decimal can be that wide; any other numeric as its exact text."""
+    """A numeric as decimal(p,s) where one can be that wide; any other as its exact text."""
     odd_is_null = choice.numeric_nan == "null"
     chosen = choice.lake_type
     if chosen is None and pg_type.typmod < 0:

@@ -82,4 +82,5 @@ def range_(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Range:
 
 
 def multirange(pg_type: PgType, choice: ColumnChoice, parser_of: ParserOf) -> Multirange:
+    """A multirange of any type of range."""
     return Multirange(range_(pg_type.only_part, choice, parser_of))

@@ -22,4 +22,5 @@ class Spatial:
 
 
 def spatial(_: PgType, __: ColumnChoice) -> Spatial:
+    """geometry and geography, of PostGIS."""
     return Spatial()

@@ -118,6 +118,7 @@ def _microseconds(seconds: Integers, fraction: Integers) -> Integers:
 
 
 def date(_: PgType, choice: ColumnChoice) -> Parser:
+    """date, by the proleptic Gregorian calendar as in PostgreSQL."""
     return Temporal(pa.date32(), _DATE + _ERA, choice.infinity, (_LAST_DAY, _FIRST_DAY))
 
 
@@ -129,6 +130,7 @@ def timestamp(_: PgType, choice: ColumnChoice) -> Parser:
 
 
 def timestamptz(_: PgType, choice: ColumnChoice) -> Parser:
+    """timestamp with time zone: microseconds of UTC, in which the server is asked to write it."""
     lake_type = pa.timestamp("us", "UTC")
     return Temporal(lake_type, _DATE + _TIME + r"\+00" + _ERA, choice.infinity, _sentinels("+00"))
 

@@ -29,4 +29,5 @@ def as_string(texts: pa.Array) -> pa.Array:
 
 
 def text(_: PgType, __: ColumnChoice) -> Text:
+    """A type whose text is its value."""
     return Text()

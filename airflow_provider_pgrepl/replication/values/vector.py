@@ -26,4 +26,5 @@ class Vector:
 
 
 def vector(_: PgType, __: ColumnChoice) -> Vector:
+    """vector, of pgvector."""
     return Vector()

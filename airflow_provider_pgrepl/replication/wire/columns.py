@@ -168,14 +168,14 @@ def _operations(tags: npt.NDArray[np.uint8]) -> pa.Array:
 
 def _split_rows(data: npt.NDArray[np.uint8], starts: Int64s, new: Int64s, old: Int64s) -> dict[str, pa.Array]:
     count = len(starts)
-    new_rows, old_rows, unsent_rows = np.zeros((3, 2, count + 1), np.int64)
+    new_rows, old_rows, unchanged_rows = np.zeros((3, 2, count + 1), np.int64)
     new_parts, old_parts = _buffers(new), _buffers(old)
-    unsent = np.empty(int(new[2]), np.int16)
-    kernels.fill(data, starts, new_rows, new_parts, old_rows, old_parts, unsent_rows, unsent)
+    unchanged = np.empty(int(new[2]), np.int16)
+    kernels.fill(data, starts, new_rows, new_parts, old_rows, old_parts, unchanged_rows, unchanged)
     return {
         "new": _lists(new_rows, _texts(*new_parts)),
         "old": _lists(old_rows, _texts(*old_parts)),
-        "unchanged": _unsent_lists(unsent_rows, unsent),
+        "unchanged": _unchanged_lists(unchanged_rows, unchanged),
     }
 
 
@@ -209,7 +209,7 @@ def _lists(rows: Int64s, values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(pa.large_list(pa.large_string()), count, buffers, children=[values])
 
 
-def _unsent_lists(rows: Int64s, values: npt.NDArray[np.int16]) -> pa.Array:
+def _unchanged_lists(rows: Int64s, values: npt.NDArray[np.int16]) -> pa.Array:
     count = rows.shape[1] - 1
     buffers = [_bitmap(rows[1, :count]), pa.py_buffer(rows[0].astype(np.int32))]
     return pa.Array.from_buffers(pa.list_(pa.int16()), count, buffers, children=[pa.array(values)])

@@ -20,7 +20,7 @@ HEADER = 25
 
 OK, TRUNCATED, UNKNOWN_KIND, OUT_OF_ORDER, BAD_TUPLE, TRAILING = range(6)
 MOST_COLUMNS = 0x7FFF
-"""What the index of an unsent column can hold; PostgreSQL's own limit is 1,600."""
+"""What the index of an unchanged column can hold; PostgreSQL's own limit is 1,600."""
 ROW_INSERT, ROW_UPDATE, ROW_DELETE = ord("I"), ord("U"), ord("D")
 IS_OPEN, COMMIT_LSN, COMMIT_TS, XID, ORDINAL, STATE_SIZE = range(6)
 
@@ -44,7 +44,7 @@ def _i64(data, at):  # type: ignore[no-untyped-def]
 
 @inner
 def _count_tuple(data, at, end, counts):  # type: ignore[no-untyped-def]
-    """Add a tuple's columns, bytes and unsent columns to counts[0:3]; its end, or -1 when it is malformed."""
+    """Add a tuple's columns, bytes and unchanged columns to counts[0:3]; its end, or -1 when it is malformed."""
     if at + 2 > end:
         return -1
     columns = _u16(data, at)
@@ -89,9 +89,9 @@ def _count_row(data, at, end, new_counts, old_counts):  # type: ignore[no-untype
     if kind != ROW_DELETE:
         if at >= end or data[at] != 78:  # N
             return BAD_TUPLE
-        unsent = new_counts[2]
+        unchanged = new_counts[2]
         at = _count_tuple(data, at + 1, end, new_counts)
-        if at < 0 or (kind == ROW_INSERT and new_counts[2] > unsent):
+        if at < 0 or (kind == ROW_INSERT and new_counts[2] > unchanged):
             return BAD_TUPLE
     return OK if at == end else TRAILING
 
@@ -181,7 +181,7 @@ def scan(data, offsets, state, tags, relations, lsns, ordinals, xids, times, com
 
 @inner
 def _fill_tuple(data, at, cursor, offsets, values, valid, unchanged):  # type: ignore[no-untyped-def]
-    """Copy one checked tuple; cursor = [column, byte, unsent] so far. Returns the tuple's end."""
+    """Copy one checked tuple; cursor = [column, byte, unchanged] so far. Returns the tuple's end."""
     columns = _u16(data, at)
     at += 2
     for i in range(columns):

@@ -48,7 +48,7 @@ class TableDrift:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What a check found. `tables` are those that changed, of `checked` that were looked at.
+    """The findings of a check. `tables` are those that changed, of `checked` that were looked at.
 
     `problems` are of the pipeline as a whole. `new_tables` are those that its patterns match and that it does
     not have, unless it is to ignore them.

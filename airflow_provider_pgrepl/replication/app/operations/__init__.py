@@ -1,1 +1,1 @@
-"""What operators of a pipeline ask for: tables paused, retried, removed; a skip; the end of it all."""
+"""Operations on a pipeline: pause, retry and remove tables, skip a transaction, tear all down."""

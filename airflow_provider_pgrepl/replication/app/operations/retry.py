@@ -96,8 +96,8 @@ class Continuation:
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
-        announced = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
-        return announced.catalog if announced and announced.catalog else record.relation
+        received = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
+        return received.catalog if received and received.catalog else record.relation
 
     def choices(self, record: TableRecord, relation: Relation) -> str | None:
         """The pipeline file as it is now, if the table is one that it would have made; else None."""

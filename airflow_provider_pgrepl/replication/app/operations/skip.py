@@ -52,7 +52,7 @@ class Skipped:
     seen: tuple[TableName, ...]
 
     def to_text(self) -> str:
-        """What it costs, for people."""
+        """The costs of the skip, for people."""
         lines = [
             f"the transaction at {self.lsn} (xid {self.xid}) is left out for good",
             "marked errored until they are resnapshotted (pgrepl snapshot FILE.json --tables NAMES):"
@@ -142,13 +142,13 @@ def _receive(access: Access, source: Connection, wanted: LSN) -> Receiver:
             receiver.request_keepalive()
     finally:
         receiver.stop()
-    error, unsent = receiver.error, receiver.unsent
+    error, unfinished = receiver.error, receiver.unfinished
     assert error is not None
-    if not isinstance(error, UnsendableError) or unsent is None:
+    if not isinstance(error, UnsendableError) or unfinished is None:
         raise error
-    if unsent.commit_lsn != wanted:
+    if unfinished.commit_lsn != wanted:
         raise ConfigError(
-            f"--lsn: the server cannot send the transaction at {LSN(unsent.commit_lsn)}, not at {wanted}",
+            f"--lsn: the server cannot send the transaction at {LSN(unfinished.commit_lsn)}, not at {wanted}",
             "give that one, if it is the one that you want to lose",
         )
     return receiver
@@ -162,7 +162,7 @@ def _find(
     named: list[TableName],
 ) -> tuple[Gap, frozenset[int]]:
     """The gap, and the tables that the WAL shows to be unchanged."""
-    begun, slot = receiver.unsent, read_slot(source, access.pipeline.slot)
+    begun, slot = receiver.unfinished, read_slot(source, access.pipeline.slot)
     assert begun is not None
     every = _oids(access, records)
     spared = {oid for table in named for oid in every.get(table, ())}
@@ -181,8 +181,8 @@ def _oids(access: Access, records: Mapping[TableName, TableRecord]) -> dict[Tabl
     for record in records.values():
         if record.relation is not None:
             found.setdefault(record.table, set()).add(record.relation.oid)
-    for announced in RelationIndex(relations_uri(access.pipeline.lake_root)).all():
-        message = announced.message
+    for received in RelationIndex(relations_uri(access.pipeline.lake_root)).all():
+        message = received.message
         found.setdefault(TableName(message.schema, message.name), set()).add(message.oid)
     return found
 

@@ -22,7 +22,7 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def retry(self, attempt: Callable[[], Result]) -> Result:
-        """What `attempt` gives once it raises BusyError no more; that error when it is too late."""
+        """Try until `attempt` raises BusyError no more; return what it gives. In the end raise that error."""
         while True:
             try:
                 return attempt()

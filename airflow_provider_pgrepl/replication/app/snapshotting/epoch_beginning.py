@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot, drop_unused
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot, drop_unused
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 
@@ -100,7 +100,7 @@ def _begin(
             # A slot that no changelog goes with would hold the source's WAL for nobody.
             drop_unused(taking.access.dsn, taking.source, pipeline.slot)
             raise
-        taking.announce(relations)
+        taking.begin(relations)
         return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 

@@ -88,8 +88,8 @@ class TableSnapshotter:
             if not relations:
                 break
             ownership.publish(relations)
-            # Announced first: the applier's batches hold nothing of these tables that is not in the snapshot.
-            before = self.announce(relations)
+            # Recorded first: the applier's batches hold nothing of these tables that is not in the snapshot.
+            before = self.begin(relations)
             exported = self._export(before)
             try:
                 result = self._copy_at(exported, relations, before, record)
@@ -151,7 +151,7 @@ class TableSnapshotter:
         with keeper:
             return self.copy(keeper, exported, record)
 
-    def announce(self, relations: Iterable[Relation]) -> list[TableRecord]:
+    def begin(self, relations: Iterable[Relation]) -> list[TableRecord]:
         """Record that these tables are wanted and being copied; how those that were recorded stood."""
         name, records = self.pipeline.name, self.records()
         before = []
@@ -224,7 +224,7 @@ class TableSnapshotter:
         return copied
 
     def mark_errored(self, table: TableName, error: PgReplError) -> None:
-        """This table stops, and only this one."""
+        """Stop this table, and only this one."""
         log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
         record = self.records().get(table)
         if record is None or record.state is TableState.REMOVED:

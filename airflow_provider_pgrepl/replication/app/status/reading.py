@@ -1,4 +1,4 @@
-"""What there is to say of a pipeline, whether its apps run or not: gathered from source, state and lake."""
+"""The status of a pipeline, whether its apps run or not: gathered from source, state and lake."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 @dataclass(frozen=True)
 class SourceStatus:
+    """The source as it answered: where it is, its version, and how far its WAL has come."""
+
     address: str
     server_version_num: int
     wal_lsn: LSN
@@ -49,7 +51,7 @@ class SlotStatus:
 
 @dataclass(frozen=True)
 class AppStatus:
-    """What the replicate app last said of itself."""
+    """The last words of the replicate app about itself."""
 
     holder: str
     reported_at: datetime | None

@@ -190,7 +190,7 @@ class SummaryLog:
         applied = self._applied()
         # All that committed at the applied LSN is in: the WAL's end is the byte behind it.
         points = LSN(applied.applied_lsn + 1)
-        return max(points, seen) if applied.level and applied.version >= version else points
+        return max(points, seen) if applied.caught_up and applied.version >= version else points
 
     def _until_shown(self, asked: float, end: LSN) -> float | None:
         """How long it took from asking for the WAL's end until the lake showed it; None when that is long."""

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import (
 from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
 from airflow_provider_pgrepl.replication.lake.applying.checkpoint import checkpoint_uri, drop_checkpoint
 from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, stamp_at
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, fingerprints_at
 from airflow_provider_pgrepl.replication.lake.applying.tasks import (
     RESULT,
     CatchUp,
@@ -73,7 +73,7 @@ class Applier:
         self._uri = changelog_uri(pipeline.lake_root)
         self._points = Points(pipeline.lake_root)
         self._tables = RecordedTables(pipeline, record, self._points)
-        self._levels = CaughtUpTables()
+        self._caught_up = CaughtUpTables()
         self._planner = CatchUpPlanner(pipeline, record, self._tables)
         self._stopping = False
         self._is_warm = False
@@ -112,7 +112,7 @@ class Applier:
 
         0 when the position of one cannot be read: it may need all there is.
         """
-        known = dict.fromkeys(self._levels.at(self.progress.version), self.progress.applied_lsn)
+        known = dict.fromkeys(self._caught_up.at(self.progress.version), self.progress.applied_lsn)
         return self._tables.needed_above(self._store.read_tables(self._pipeline.name).values(), known)
 
     def stop(self, query: StreamingQuery) -> None:
@@ -145,12 +145,12 @@ class Applier:
             return
         self._take(results, records, mark)
         self._look(records, results)
-        behind = self._levels.move(records, mark.from_version, mark.to_version)
-        level = self._catch_up(behind, records, mark) if behind else True
+        lagging = self._caught_up.move(records, mark.from_version, mark.to_version)
+        caught_up = self._catch_up(lagging, records, mark) if lagging else True
         self._write_point(records, mark)
         self._report(mark, results, started)
-        self.progress.level = level
-        if not level:
+        self.progress.caught_up = caught_up
+        if not caught_up:
             writer.mark(self._uri)
 
     def _active_records(self) -> dict[int, TableRecord]:
@@ -163,7 +163,7 @@ class Applier:
         }
         # One that was stopped and let go on between two batches has to be looked at again.
         streaming = {oid: r for oid, r in active.items() if r.state is TableState.STREAMING}
-        self._levels.forget_others({oid: snapshot_of(record) for oid, record in streaming.items()})
+        self._caught_up.forget_others({oid: snapshot_of(record) for oid, record in streaming.items()})
         return active
 
     def _run_items(
@@ -171,21 +171,21 @@ class Applier:
     ) -> tuple[WorkItem, list[TableResult]]:
         """One Spark task per share of items; those of lagging tables are left undone."""
         works = {
-            oid: self._tables.work(records[oid], level.position, level.version)
-            for oid, level in self._levels.items()
+            oid: self._tables.work(records[oid], known.position, known.version)
+            for oid, known in self._caught_up.items()
         }
-        levels = {oid: level.through for oid, level in self._levels.items()}
-        rows = frame.mapInArrow(apply_items(works, levels), RESULT).collect()
+        through = {oid: known.through for oid, known in self._caught_up.items()}
+        rows = frame.mapInArrow(apply_items(works, through), RESULT).collect()
         return read_results(row.result for row in rows)
 
     def _look(self, records: dict[int, TableRecord], results: list[TableResult]) -> None:
         """Whether tables that nobody had to open are as they were left."""
 
-        def stamp(oid: int, level: CaughtUpTable) -> str:
-            return stamp_at(self._tables.work(records[oid]), level.version, level.history_version)
+        def fingerprint(oid: int, known: CaughtUpTable) -> str:
+            return fingerprints_at(self._tables.work(records[oid]), known.version, known.history_version)
 
         untouched = records.keys() - {result.relation_id for result in results}
-        for oid in self._levels.look(untouched, stamp, LOOK_INTERVAL_S):
+        for oid in self._caught_up.look(untouched, fingerprint, LOOK_INTERVAL_S):
             log.warning("table %s is not as this process left it: it is opened again", records[oid].table)
 
     def _settle_mark(self, mark: WorkItem) -> WorkItem:
@@ -207,19 +207,19 @@ class Applier:
                 self._store.record_relation(self._pipeline.name, relation, snapshot_of(record))
             if result.has_gone_back:
                 log.warning("table %s has gone back to %s", record.table, LSN(result.position))
-                self._levels.pop(result.relation_id, None)
+                self._caught_up.pop(result.relation_id, None)
             elif result.error is None:
-                self._levels[result.relation_id] = CaughtUpTable(
+                self._caught_up[result.relation_id] = CaughtUpTable(
                     snapshot_of(record),
                     mark.to_version,
                     result.version,
                     result.position,
                     result.history_version,
-                    result.stamp,
+                    result.fingerprint,
                 )
                 self.progress.changes += result.changes
             else:
-                self._levels.pop(result.relation_id, None)
+                self._caught_up.pop(result.relation_id, None)
                 del records[result.relation_id]
                 self._mark_errored(record, result)
 
@@ -240,46 +240,46 @@ class Applier:
         if not self._store.mark_errored(self._pipeline.name, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)
 
-    def _catch_up(self, behind: list[int], records: dict[int, TableRecord], mark: WorkItem) -> bool:
-        """Bring tables forward from the live files, a batch of bytes each; whether all are level now."""
-        results, jobs = self._planner.plan({oid: records[oid] for oid in behind}, LSN(mark.durable_lsn))
+    def _catch_up(self, lagging: list[int], records: dict[int, TableRecord], mark: WorkItem) -> bool:
+        """Bring tables forward from the live files, a batch of bytes each; whether all have caught up now."""
+        results, jobs = self._planner.plan({oid: records[oid] for oid in lagging}, LSN(mark.durable_lsn))
         planned = [job.work.relation.oid for job in jobs]
         if jobs:
             results += self._spark.sparkContext.parallelize(jobs, len(jobs)).map(CatchUp.run).collect()
         self._take(results, records, mark)
         unfinished = {job.work.relation.oid: job.reach_lsn for job in jobs if not job.is_last}
         for oid, reach in unfinished.items():
-            if (level := self._levels.pop(oid, None)) is not None:
-                self._planner.remember(oid, LSN(level.position), reach)
-        for oid in set(behind) & set(self._levels):
+            if (known := self._caught_up.pop(oid, None)) is not None:
+                self._planner.remember(oid, LSN(known.position), reach)
+        for oid in set(lagging) & set(self._caught_up):
             if records[oid].state is TableState.CATCHING_UP and self._store.move(
                 self._pipeline.name, records[oid], TableState.STREAMING
             ):
                 log.info("table %s has caught up", records[oid].table)
-        return not unfinished and all(oid in self._levels for oid in planned if oid in records)
+        return not unfinished and all(oid in self._caught_up for oid in planned if oid in records)
 
     def _write_point(self, records: dict[int, TableRecord], mark: WorkItem) -> None:
-        """When all streaming tables are level: a point names those whose snapshot is not later than it."""
+        """When all streaming tables have caught up: a point names those with a snapshot not later than it."""
         # A position says that what committed at or before it is in; the durable LSN is where a commit ended.
         lsn = LSN(mark.durable_lsn - 1)
         if mark.last_commit_us:
             self.progress.commit_ts = datetime.fromtimestamp(mark.last_commit_us / 1e6, UTC)
-        if any(r.state is TableState.STREAMING and oid not in self._levels for oid, r in records.items()):
+        if any(r.state is TableState.STREAMING and oid not in self._caught_up for oid, r in records.items()):
             return
         named = {
-            records[oid].table: level
-            for oid, level in self._levels.items()
-            if level.through == mark.to_version and level.snapshot <= lsn
+            records[oid].table: known
+            for oid, known in self._caught_up.items()
+            if known.through == mark.to_version and known.snapshot <= lsn
         }
         latest, order = self._points.latest(), (self._record.epoch, lsn)
         passed = latest is not None and latest.order > order
-        if not named or passed or any(level.position > lsn for level in named.values()):
+        if not named or passed or any(known.position > lsn for known in named.values()):
             # With an old checkpoint, tables may be ahead of the batch: they do not show its moment any more.
             return
         commit_ts = self.progress.commit_ts
         if commit_ts is None and latest is not None and latest.epoch == self._record.epoch:
             commit_ts = latest.commit_ts
-        tables, positions = versions_of(named), {str(table): level.position for table, level in named.items()}
+        tables, positions = versions_of(named), {str(table): known.position for table, known in named.items()}
         self._points.append(ConsistentPoint(self._record.epoch, lsn, commit_ts, tables, positions))
         self.progress.applied_lsn = lsn
 

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 class ApplierProgress:
     """`version`: the changelog version up to which all streaming tables are; `applied_lsn` likewise.
 
-    `level`: whether the last batch left none of them behind; what is left comes with the next one.
+    `caught_up`: whether the last batch left none of them lagging; what is left comes with the next one.
     `idle_at`: when the last batch began, by the clock of the state database: no earlier one was running then.
     """
 
@@ -21,5 +21,5 @@ class ApplierProgress:
     commit_ts: datetime | None = None
     changes: int = 0
     batches: int = 0
-    level: bool = False
+    caught_up: bool = False
     idle_at: datetime | None = None

@@ -13,15 +13,16 @@ from airflow_provider_pgrepl.replication.names import TableName
 
 @dataclass(frozen=True)
 class CaughtUpTable:
-    """Of a table: taken at which snapshot, level with which changelog version, at which own version and
-    position, its history, if it keeps one, at which version; `stamp` of the commits by which it got there."""
+    """Of a table: taken at which snapshot, caught up with which changelog version, at which own version and
+    position, its history, if it keeps one, at which version; `fingerprint` of the commits by which it got
+    there."""
 
     snapshot: LSN
     through: int
     version: int
     position: int
     history_version: int | None
-    stamp: str
+    fingerprint: str
 
 
 class CaughtUpTables(dict[int, CaughtUpTable]):
@@ -33,34 +34,34 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
 
     def forget_others(self, snapshots: dict[int, LSN]) -> None:
         """Keep what is known of these tables, each as of this snapshot."""
-        for oid in [oid for oid, level in self.items() if snapshots.get(oid) != level.snapshot]:
+        for oid in [oid for oid, known in self.items() if snapshots.get(oid) != known.snapshot]:
             del self[oid]
 
     def at(self, version: int) -> dict[int, CaughtUpTable]:
-        """Those that are level with a changelog version."""
-        return {oid: level for oid, level in list(self.items()) if level.through == version}
+        """Those that have caught up with a changelog version."""
+        return {oid: known for oid, known in list(self.items()) if known.through == version}
 
     def move(self, oids: Collection[int], from_version: int, to_version: int) -> list[int]:
-        """Tables not level with a batch's end. One that was level and had no work is level again."""
-        behind = []
+        """Tables that lag behind a batch's end. One that had caught up and had no work still has."""
+        lagging = []
         for oid in oids:
-            level = self.get(oid)
-            if level is not None and level.through == from_version:
-                self[oid] = replace(level, through=to_version)
-            elif level is None or level.through != to_version:
-                behind.append(oid)
-        return behind
+            known = self.get(oid)
+            if known is not None and known.through == from_version:
+                self[oid] = replace(known, through=to_version)
+            elif known is None or known.through != to_version:
+                lagging.append(oid)
+        return lagging
 
     def look(
-        self, oids: Collection[int], stamp: Callable[[int, CaughtUpTable], str], every_s: float
+        self, oids: Collection[int], fingerprint: Callable[[int, CaughtUpTable], str], every_s: float
     ) -> Iterator[int]:
         """From time to time: which of these tables are not as they were left; each is forgotten."""
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + every_s
         for oid in oids:
-            level = self.get(oid)
-            if level is not None and stamp(oid, level) != level.stamp:
+            known = self.get(oid)
+            if known is not None and fingerprint(oid, known) != known.fingerprint:
                 del self[oid]
                 yield oid
 

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, read_position
@@ -82,7 +82,7 @@ class TableWork:
                 forget(uri)
 
     @property
-    def announced(self) -> RelationCache:
+    def relations(self) -> RelationCache:
         return RelationCache(self.lake_root, self.changelog, self.relation.oid)
 
 
@@ -91,7 +91,7 @@ class TableResult:
     """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
 
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
-    for now, None when that is what was recorded. `stamp`: of the commits at which it was left.
+    for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
     `has_gone_back`: it lacks what it was known to have; nothing was done.
     """
 
@@ -107,7 +107,7 @@ class TableResult:
     history_version: int | None = None
     relation: str | None = None
     remedy: Remedy | None = None
-    stamp: str = ""
+    fingerprint: str = ""
     has_gone_back: bool = False
 
     @classmethod
@@ -184,12 +184,12 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     filesystem, root = open_storage(work.changelog)
     rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
     rows = reader.rows_before(rows, upto_lsn)
-    work.announced.remember(rows)
+    work.relations.remember(rows)
     stop = _first_stop(rows, work)
     if stop is not None:
         rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    timeline = relation_timeline(lake.first, rows, work.announced.find, work.choices)
-    work.announced.add(timeline.unannounced, epoch_of(work.app))
+    timeline = relation_timeline(lake.first, rows, work.relations.find, work.choices)
+    work.relations.add(timeline.derived, epoch_of(work.app))
     opened = int(lake.table.version())
     changes = lake.follow(timeline)
     # Delta lets a commit of ours pass after an append of somebody else's.
@@ -201,7 +201,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         changes,
         history_version=None if lake.history is None else lake.history.version(),
         relation=_changed_relation(work, lake),
-        stamp=_leave(work, lake),
+        fingerprint=_leave(work, lake),
     )
     stop = timeline.stop or stop
     return result if stop is None else result.stopped(*stop)
@@ -215,19 +215,19 @@ def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | No
     return min(stops, key=lambda stop: stop[0], default=None)
 
 
-def stamp_at(work: TableWork, version: int, history_version: int | None) -> str:
+def fingerprints_at(work: TableWork, version: int, history_version: int | None) -> str:
     """What tells the lake table, and its history, at these versions from others in their place."""
-    stamp = stamp_of(work.uri, version)
+    fingerprint = commit_fingerprint(work.uri, version)
     if work.history_uri is None or history_version is None:
-        return stamp
-    return f"{stamp} {stamp_of(work.history_uri, history_version)}"
+        return fingerprint
+    return f"{fingerprint} {commit_fingerprint(work.history_uri, history_version)}"
 
 
 def _leave(work: TableWork, lake: EvolvingTable) -> str:
-    stamp = leave(lake.table, work.uri)
+    fingerprint = leave(lake.table, work.uri)
     if work.history_uri is None or lake.history is None:
-        return stamp
-    return f"{stamp} {leave(lake.history, work.history_uri)}"
+        return fingerprint
+    return f"{fingerprint} {leave(lake.history, work.history_uri)}"
 
 
 def _position(table: DeltaTable, work: TableWork) -> LSN:
@@ -265,7 +265,7 @@ def _relations(work: TableWork, table: DeltaTable) -> tuple[Relation, Relation]:
 def _relation_of(work: TableWork, version: int) -> Relation:
     if version == work.relation.version:
         return work.relation
-    record = work.announced.find(version)
+    record = work.relations.find(version)
     if record is None or record.catalog is None:
         raise LakeTableError(
             f"{work.relation.table}: the definition that its lake table is for is not known any more"

@@ -26,8 +26,13 @@ _END = LSN(2**63 - 1)
 
 
 def apply_items(
-    works: dict[int, TableWork], levels: dict[int, int]
+    works: dict[int, TableWork], through: dict[int, int]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """What a Spark task does with its items: brings forward the tables that are where an item begins.
+
+    Its rows are texts: the batch's end (M) and the results of tables (R), see `read_results`.
+    """
+
     def apply(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             items = [WorkItem.from_json(text) for text in batch.column(0).to_pylist()]
@@ -35,7 +40,7 @@ def apply_items(
             results = [
                 "R" + bring_forward(works[item.relation_id], item.paths, _END).to_json()
                 for item in items
-                if item.relation_id in works and levels.get(item.relation_id) == item.from_version
+                if item.relation_id in works and through.get(item.relation_id) == item.from_version
             ]
             yield pa.RecordBatch.from_pydict({"result": pa.array([*mark, *results], pa.string())})
 

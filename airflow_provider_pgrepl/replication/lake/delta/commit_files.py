@@ -27,7 +27,7 @@ _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 
 
-def stamp_of(uri: str, version: int) -> str:
+def commit_fingerprint(uri: str, version: int) -> str:
     """What tells the commit of a version from another in its place; empty when there is none."""
     filesystem, root = open_storage(uri)
     with storage_errors(uri):

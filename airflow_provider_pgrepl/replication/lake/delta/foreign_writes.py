@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.storage import open_storage, read_commi
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
     """Raises LakeChangedError when a commit after the version `since` (None: any) is not ours.
 
-    Looks back no further than to the last snapshot, which replaced everything, and to where upkeep has taken
+    Looks back no further than to the last snapshot, which replaced everything, and to where maintenance took
     the log. Commits that change no data (compaction, vacuum, properties) may be anybody's.
     """
     newest = int(table.version())

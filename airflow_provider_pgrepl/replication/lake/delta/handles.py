@@ -6,11 +6,15 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import check_files, settle_log, stamp_of
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import (
+    check_files,
+    commit_fingerprint,
+    settle_log,
+)
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}
-"""With the stamp of the commit at which this process left each."""
+"""With the fingerprint of the commit at which this process left each."""
 
 
 def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
@@ -19,12 +23,12 @@ def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
 
     Raises LakeTableError.
     """
-    table, stamp = _handles.get(uri, (None, ""))
-    if table is not None and stamp and stamp == stamp_of(uri, int(table.version())):
+    table, fingerprint = _handles.get(uri, (None, ""))
+    if table is not None and fingerprint and fingerprint == commit_fingerprint(uri, int(table.version())):
         left = int(table.version())
         _refresh(table)
         # What others have committed since may have been emptied before it was read.
-        if all(stamp_of(uri, version) for version in range(left + 1, int(table.version()) + 1)):
+        if all(commit_fingerprint(uri, version) for version in range(left + 1, int(table.version()) + 1)):
             return table, left
     settle_log(uri)
     table = open_table(uri)
@@ -34,10 +38,10 @@ def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
 
 
 def leave(table: DeltaTable, uri: str) -> str:
-    """Remember the table for the next work, as it is now; the stamp of its newest commit."""
-    stamp = stamp_of(uri, int(table.version()))
-    _handles[uri] = table, stamp
-    return stamp
+    """Remember the table for the next work, as it is now; the fingerprint of its newest commit."""
+    fingerprint = commit_fingerprint(uri, int(table.version()))
+    _handles[uri] = table, fingerprint
+    return fingerprint
 
 
 def forget(uri: str) -> None:

@@ -20,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import stamp_of
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
     durable,
@@ -74,7 +74,7 @@ class TableFiles:
         self._sizes: dict[str, int] = {}
         self._removed: dict[str, _Lifetime] = {}
         self._written = 0
-        self._stamp = ""
+        self._fingerprint = ""
         self.measured = TableBytes(0, 0, 0)
         """As of the last `measure`."""
 
@@ -173,12 +173,15 @@ class TableFiles:
             self._begin(newest)
             self._read_up_to(newest)
         self._written = max(written, self._written)
-        self._stamp = stamp_of(self._uri, self._version)
+        self._fingerprint = commit_fingerprint(self._uri, self._version)
 
     def _is_as_left(self) -> bool:
         """Whether the commit that was read last is the same still. A folder may have been put back: files
         that were removed may count again, also when versions have passed that one with other content."""
-        return self._version != _NOTHING_READ and stamp_of(self._uri, self._version) == self._stamp
+        return (
+            self._version != _NOTHING_READ
+            and commit_fingerprint(self._uri, self._version) == self._fingerprint
+        )
 
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""

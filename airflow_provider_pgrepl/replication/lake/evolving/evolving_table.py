@@ -108,7 +108,7 @@ class EvolvingTable:
         )
 
     def _settle(self, timeline: RelationTimeline) -> None:
-        """What was announced, and then changed nothing, is behind us: so must the position say, or the next
+        """What was received, and then changed nothing, is behind us: so must the position say, or the next
         timeline begins with it again."""
         relations, rows = read_relations(self.table), timeline.spans[-1].rows
         # What stands before a transaction says nothing of that one.

@@ -29,7 +29,7 @@ class RelationCache:
     def find(self, version: int) -> RelationRecord | None:
         """Looked up once a worker: after a TRUNCATE or VACUUM FULL every batch has a version of its own.
 
-        None when it was never announced, nor made by an evolution. Raises ChangelogError,
+        None when it was never received, nor made by an evolution. Raises ChangelogError,
         LakeUnavailableError.
         """
         key = (self.changelog, self.relation_id, version)
@@ -47,7 +47,7 @@ class RelationCache:
             self._keep(RelationRecord.from_json(new[0]))
 
     def add(self, relations: Iterable[Relation], epoch: Epoch) -> None:
-        """Have relations that no stream announced in this form in the index, before a commit names them."""
+        """Have relations that no stream sent in this form in the index, before a commit names them."""
         missing = [relation for relation in relations if self._key(relation.version) not in _records]
         index = RelationIndex(relations_uri(self.lake_root)) if missing else None
         for relation in missing:

@@ -48,7 +48,7 @@ class RelationSpan:
 
     `begins`: the relation with which the span began; `relation`: that with which it ends, which differs in
     nothing that the lake table, or the reading of changes, could tell. The `relation_version` of each row is
-    that of the relation in force after its transaction, as a commit says it under RELATION_APP.
+    that of the effective relation after its transaction, as a commit says it under RELATION_APP.
     `before`: the relation in which the span's first transaction begins in the changelog, when that is
     another one than `begins`.
     """
@@ -61,13 +61,13 @@ class RelationSpan:
 
 @dataclass(frozen=True)
 class RelationTimeline:
-    """`stop`: the commit LSN from which on nothing may be applied, and why. `unannounced`: relations in force
-    that no stream has announced in this form, which the relation index must know before a commit names them.
+    """`stop`: the commit LSN from which on nothing may be applied, and why. `derived`: effective relations
+    that no stream has sent in this form, which the relation index must know before a commit names them.
     """
 
     spans: tuple[RelationSpan, ...]
     stop: tuple[LSN, DriftError] | None = None
-    unannounced: tuple[Relation, ...] = ()
+    derived: tuple[Relation, ...] = ()
 
     @property
     def relation(self) -> Relation:
@@ -91,7 +91,7 @@ def read_relations(table: DeltaTable) -> tuple[int, int] | None:
 def relation_timeline(
     relation: Relation, rows: pa.Table, find_record: FindRecord, choices: TableChoices
 ) -> RelationTimeline:
-    """Judge each relation that the rows announce or obey, in order.
+    """Judge each relation that rows bring or obey, in order.
 
     `rows` are changelog rows of the relation, op R among them, by (commit_lsn, ordinal), of whole
     transactions. A relation that changed in the middle of a transaction holds from that transaction's
@@ -118,7 +118,7 @@ class _TimelineBuilder:
     choices: TableChoices
     first: Relation
     stamps: list[tuple[int, Relation]] = field(default_factory=list)
-    unannounced: list[Relation] = field(default_factory=list)
+    derived: list[Relation] = field(default_factory=list)
 
     def build(self, find_record: FindRecord) -> RelationTimeline:
         self.lsns = self.rows["commit_lsn"].to_numpy()
@@ -127,7 +127,7 @@ class _TimelineBuilder:
         self.stamps.append((0, self.first))
         end, stop = len(self.rows), None
         truncates = ((at, _TRUNCATE) for at in self.truncates)
-        for at, version in sorted([*self._announced(), *truncates]):
+        for at, version in sorted([*self._received(), *truncates]):
             if version == _TRUNCATE:
                 error = self._note_truncate(at)
             elif version == self.steps[-1].relation.version:
@@ -140,9 +140,9 @@ class _TimelineBuilder:
                 # What the same transaction has changed before is not to be followed either.
                 self.steps = [step for step in self.steps if step.start < end or step is self.steps[0]]
                 break
-        return RelationTimeline(tuple(self._spans(end)), stop, tuple(self.unannounced))
+        return RelationTimeline(tuple(self._spans(end)), stop, tuple(self.derived))
 
-    def _announced(self) -> Iterator[tuple[int, int]]:
+    def _received(self) -> Iterator[tuple[int, int]]:
         """Where the version of rows differs from that of the row before, and that version."""
         obeying = pc.is_in(self.rows["op"], pa.array(_OBEYING)).to_numpy()
         places = np.flatnonzero(obeying)
@@ -165,7 +165,7 @@ class _TimelineBuilder:
             return DriftError(_TRUNCATED_AND_FILLED, hints.resnapshot(step.relation.table))
         step.relation = replace(step.relation, truncated_by=self._xid(at))
         self.stamps.append((at, step.relation))
-        self.unannounced.append(step.relation)
+        self.derived.append(step.relation)
         return None
 
     def _is_filled_after(self, at: int) -> bool:
@@ -178,7 +178,7 @@ class _TimelineBuilder:
         return self.rows["xid"][at].as_py() or 0
 
     def _truncated_by(self, record: RelationRecord) -> int:
-        """The TRUNCATE that made the files of a catalog, which may have been read later than announced."""
+        """The TRUNCATE that made the files of a catalog, which may have been read later than received."""
         held = self.steps[-1].relation.truncated_by
         files = {xmin for _, xmin in record.catalog.files.values()} if record.catalog else set()
         return next((xid for at in self.truncates if (xid := self._xid(at)) in files), held)
@@ -187,7 +187,7 @@ class _TimelineBuilder:
         return int(np.searchsorted(self.lsns, self.lsns[at]))
 
     def _follow(self, at: int, version: int, find_record: FindRecord) -> DriftError | None:
-        """Take the relation that was announced at a row as the one in force; the error if that cannot be."""
+        """Take the relation that was received at a row as the effective one; the error if that cannot be."""
         step = self.steps[-1]
         hint = hints.resnapshot(step.relation.table)
         record = find_record(version)
@@ -203,18 +203,18 @@ class _TimelineBuilder:
         if verdict.relation.version == step.relation.version:
             return None
         if verdict.relation.version != record.version:
-            self.unannounced.append(verdict.relation)
+            self.derived.append(verdict.relation)
         self.stamps.append((at, verdict.relation))
         if self._is_same_table(step.relation, verdict.relation):
             step.relation = verdict.relation
             return None
         begin = self._transaction_start(at)
         self._translate(begin, at, step.relation, verdict.relation)
-        before = self._in_force_before(begin) if self._obeys_any(begin, at) else None
+        before = self._effective_before(begin) if self._obeys_any(begin, at) else None
         self.steps.append(_Step(begin, verdict.relation, verdict.relation, before))
         return None
 
-    def _in_force_before(self, at: int) -> Relation:
+    def _effective_before(self, at: int) -> Relation:
         return next((held for place, held in reversed(self.stamps) if place < at), self.first)
 
     def _obeys_any(self, start: int, end: int) -> bool:

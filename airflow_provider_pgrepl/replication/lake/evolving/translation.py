@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import DriftError
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.evolving.widened_text import widened_text
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Tuples, unsent_pairs
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Tuples, unchanged_pairs
 from airflow_provider_pgrepl.replication.names import show_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_columns
@@ -86,8 +86,8 @@ def _listed(columns: list[pa.Array], present: Bools, count: int) -> pa.Array:
 
 
 def _moved(unchanged: pa.Array, before: Relation, after: Relation) -> pa.Array:
-    """Indexes of unsent columns in the new order; those of dropped columns go."""
-    rows, indexes = unsent_pairs(unchanged)
+    """Indexes of unchanged columns in the new order; those of dropped columns go."""
+    rows, indexes = unchanged_pairs(unchanged)
     places = _places(after)
     there = np.array([places.get(column.attnum, -1) for column in before.columns], np.int64)
     moved = there[indexes]

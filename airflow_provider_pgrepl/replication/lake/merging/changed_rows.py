@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, Tuples, unsent_pairs
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, Tuples, unchanged_pairs
 from airflow_provider_pgrepl.replication.relation import Relation
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -33,25 +33,25 @@ class ChangedRows:
     """Changes without the TRUNCATEs among them, numbered from 0.
 
     `places`: where each stands among the changes given. `truncates`: the number of the change that follows
-    each TRUNCATE, ascending; `truncate_places`: where those themselves stand. `unsent_row`, `unsent_column`:
-    which columns an update did not send.
+    each TRUNCATE, ascending; `truncate_places`: where those themselves stand. `unchanged_row`,
+    `unchanged_column`: which columns an update did not send.
     """
 
     op: Bytes
     new: Tuples
     old: Tuples
-    unsent_row: Ints
-    unsent_column: Ints
+    unchanged_row: Ints
+    unchanged_column: Ints
     places: Ints
     truncates: Ints
     truncate_places: Ints
 
-    def unsent_beside_key(self, relation: Relation) -> Unchanged:
+    def unchanged_beside_key(self, relation: Relation) -> Unchanged:
         """The values that were not sent and that the key, which every change carries, does not tell."""
         is_key = np.array([column.is_key for column in relation.columns])
-        beside_key = ~is_key[self.unsent_column]
-        columns, number = np.unique(self.unsent_column[beside_key], return_inverse=True)
-        return Unchanged(self.unsent_row[beside_key], number.astype(np.int64), columns)
+        beside_key = ~is_key[self.unchanged_column]
+        columns, number = np.unique(self.unchanged_column[beside_key], return_inverse=True)
+        return Unchanged(self.unchanged_row[beside_key], number.astype(np.int64), columns)
 
     @property
     def truncated(self) -> bool:
@@ -60,12 +60,12 @@ class ChangedRows:
     def after(self, index: int) -> pa.Array:
         """Texts of a column after each change that has a new row; what was not sent is taken from the old."""
         texts = self.new.column(index)
-        unsent = self.unsent_row[self.unsent_column == index]
-        if len(unsent) == 0:
+        unchanged = self.unchanged_row[self.unchanged_column == index]
+        if len(unchanged) == 0:
             return texts
         mask = np.zeros(len(texts), np.bool_)
-        mask[self.new.place[unsent]] = True
-        before = self.old.column(index, np.where(self.old.present[unsent], unsent, -1))
+        mask[self.new.place[unchanged]] = True
+        before = self.old.column(index, np.where(self.old.present[unchanged], unchanged, -1))
         return pc.replace_with_mask(texts, pa.array(mask), before)
 
 
@@ -89,14 +89,15 @@ def read_changes(changes: pa.Table, relation: Relation, *, whole: bool = False) 
     new = Tuples(array_of(changes, "new", TEXTS), width, relation.table)
     old = Tuples(array_of(changes, "old", TEXTS), width, relation.table)
     _check_complete(op, new, old, relation)
-    unsent_row, unsent_column = unsent_pairs(array_of(changes, "unchanged", pa.list_(pa.int16())))
-    if bool((op[unsent_row] != _UPDATE).any() or (unsent_column >= width).any()):
+    unchanged_row, unchanged_column = unchanged_pairs(array_of(changes, "unchanged", pa.list_(pa.int16())))
+    if bool((op[unchanged_row] != _UPDATE).any() or (unchanged_column >= width).any()):
         raise contradiction(relation, "a change that is no update of its columns lacks values")
     truncates = np.searchsorted(places, truncate_places)
-    return ChangedRows(op, new, old, unsent_row, unsent_column, places, truncates, truncate_places)
+    return ChangedRows(op, new, old, unchanged_row, unchanged_column, places, truncates, truncate_places)
 
 
 def contradiction(relation: Relation, what: str) -> LakeTableError:
+    """The error of a table whose changes cannot all be true; `what`, as said of the changelog."""
     return LakeTableError(f"{relation.table}: the changelog is inconsistent: {what}")
 
 

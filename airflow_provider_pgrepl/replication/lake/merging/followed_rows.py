@@ -98,10 +98,10 @@ def follow(changes: pa.Table, relation: Relation, *, whole: bool = False) -> Fol
     if status != kernels.OK:
         lsn = LSN(commit[read.places[at]])
         raise contradiction(relation, f"a change committed at {lsn} {_REASON[status]}")
-    unsent = read.unsent_beside_key(relation)
+    unchanged = read.unchanged_beside_key(relation)
     sent_by = {
-        int(column): kernels.carry(before, unsent.row[unsent.number == number])
-        for number, column in enumerate(unsent.columns)
+        int(column): kernels.carry(before, unchanged.row[unchanged.number == number])
+        for number, column in enumerate(unchanged.columns)
     }
     return FollowedRows(relation, read, len(keys[0]), new_code, row, before, origin, keys, sent_by)
 
@@ -160,8 +160,8 @@ def _images(relation: Relation, read: ChangedRows) -> tuple[Hashes, Hashes]:
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
     new, old = read.new, read.old
     after, before = new.hashes(), old.hashes()
-    after[new.place[read.unsent_row], read.unsent_column] = before[
-        old.place[read.unsent_row], read.unsent_column
+    after[new.place[read.unchanged_row], read.unchanged_column] = before[
+        old.place[read.unchanged_row], read.unchanged_column
     ]
     return _row_hashes(before, old.present), _row_hashes(after, new.present)
 

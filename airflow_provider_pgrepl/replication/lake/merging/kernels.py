@@ -139,11 +139,11 @@ def follow_rows(op, old_code, new_code, codes, commit, truncates, old_image, new
 
 
 @loop(INTS, INTS)
-def carry(before, unsent):  # type: ignore[no-untyped-def]
-    """By change, the change of its row that last sent a column which the changes `unsent` (ascending) did not
-    send; -1: the lake has it."""
+def carry(before, unchanged):  # type: ignore[no-untyped-def]
+    """By change, the change of its row that last sent a column which the changes `unchanged` (ascending) did
+    not send; -1: the lake has it."""
     sent_by = np.arange(before.shape[0])
-    for i in unsent:
+    for i in unchanged:
         sent_by[i] = sent_by[before[i]] if before[i] != NONE else NONE
     return sent_by
 

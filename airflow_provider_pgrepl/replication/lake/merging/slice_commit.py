@@ -32,7 +32,7 @@ _DIVISION = "Divide by zero"
 class SliceCommit:
     """The commit that brings `table`, through this very handle, to `position`. Only one method is called.
 
-    `relation_version`: of the relation in force at the position.
+    `relation_version`: of the effective relation at the position.
 
     All raise FencedError when another process has written the table, LakeTableError, LakeUnavailableError.
     """

@@ -76,7 +76,7 @@ def bytes_before(lists: pa.Array) -> Ints:
     return np.asarray(offsets[lists.offsets.to_numpy()], np.int64)
 
 
-def unsent_pairs(unchanged: pa.Array) -> tuple[Ints, Ints]:
+def unchanged_pairs(unchanged: pa.Array) -> tuple[Ints, Ints]:
     """Which columns the server did not send: rows, ascending, and for each the column's index."""
     if unchanged.null_count == len(unchanged):
         return np.empty(0, np.int64), np.empty(0, np.int64)

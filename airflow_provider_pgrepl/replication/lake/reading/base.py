@@ -133,7 +133,7 @@ class Bases:
 
 
 def _is_settled(table: DeltaTable) -> bool:
-    """Whether the table is for the relation that was in force at its position, and not for a later one, for
+    """Whether the table is for the relation that was effective at its position, and not for a later one, for
     which it has evolved before the changes were applied."""
     relations = read_relations(table)
     return relations is None or relations[0] == relations[1]

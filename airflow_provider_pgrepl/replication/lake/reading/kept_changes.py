@@ -51,7 +51,7 @@ class KeptChanges:
 
     @cached_property
     def records(self) -> list[RelationRecord]:
-        """Every relation version ever announced."""
+        """Every relation version ever received."""
         return self.index.all()
 
     def find_record(self, relation_id: int, version: int) -> RelationRecord | None:

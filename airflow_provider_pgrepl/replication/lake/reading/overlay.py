@@ -25,11 +25,11 @@ _CHANGES = pa.array(["I", "U", "D", "T"])
 
 @dataclass(frozen=True)
 class Overlay:
-    """The changes of a table above one LSN up to another, while one relation is in force, and all that it
+    """The changes of a table above one LSN up to another, while one relation is effective, and all that it
     takes to read them.
 
     `before`: the relation of the version that they are laid over. Where DDL came in the midst of their first
-    transaction: `first`, the relation in which it begins in the changelog, and what is `announced` since.
+    transaction: `first`, the relation in which it begins in the changelog, and what is `received` since.
     `count`: how many changes there are; `truncated`: whether a TRUNCATE is among them.
     """
 
@@ -41,7 +41,7 @@ class Overlay:
     upto: LSN
     before: Relation
     first: Relation | None = None
-    announced: tuple[RelationRecord, ...] = ()
+    received: tuple[RelationRecord, ...] = ()
     count: int = 0
     truncated: bool = False
 
@@ -64,14 +64,14 @@ class Overlay:
         )
 
     def evolved(self, version: pa.Table) -> pa.Table:
-        """Rows of the version as the relation in force has them. Raises DriftError, ValueRangeError."""
+        """Rows of the version as the effective relation has them. Raises DriftError, ValueRangeError."""
         if self.evolves:
             version = evolved(version, self.before, self.relation, self.choices)
         # A column that came later stands last in the lake table.
         return version.select(self.schema.names).cast(self.schema)
 
     def changes(self) -> pa.Table:
-        """The changes in order, ops I U D T, all as the relation in force has them.
+        """The changes in order, ops I U D T, all as the effective relation has them.
 
         Raises ChangelogError when a file is gone, DriftError.
         """
@@ -79,7 +79,7 @@ class Overlay:
         rows = reader.read_rows(filesystem, root, self.paths, self.relation.oid, self.above)
         rows = rows.filter(pc.less_equal(rows["commit_lsn"], int(self.upto)))
         if self.first is not None:
-            records = {record.version: record for record in self.announced}
+            records = {record.version: record for record in self.received}
             rows = relation_timeline(self.first, rows, records.get, self.choices).spans[-1].rows
         return rows.filter(pc.is_in(rows["op"], _CHANGES)).combine_chunks()
 

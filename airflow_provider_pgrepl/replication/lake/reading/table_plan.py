@@ -41,7 +41,7 @@ class TablePlan:
     """A version of the lake table, which holds all up to `lsn`, and what is to be laid over it, one after the
     other; none: it is all.
 
-    `relation` is the one in force at the moment, None when the version is all and does not say; `schema` are
+    `relation` is the effective one at the moment, None when the version is all and does not say; `schema` are
     the columns of the result. `unverified`: DDL that may have
     come before the moment and is not shown.
     """
@@ -103,7 +103,7 @@ class Planner:
         return TablePlan(name, base.version, base.lsn, relation, schema, overlays, unverified)
 
     def relation(self, name: TableName) -> Relation:
-        """The table's definition that was in force. Raises what `plan` does."""
+        """The table's definition that was effective. Raises what `plan` does."""
         plan = self.plan(name)
         if plan.relation is None:
             raise no_relation(name)
@@ -161,7 +161,7 @@ class Planner:
                 upto=LSN(heads["commit_lsn"][-1].as_py()) if len(heads) else above,
                 before=before,
                 first=span.before,
-                announced=self._announced(heads) if span.before else (),
+                received=self._received(heads) if span.before else (),
                 count=sum(ops[op] for op in _CHANGES),
                 truncated="T" in ops,
             )
@@ -169,7 +169,7 @@ class Planner:
             if overlay.count or overlay.evolves:
                 yield overlay
 
-    def _announced(self, heads: pa.Table) -> tuple[RelationRecord, ...]:
+    def _received(self, heads: pa.Table) -> tuple[RelationRecord, ...]:
         pairs = {(row["relation_id"], row["relation_version"]) for row in heads.to_pylist()}
         found = (self._kept.find_record(*pair) for pair in sorted(pairs) if pair[1])
         return tuple(record for record in found if record is not None)

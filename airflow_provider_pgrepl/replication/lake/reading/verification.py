@@ -2,7 +2,7 @@
 
 Some DDL sends a table's relation again just as it was: a column dropped and added again under its name, an
 ALTER TYPE whose USING clause makes other values of the same type. It is found by what the catalog says when
-the relation is next announced. Without an event trigger its place lies anywhere between that announcement and
+the relation is next received. Without an event trigger its place lies anywhere between that announcement and
 the one before, or the copy.
 """
 
@@ -51,21 +51,21 @@ class Unverified:
 def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -> Unverified | None:
     """Whether the next that is known of the table, above the moment, is unsafe DDL of no known place.
 
-    `relation` is the one in force.
+    `relation` is the effective one.
     """
     moment = kept.moment
     mine = [record for record in kept.records if record.message.oid == relation.oid]
     # Few have any such DDL: most are told from the index alone.
     if not any(_is_hidden(relation, record, pipeline) for record in mine):
         return None
-    announced = _next_announced(relation.oid, kept)
-    if announced is None:
+    received = _next_received(relation.oid, kept)
+    if received is None:
         return None
-    found, version = announced
+    found, version = received
     record = kept.find_record(relation.oid, version)
     if record is None or not _is_hidden(relation, record, pipeline):
         return None
-    known = kept.index.in_force(moment.epoch, relation.oid, found)
+    known = kept.index.effective(moment.epoch, relation.oid, found)
     if known is not None and known[1].trigger and known[1].commit_lsn <= moment.lsn:
         # An event trigger watched all the time: the place is that of the DDL.
         return None
@@ -75,7 +75,7 @@ def find_unverified(relation: Relation, kept: KeptChanges, pipeline: Pipeline) -
 
 
 def _is_hidden(relation: Relation, record: RelationRecord, pipeline: Pipeline) -> bool:
-    """Whether what is unsafe in an announced relation, or a part of it, does not show in the stream."""
+    """Whether what is unsafe in a received relation, or a part of it, does not show in the stream."""
     shape = RelationRecord.of_catalog(relation).message
     same = _columns(record.message.columns) == _columns(shape.columns)
     named = (record.message.schema, record.message.name) == (shape.schema, shape.name)
@@ -105,8 +105,8 @@ def _announcements(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.and_(pc.equal(rows["op"], "R"), sent))
 
 
-def _next_announced(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | None:
-    """Where a relation is announced first above the moment, and under which version."""
+def _next_received(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | None:
+    """Where a relation is received first above the moment, and under which version."""
     lsn = kept.moment.lsn
     for file in kept.files(relation_id, lsn):
         rows = kept.rows([file], relation_id, lsn)
@@ -117,7 +117,7 @@ def _next_announced(relation_id: int, kept: KeptChanges) -> tuple[LSN, int] | No
 
 
 def _last_announced(relation_id: int, kept: KeptChanges) -> LSN:
-    """Where it was announced last, up to the moment; the changelog's floor when that is not kept."""
+    """Where it was received last, up to the moment; the changelog's floor when that is not kept."""
     upto = kept.moment.lsn
     for file in reversed(kept.files(relation_id, LSN(0), upto)):
         rows = kept.rows([file], relation_id, LSN(0), upto)

@@ -46,10 +46,12 @@ def trigger_names(pipeline: str) -> tuple[str, str]:
 
 
 def function_name(pipeline: str) -> str:
+    """The event trigger's function, in the schema `_pgrepl`."""
     return f"ddl_{pipeline}"
 
 
 def key_table(pipeline: str) -> str:
+    """The table of the key that seals the function's messages."""
     return f"ddl_key_{pipeline}"
 
 
@@ -68,6 +70,7 @@ def _script(statements: list[str]) -> str:
 
 
 def body_of(pipeline: Pipeline, server_version: int) -> str:
+    """The function's PL/pgSQL, for a server of this version."""
     return function_sql(
         pipeline.name,
         pipeline.publication,
@@ -85,6 +88,7 @@ def _drop_statements(pipeline: str) -> list[str]:
 
 
 def removal_statements(pipeline: str) -> list[str]:
+    """What takes triggers, function and key away."""
     return [*_drop_statements(pipeline), f"DROP TABLE IF EXISTS {in_schema(key_table(pipeline))}"]
 
 
@@ -114,4 +118,5 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
 
 
 def in_schema(name: str) -> str:
+    """A name of ours, quoted, with its schema."""
     return f"{SCHEMA}.{quote_identifier(name)}"

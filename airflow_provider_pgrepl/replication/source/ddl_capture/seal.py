@@ -43,6 +43,7 @@ class SealedMessage:
 
 
 def seal_of(key: bytes, xid: int, said: bytes) -> str:
+    """The seal of a message of a transaction, which only who knows the key can make; hexadecimal."""
     inner = hashlib.sha256(b"%s%d\n%s" % (key, xid, said)).digest()
     return hashlib.sha256(key + inner).hexdigest()
 
