@@ -12,6 +12,7 @@ PG_PORT ?= 15432
 AIRFLOW_PORT ?= 8180
 # Options of `make test`, as in: make test PYTEST_ARGS="-k handover"
 PYTEST_ARGS ?=
+WORKERS ?= 3
 # Options of `make soak`
 SEEDS ?= 100
 FIRST_SEED ?= 1
@@ -52,14 +53,8 @@ check: setup ## Lint, formatting, types and the direction of imports
 
 .PHONY: test
 test: setup java jars majors check ## Everything: the checks, then all tests
-	$(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/unit tests/property tests/integration tests/airflow $(PYTEST_ARGS)
-	$(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 tests/spark tests/fault $(PYTEST_ARGS)
-	@set -e; for major in 14 15 16 17; do \
-		echo "PostgreSQL $$major"; \
-		PGREPL_SEEDS=1 PGREPL_TEST_PG_MAJOR=$$major $(PYTHON) -m pytest -n 2 --dist loadfile --max-worker-restart 0 -m every_major \
-			tests/integration tests/spark $(PYTEST_ARGS); \
-	done
-	$(PYTHON) -m pytest tests/end_to_end $(PYTEST_ARGS)
+	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
+		--max-worker-restart 0 $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)

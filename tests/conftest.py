@@ -1,4 +1,8 @@
-"""Shared fixtures: one PostgreSQL server (or two) and one Spark session a run, a fresh database a test."""
+"""Shared fixtures: a PostgreSQL server of each kind and one Spark session a process, a fresh database a test.
+
+PGREPL_TEST_PG_MAJORS says with which majors tests are run that are marked `every_major`; all others are run
+with the last of these.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,9 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg2
 import psycopg2.errors
@@ -17,27 +21,111 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, build_session
+from airflow_provider_pgrepl.replication.source.connection import Connection
 from demo.postgres import Server
 from tests.support.debian_server import TEMPLATE, debian_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Connection = psycopg2.extensions.connection
+
+MAJORS = os.environ.get("PGREPL_TEST_PG_MAJORS", "18").split()
+WAITING = ("end_to_end", "fault", "spark")
+"""Folders whose tests mostly wait: longest first."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if len(MAJORS) > 1 and any(metafunc.definition.iter_markers("every_major")):
+        metafunc.fixturenames.append("major")
+        metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Spread tests over the workers so that some wait while others compute."""
+    once = [item for item in items if not _is_further_seed(item)]
+    config.hook.pytest_deselected(items=[item for item in items if _is_further_seed(item)])
+    for item in once:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    waiting = [item for ring in WAITING for item in once if _ring(item) == ring]
+    computing = [item for item in once if _ring(item) not in WAITING]
+    items[:] = _alternating(_by_group(waiting), _by_group(computing))
+
+
+def _is_further_seed(item: pytest.Item) -> bool:
+    """One seed is enough for any but the last major."""
+    return _major(item) != MAJORS[-1] and _values(item).get("seed", 1) > 1
+
+
+def _major(item: pytest.Item) -> str:
+    return str(_values(item).get("major", MAJORS[-1]))
+
+
+def _values(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def _ring(item: pytest.Item) -> str:
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _group(item: pytest.Item) -> str:
+    """What one worker does: a test that mostly waits, or a file's, which may share what is made for them."""
+    assert isinstance(item, pytest.Function)
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    shares = any(found and found[-1].scope == "module" for found in definitions)
+    return f"{item.path.name}-{_major(item)}" if shares or _ring(item) not in WAITING else item.nodeid
+
+
+def _by_group(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_group(item), []).append(item)
+    return list(groups.values())
+
+
+def _alternating(some: list[list[pytest.Item]], others: list[list[pytest.Item]]) -> list[pytest.Item]:
+    """Both in their order, spread evenly."""
+    places = [((n + 0.5) / len(groups), group) for groups in (some, others) for n, group in enumerate(groups)]
+    return [item for _, group in sorted(places, key=lambda place: place[0]) for item in group]
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Server]:
-    """A real PostgreSQL; PGREPL_TEST_PG_MAJOR chooses 14 to 18."""
+def servers() -> Iterator[Callable[[int], Server]]:
+    """A real PostgreSQL of each major that is asked for, until the tests end."""
+    running: dict[int, Server] = {}
+    with contextlib.ExitStack() as stack:
+
+        def server_of(major: int) -> Server:
+            if major not in running:
+                running[major] = stack.enter_context(_running(major))
+            return running[major]
+
+        yield server_of
+
+
+@contextlib.contextmanager
+def _running(major: int) -> Iterator[Server]:
     # Not pytest's tmp_path: PostgreSQL's own user must be able to enter every folder above its data.
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
         Path(folder).chmod(0o755)
-        major = int(os.environ.get("PGREPL_TEST_PG_MAJOR", "18"))
         instance = Server(Path(folder) / "data", major=major, settings={"fsync": "off"})
         instance.create()
         instance.start()
         yield instance
         instance.stop(immediate=True)
+
+
+@pytest.fixture(scope="session")
+def major(request: pytest.FixtureRequest) -> int:
+    """The major version of the test's server."""
+    return int(getattr(request, "param", MAJORS[-1]))
+
+
+@pytest.fixture(scope="session")
+def server(servers: Callable[[int], Server], major: int) -> Server:
+    """The test's server."""
+    return servers(major)
 
 
 @pytest.fixture(scope="session")

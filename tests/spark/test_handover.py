@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership impor
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.slot.lasting import create_slot
+from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
@@ -22,7 +22,8 @@ from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traff
 
 pytestmark = pytest.mark.every_major
 
-SEEDS = range(int(os.environ.get("PGREPL_SEEDS", "2")))
+FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -63,8 +64,8 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
     versions = [overwrite(tmp_path, value) for value in range(8)]
     for lsn in (2, 5):
         pin(points, lsn, versions[lsn])
-    tidied = eager(tmp_path).run(soon())
-    assert tidied == MaintenanceResult(files=5)
+    done = eager(tmp_path).run(soon())
+    assert done == MaintenanceResult(files=5)
     assert len(parquet_files(tmp_path / "public/a")) == 3
     for lsn in (2, 5):
         assert consistent_arrow(str(tmp_path), lsn).table("public.a")["n"].to_pylist() == [lsn]
@@ -74,16 +75,24 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
 
 
 @pytest.mark.parametrize("closed", ["lost+found", "public/lost+found", "closed", "public/closed"])
-def test_a_folder_that_may_not_be_looked_into_keeps_nothing_of_others(tmp_path: Path, closed: str) -> None:
+def test_a_folder_that_may_not_be_looked_into_keeps_nothing_of_others(open_folder: Path, closed: str) -> None:
     for value in range(3):
-        overwrite(tmp_path, value)
+        overwrite(open_folder, value)
     for value in range(3):
-        write_deltalake(f"{tmp_path}/other/b", pa.table({"n": [value]}), mode="overwrite")
-    (tmp_path / closed).mkdir()
-    with as_somebody_who_may_not_enter(tmp_path, tmp_path / closed):
-        tidied = eager(tmp_path).run(soon())
+        write_deltalake(f"{open_folder}/other/b", pa.table({"n": [value]}), mode="overwrite")
+    (open_folder / closed).mkdir()
+    with as_somebody_who_may_not_enter(open_folder, open_folder / closed):
+        done = eager(open_folder).run(soon())
     is_ours = "lost+found" not in closed
-    assert (tidied.files, set(tidied.failed)) == (4, {closed} if is_ours else set())
+    assert (done.files, set(done.failed)) == (4, {closed} if is_ours else set())
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """Which anybody may enter: any pytest that starts closes the folder of them all."""
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-lake-") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @contextmanager
@@ -97,18 +106,12 @@ def as_somebody_who_may_not_enter(lake: Path, closed: Path) -> Iterator[None]:
     for path in (lake, *lake.rglob("*")):
         if path != closed:
             os.chown(path, NOBODY, NOBODY)
-    outside = [path for path in lake.parents if path.stat().st_mode & 0o011 != 0o011]
-    modes = {path: path.stat().st_mode for path in outside}
-    for path in outside:
-        path.chmod(modes[path] | 0o011)
     closed.chmod(0o700)
     os.seteuid(NOBODY)
     try:
         yield
     finally:
         os.seteuid(0)
-        for path in outside:
-            path.chmod(modes[path])
 
 
 def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
@@ -116,9 +119,9 @@ def test_points_are_thinned_before_their_files_go(tmp_path: Path) -> None:
     for lsn in range(1, 7):
         pin(points, lsn, overwrite(tmp_path, lsn), ago=timedelta(minutes=59, seconds=-lsn))
     maintenance = eager(tmp_path, points_keep_all_h=0.5, points_thin_min=60 * 24 * 365 * 100)
-    tidied = maintenance.run(soon())
-    assert tidied.points == 5
-    assert tidied.files == 5 + 6, "five of the table, six of the points' own"
+    done = maintenance.run(soon())
+    assert done.points == 5
+    assert done.files == 5 + 6, "five of the table, six of the points' own"
     assert consistent_arrow(str(tmp_path)).table("public.a")["n"].to_pylist() == [6]
 
 
@@ -198,10 +201,10 @@ def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_bui
         version = overwrite(tmp_path, value)
         if value in (250, 340):
             pin(points, value, version)
-    tidied = eager(tmp_path).run(soon())
+    done = eager(tmp_path).run(soon())
     left = sorted(int(file.name[:20]) for file in Path(tmp_path, "public/a/_delta_log").glob("*.json"))
     assert left == list(range(199, 350)), "deltalake checkpoints version 199"
-    assert tidied.log_entries >= 199
+    assert done.log_entries >= 199
     for lsn in (250, 340):
         assert consistent_arrow(str(tmp_path), lsn).table("public.a")["n"].to_pylist() == [lsn]
     # Another process that begins with what is left comes to the same end.
@@ -236,10 +239,10 @@ def test_a_table_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
         overwrite(tmp_path, 2, table)
     for entry in (tmp_path / "public/a/_delta_log").iterdir():
         entry.write_text("{")
-    tidied = eager(tmp_path).run(soon())
-    assert list(tidied.failed) == ["public/a"]
-    assert isinstance(tidied.failed["public/a"], LakeError)
-    assert tidied.files == 1
+    done = eager(tmp_path).run(soon())
+    assert list(done.failed) == ["public/a"]
+    assert isinstance(done.failed["public/a"], LakeError)
+    assert done.files == 1
 
 
 def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_path: Path) -> None:
@@ -255,8 +258,8 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
     maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
 
     assert maintenance.run(later, needed_above={1: 9}, reader_version=writer.version) == MaintenanceResult()
-    tidied = maintenance.run(later, needed_above={1: 10}, reader_version=before)
-    assert tidied == MaintenanceResult(changelog_files=1), "a reader has yet to come to its commit"
+    done = maintenance.run(later, needed_above={1: 10}, reader_version=before)
+    assert done == MaintenanceResult(changelog_files=1), "a reader has yet to come to its commit"
     assert maintenance.run(later).files == 0
     assert maintenance.run(later, reader_version=writer.version).files == 1
     assert not (tmp_path / "_pgrepl/changelog" / part.hour).exists()

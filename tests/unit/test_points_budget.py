@@ -172,8 +172,8 @@ def test_the_largest_settings_are_no_obstacle(tmp_path: Path) -> None:
     hours = dict.fromkeys(("points_keep_all_h", "points_keep_h", "changelog_retention_h"), 876_000)
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 2**53}
     hot_for_half_an_hour(tmp_path)
-    tidied = Maintenance(Pipeline.from_dict(settings | hours)).run(NOW, needed_above={1: 200})
-    assert tidied.failed == {}
+    done = Maintenance(Pipeline.from_dict(settings | hours)).run(NOW, needed_above={1: 200})
+    assert done.failed == {}
     assert len(Points(str(tmp_path)).all()) == 30
 
 
@@ -182,5 +182,5 @@ def test_a_table_within_its_budget_costs_no_run(tmp_path: Path) -> None:
     points = Points(str(tmp_path))
     for lsn, moment in ((100, NOW - 500 * HOUR), (101, NOW)):
         points.append(ConsistentPoint(1, LSN(lsn), moment, {"public.hot": merge(tmp_path)}))
-    tidied = Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)
-    assert (tidied.points, tidied.files) == (0, 0)
+    done = Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)
+    assert (done.points, done.files) == (0, 0)
