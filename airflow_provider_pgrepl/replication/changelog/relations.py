@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import PublicationStanding, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
@@ -71,6 +72,14 @@ class RelationRecord:
             PublicationStanding.from_dict(standing) if standing else None,
             tuple(fields.get("hidden", ())),
         )
+
+    @property
+    def name(self) -> TableName:
+        """What the table was called when this was received: a version has one name, which two messages of
+        it, one before a rename and one after, need not have."""
+        if self.catalog is not None:
+            return self.catalog.table
+        return TableName(self.message.schema, self.message.name)
 
     @property
     def agrees(self) -> bool:

@@ -1,0 +1,86 @@
+"""Where a reader of change events begins, and whether all is kept that comes after it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import ChangelogError, ConfigError
+from airflow_provider_pgrepl.replication.changelog.commit_times import first_commit_after
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    read_durable_lsn,
+    read_epoch_number,
+    read_floor_lsn,
+)
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+_EARLIEST = datetime.min.replace(tzinfo=UTC)
+
+After = str | int | datetime | EventPosition | None
+"""The id of a change, an LSN, a moment, a position, or None: the oldest change that is kept."""
+
+
+def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
+    """The position of the open changelog that is meant; an LSN or a moment is one of its newest epoch.
+
+    Raises ConfigError, ChangelogError.
+    """
+    epoch = read_epoch_number(changelog)
+    if after is None:
+        return EventPosition.after_transaction(epoch, read_floor_lsn(changelog, epoch))
+    if isinstance(after, datetime):
+        return EventPosition.after_transaction(epoch, _before_moment(changelog, epoch, after))
+    if isinstance(after, int):
+        return EventPosition.after_transaction(epoch, LSN(after))
+    position = after if isinstance(after, EventPosition) else _parse(after, epoch)
+    if position.epoch > epoch:
+        raise ConfigError(
+            f"after: {position} is of epoch {position.epoch}, the changelog is in epoch {epoch}",
+            "check that this is the lake from which the id came",
+        )
+    return position
+
+
+def _parse(text: str, epoch: Epoch) -> EventPosition:
+    if ":" in text:
+        return EventPosition.parse(text)
+    try:
+        return EventPosition.after_transaction(epoch, LSN.parse(text))
+    except ValueError:
+        raise ConfigError(
+            f"after: {text!r} is neither the id of a change nor an LSN",
+            "give it as 1:0/16B3748:4 or 0/16B3748",
+        ) from None
+
+
+def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN:
+    """Right before the first transaction that committed later than a moment."""
+    if moment.tzinfo is None:
+        raise ConfigError(f"after: {moment} has no time zone", "give one, as datetime.now(UTC)")
+    found, floor = first_commit_after(changelog, epoch, moment), read_floor_lsn(changelog, epoch)
+    if found is None:
+        return LSN(max(0, read_durable_lsn(changelog) - 1))
+    if floor and found == first_commit_after(changelog, epoch, _EARLIEST):
+        raise ChangelogError(
+            f"the oldest change that is kept committed later than {moment}: some after it may be gone",
+            "changelog_retention_h says how long they are kept; after=None begins with the oldest",
+        )
+    return LSN(found - 1)
+
+
+def check_kept(changelog: DeltaTable, position: EventPosition) -> None:
+    """Raises ChangelogError when changes after a position are gone from the open changelog."""
+    floor = read_floor_lsn(changelog, position.epoch)
+    if position.commit_lsn == floor and not position.is_after_transaction:
+        raise ChangelogError(
+            f"the transaction at {floor} is gone from the changelog, all of it after {position} is asked for",
+            f"if that was its last change nothing is missing: go on with after={str(floor)!r}",
+        )
+    if position.commit_lsn < floor:
+        raise ChangelogError(
+            f"changes up to {floor} are gone from the changelog, those after {position} are asked for",
+            "changelog_retention_h says how long they are kept. Read the tables from the lake at a consistent"
+            " point, then go on with after= the LSN of that point",
+        )

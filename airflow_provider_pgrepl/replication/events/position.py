@@ -1,0 +1,48 @@
+"""Where a reader of change events is: after one change, in the one order that all changes have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+_LAST = 1 << 62
+"""Above every ordinal."""
+
+
+@dataclass(frozen=True, order=True)
+class EventPosition:
+    """After the change `ordinal` of the transaction that committed at `commit_lsn`, in an epoch.
+
+    Its text, `<epoch>:<commit LSN>:<ordinal>` as in `1:0/16B3748:4`, is also the id of that change: it is the
+    same whenever and by whomever the change is read. With `end` for an ordinal: after all of a transaction.
+    """
+
+    epoch: Epoch
+    commit_lsn: LSN
+    ordinal: int
+
+    @classmethod
+    def after_transaction(cls, epoch: Epoch, commit_lsn: LSN) -> EventPosition:
+        """After all that committed at or before an LSN."""
+        return cls(epoch, commit_lsn, _LAST)
+
+    @property
+    def is_after_transaction(self) -> bool:
+        """Whether nothing of its transaction comes after it."""
+        return self.ordinal == _LAST
+
+    @classmethod
+    def parse(cls, text: str) -> EventPosition:
+        """Raises ConfigError."""
+        try:
+            epoch, lsn, ordinal = text.split(":")
+            return cls(Epoch(int(epoch)), LSN.parse(lsn), _LAST if ordinal == "end" else int(ordinal))
+        except ValueError:
+            raise ConfigError(
+                f"{text!r} is not the id of a change", "give one as 1:0/16B3748:4: epoch, commit LSN, ordinal"
+            ) from None
+
+    def __str__(self) -> str:
+        return f"{self.epoch}:{self.commit_lsn}:{'end' if self.is_after_transaction else self.ordinal}"
