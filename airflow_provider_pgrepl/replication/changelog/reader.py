@@ -109,7 +109,9 @@ def read_durable_lsn_before(uri: str, version: int) -> LSN | None:
     filesystem, root = open_storage(uri)
     with suppress(FileNotFoundError):
         while (version := version - 1) >= 0:
-            if (record := read_commit(filesystem, root, version).record) is not None:
+            record = read_commit(filesystem, root, version).record
+            # A marker says what its maker read before, which may be long ago.
+            if record is not None and record.kind != "marker":
                 return record.durable_lsn
     return None
 

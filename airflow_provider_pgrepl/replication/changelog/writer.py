@@ -118,6 +118,8 @@ def mark(uri: str) -> None:
             partition_by=[PARTITION],
             commit_properties=CommitProperties(custom_metadata=commit.to_metadata()),
         )
+        # With what a writer before it may have left: only so many commits are looked at later.
+        durable.flush_newest(uri)
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
@@ -246,15 +248,16 @@ class ChangelogWriter:
                 commit_properties=_properties(commit, sequence, self.published),
             )
             self._table.update_incremental()
+            # The handle now also holds what others committed since; a fence among it must not go unseen,
+            # before the flush: what that cannot flush it sets aside, and a successor's are not ours.
+            if self._table.transaction_version(RECEIVER_APP) != sequence:
+                raise _fenced()
             # Also what others committed in between: a version is durable with all before it.
             durable.flush_commits(self._uri, before, self.version, with_files=False)
         except CommitFailedError as error:
             raise _fenced() from error
         except (DeltaError, OSError) as error:
             raise _unwritable(error) from error
-        # The handle now also holds what others committed since; a fence among it must not go unseen.
-        if self._table.transaction_version(RECEIVER_APP) != sequence:
-            raise _fenced()
         # Not before: who took over has written that number, and who continues us must not pass for them.
         self._sequence = sequence
         self.durable_lsn = commit.durable_lsn

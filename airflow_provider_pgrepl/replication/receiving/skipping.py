@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.slot.record import advance_slot, read_slot
+from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 log = logging.getLogger(__name__)
 
@@ -43,15 +44,19 @@ def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
 def pass_gaps(source: Connection, pipeline: Pipeline) -> None:
     """Tell the slot of the gaps that are durable, if it stands before one; nobody may be reading it.
 
-    Raises BusyError while somebody does, and what `continuity.check` raises.
+    Raises BusyError while somebody does, LakeUnavailableError, and what `continuity.check` raises.
     """
-    changelog = open_changelog(changelog_uri(pipeline.lake_root))
-    slot, durable = read_slot(source, pipeline.slot), read_durable_lsn(changelog)
-    if slot is None or slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn >= durable:
+    uri = changelog_uri(pipeline.lake_root)
+    changelog = open_changelog(uri)
+    slot, durable_lsn = read_slot(source, pipeline.slot), read_durable_lsn(changelog)
+    if slot is None or slot.confirmed_flush_lsn is None or slot.confirmed_flush_lsn >= durable_lsn:
         return
     record = EpochRecord.from_json(changelog.metadata().description)
     lsn = last_gap(changelog, record.epoch, LSN(max(0, slot.confirmed_flush_lsn - 1)))
     if lsn is not None:
-        continuity.check(source, record, durable)
+        continuity.check(source, record, durable_lsn)
+        # Who recorded it may have died before it was on the disk.
+        with storage_errors(uri):
+            durable.flush_newest(uri)
         advance_slot(source, slot.name, LSN(lsn + 1))
         log.warning("the slot %s was moved past the transaction at %s, which was skipped", slot.name, lsn)

@@ -78,7 +78,8 @@ def flush_commits(uri: str, above: int, upto: int, *, with_files: bool = True) -
     """Have one's own new commits on the disk, from above one version up to another, with the files they add.
 
     Without `with_files` these are there already. What cannot be flushed is set aside, so that nobody takes
-    what the cache shows for what the disk holds; then raises OSError.
+    what the cache shows for what the disk holds, unless somebody has committed more than a marker behind it;
+    then raises OSError.
     """
     root = local_path(uri)
     if root is None or upto <= above:
@@ -89,9 +90,26 @@ def flush_commits(uri: str, above: int, upto: int, *, with_files: bool = True) -
             flush_files(uri, _added(log, versions))
         _flush_log(log, versions)
     except OSError:
-        if not commit_file(log, upto + 1).exists():
-            set_aside_commits(log, versions)
+        _set_aside_from(log, above + 1, upto)
         raise
+
+
+def _set_aside_from(log: Path, first: int, upto: int) -> None:
+    """Again and again: a marker may be committed meanwhile, which must not be left above a gap."""
+    while versions := [version for version in commit_versions(log) if version >= first]:
+        if any(_says_more(log, version) for version in versions if version > upto):
+            return
+        set_aside_commits(log, versions)
+        if commit_file(log, versions[0]).exists():
+            return
+
+
+def _says_more(log: Path, version: int) -> bool:
+    """Whether a commit is more than a marker, which only moves the version; also when it cannot be read."""
+    try:
+        return any(set(action) != {"commitInfo"} for action in read_actions(log, version))
+    except (OSError, ValueError):
+        return True
 
 
 def flush_newest(uri: str) -> None:

@@ -1,0 +1,134 @@
+"""Commits of others between ours and the disk: whose they are, what of them is kept, and who is told what."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import FencedError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn_before
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, mark
+from airflow_provider_pgrepl.replication.storage import durable
+from tests.support.changelogs import Written, new_changelog
+from tests.support.recorded_disk import RecordedDisk, opened_path
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedDisk:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    return RecordedDisk(folder).install(monkeypatch)
+
+
+class Interrupted:
+    """A handle to a table; something happens right before, or after, it looks what others have committed."""
+
+    def __init__(
+        self, table: Any, before: Callable[[], object] = str, after: Callable[[], object] = str
+    ) -> None:
+        self._table, self._before, self._after = table, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)
+
+    def update_incremental(self) -> None:
+        self._before()
+        self._table.update_incremental()
+        self._after()
+
+
+def refuse(_: int) -> None:
+    raise OSError(errno.EMFILE, "Too many open files")
+
+
+def test_a_replaced_writer_that_cannot_flush_leaves_its_successors_commits(
+    disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, good = Written(new_changelog(disk.folder)), os.fsync
+    successors: list[Written] = []
+
+    def replaced() -> None:
+        successors.append(Written(one.uri))
+        successors[0].transaction(1000, r7=3)
+        successors[0].flush()
+        monkeypatch.setattr(os, "fsync", refuse)
+
+    one.writer._table = Interrupted(one.writer._table, before=replaced)
+    one.transaction(100, r7=3)
+    with pytest.raises(FencedError):
+        one.flush()
+    monkeypatch.setattr(os, "fsync", good)
+    assert DeltaTable(one.uri).transaction_version(DURABLE_APP) == 1008
+    successors[0].transaction(2000, r7=1)
+    successors[0].flush()
+    assert ChangelogWriter(one.uri).durable_lsn == 2008
+
+
+def test_what_cannot_be_flushed_is_set_aside_though_a_marker_was_committed_behind_it(
+    disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Written(new_changelog(disk.folder))
+    version, lsn, good = one.writer.version, one.writer.durable_lsn, os.fsync
+    failing = f"{version + 1:020d}.json"
+
+    def refuse_ours(descriptor: int) -> None:
+        if opened_path(descriptor).name == failing:
+            raise OSError(errno.EIO, "Input/output error")
+        good(descriptor)
+
+    def marked() -> None:
+        """By another process, which the disk refused nothing."""
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(os, "fsync", lambda _: None)
+            mark(one.uri)
+
+    one.writer._table = Interrupted(one.writer._table, after=marked)
+    one.transaction(100, r7=3)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", refuse_ours)
+        with pytest.raises(LakeUnavailableError):
+            one.flush()
+    assert DeltaTable(one.uri).transaction_version(DURABLE_APP) == lsn
+    assert ChangelogWriter(one.uri).durable_lsn == lsn
+
+
+def test_what_a_killed_writer_left_is_flushed_however_many_markers_follow(
+    disk: RecordedDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Written(new_changelog(disk.folder))
+    with monkeypatch.context() as dead:
+        dead.setattr(durable, "flush_commits", lambda *_, **__: None)
+        one.transaction(100, r7=3)
+        one.flush()
+    for _ in range(durable.NEWEST + 1):
+        mark(one.uri)
+    assert ChangelogWriter(one.uri).durable_lsn == 108
+    left = DeltaTable(str(disk.cut_to(tmp_path / "left") / "changelog"))
+    assert left.transaction_version(DURABLE_APP) == 108
+    assert len(left.file_uris()) == 1
+
+
+def test_a_marker_says_nothing_of_how_far_the_changelog_was_durable(
+    disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Written(new_changelog(disk.folder))
+    one.transaction(100, r7=3)
+    one.flush()
+
+    def slowly(uri: str) -> DeltaTable:
+        table = open_changelog(uri)
+        one.transaction(200, r7=3)
+        one.flush()
+        return table
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("airflow_provider_pgrepl.replication.changelog.writer.open_changelog", slowly)
+        mark(one.uri)
+    assert read_durable_lsn_before(one.uri, DeltaTable(one.uri).version() + 1) == 208
