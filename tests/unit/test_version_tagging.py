@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.receiving.version_tagging import Ddl, VersionTagger
 from airflow_provider_pgrepl.replication.wire.columns import Splitter
+from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, look_up, relation
 
@@ -171,3 +172,24 @@ def test_a_message_of_ddl_becomes_a_relation_at_its_place_and_holds_for_the_rows
     ]
     ordinals = rows["ordinal"].to_pylist()
     assert ordinals == sorted(set(ordinals))
+
+
+def test_a_table_that_becomes_one_of_ours_has_rows_from_there_on() -> None:
+    """As one that is moved out of the pipelines' own schema."""
+    is_ours = False
+
+    def find(message: RelationMessage, lsn: int, xid: int) -> RelationRecord | None:
+        return look_up(message, lsn, xid) if is_ours else None
+
+    splitter, tagger = Splitter(), VersionTagger(Epoch(3), find)
+    ops = []
+    for lsn in (80, 180):
+        chunk = [
+            wire.put_begin(lsn, 5),
+            announce(1, "a"),
+            wire.put_insert(1, ["x"]),
+            wire.put_commit(lsn, lsn + 10),
+        ]
+        ops.append(tagger.tag(splitter.split(chunk))["op"].to_pylist())
+        is_ours = True
+    assert ops == [[], ["R", "I"]]

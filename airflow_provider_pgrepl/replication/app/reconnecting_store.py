@@ -65,8 +65,8 @@ class _ReconnectingStore:
             self._store.close()
 
     def _reopen(self, lost: Store, error: SourceConnectionError, patience_s: float) -> None:
-        """Connect again, unless another thread has done so. Raises what the last attempt did, or `error` when
-        it is closed."""
+        """Connect again, unless another thread has done so. Raises what the last attempt did; `error` when it
+        is closed, or when nothing is waited for and only the lost session's lock was in the way."""
         deadline, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             with self._reopening:
@@ -76,9 +76,11 @@ class _ReconnectingStore:
                     return
                 try:
                     self._store = self._open()
-                except (SourceConnectionError, BusyError):
+                except (SourceConnectionError, BusyError) as failure:
                     # A lock is held until the server has noticed that we are gone, or by another process.
                     if time.monotonic() + pause_s > deadline:
+                        if isinstance(failure, BusyError) and not patience_s:
+                            raise error from None
                         raise
                 else:
                     lost.close()

@@ -15,7 +15,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import FencedError, PgReplError, UnsendableError
+from airflow_provider_pgrepl.errors import FencedError, PgReplError, SourceConnectionError, UnsendableError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -36,6 +36,18 @@ log = logging.getLogger(__name__)
 _CHUNK_BYTES = 8 << 20
 _STATUS_INTERVAL_S = 5.0
 _POLL_S = 0.05
+
+
+_MENDABLE = (SourceConnectionError, UnsendableError)
+"""Errors after which one connects again."""
+
+
+def _outranks(later: BaseException, first: BaseException) -> bool:
+    """That another took over outranks all, a lost connection may be how. What connecting again does not mend,
+    as a commit that is not on the disk, outranks what it does."""
+    if isinstance(later, FencedError):
+        return True
+    return isinstance(first, _MENDABLE) and not isinstance(later, _MENDABLE)
 
 
 class Receiver:
@@ -118,6 +130,9 @@ class Receiver:
                 "the receiver did not end within %s s; what it was writing is not confirmed", timeout_s
             )
             return
+        if self._threads:
+            # Who replaces this one continues from its last commit, also when it failed before it said so.
+            self.progress.sequence = self._feed.sequence
         self._connections.close()
 
     @property
@@ -133,10 +148,7 @@ class Receiver:
         try:
             work()
         except BaseException as error:
-            # Who replaces this one continues from its last commit, also when it failed before it said so.
-            self.progress.sequence = self._feed.sequence
-            # That another took over outranks a lost connection, which may be how it took over.
-            if self.error is None or isinstance(error, FencedError):
+            if self.error is None or _outranks(error, self.error):
                 self.error = error
             level = logging.WARNING if isinstance(error, FencedError) else logging.ERROR
             log.log(level, "the receiver ended: %s", error, exc_info=not isinstance(error, PgReplError))

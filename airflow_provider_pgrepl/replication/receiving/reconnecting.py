@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 _POLL_S = 0.1
+_STOP_LIMIT_S = 60.0
 
 
 class ReconnectingReceiver:
@@ -60,7 +61,9 @@ class ReconnectingReceiver:
         """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice."""
         self._stopping.set()
         if self._watching is not None:
-            self._watching.join()
+            self._watching.join(_STOP_LIMIT_S)
+            if self._watching.is_alive():
+                log.warning("connecting again did not end within %s s", _STOP_LIMIT_S)
         self._receiver.stop()
 
     def request_keepalive(self) -> None:

@@ -104,6 +104,7 @@ class VersionTagger:
                 if record is None:
                     self._unknown.add(received.oid)
                     continue
+                self._unknown.discard(received.oid)
                 events.records[control.index] = record
                 events.effective.append((control.index, record))
             elif control.tag == "M":

@@ -160,7 +160,9 @@ class ReplicationStream:
         return self._connection.get_result()
 
     def _wait_until(self, deadline: float) -> None:
-        if not self._wait(max(0.0, deadline - time.monotonic())):
+        left = deadline - time.monotonic()
+        # Also while data come: the server sends a transaction that it has begun to its end.
+        if left <= 0 or not self._wait(left):
             raise SourceConnectionError("the server did not end the replication stream in time")
 
     def close(self) -> None:

@@ -1,0 +1,100 @@
+"""Which error of a receiver's two threads counts, and what ends in time although others do not."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    FencedError,
+    LakeUnavailableError,
+    SourceConnectionError,
+    UnsendableError,
+)
+from airflow_provider_pgrepl.replication.app import reconnecting_store
+from airflow_provider_pgrepl.replication.receiving.receiver import _outranks
+from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
+
+LOST, UNSENDABLE = SourceConnectionError("lost"), UnsendableError("no", "hint")
+UNWRITTEN, FENCED = LakeUnavailableError("not on the disk", "hint"), FencedError("another", "hint")
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "counts"),
+    [
+        (LOST, UNWRITTEN, UNWRITTEN),
+        (UNSENDABLE, UNWRITTEN, UNWRITTEN),
+        (LOST, ValueError(), ValueError),
+        (LOST, UNSENDABLE, LOST),
+        (UNWRITTEN, LOST, UNWRITTEN),
+        (UNWRITTEN, FENCED, FENCED),
+        (LOST, FENCED, FENCED),
+        (FENCED, UNWRITTEN, FENCED),
+    ],
+)
+def test_what_connecting_again_does_not_mend_outranks_a_lost_connection(first, later, counts) -> None:
+    found = later if _outranks(later, first) else first
+    assert found is counts or type(found) is counts
+
+
+class Sending:
+    """A connection whose server does not stop to send."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self.socket = line.fileno()
+        self.ends_at = time.monotonic() + 30
+
+    def put_copy_end(self) -> None:
+        """Taken."""
+
+    flush = consume_input = put_copy_end
+
+    def get_copy_data(self, _: int) -> tuple[int, None]:
+        time.sleep(0.01)
+        return (-1 if time.monotonic() > self.ends_at else 0), None
+
+
+def test_a_stream_is_ended_in_time_though_the_server_goes_on_sending() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.send(b"x")
+        stream = ReplicationStream.__new__(ReplicationStream)
+        stream._connection = Sending(ours)
+        began = time.monotonic()
+        stream.end(0.3)
+        assert time.monotonic() - began < 10
+
+
+class Lost:
+    """The first session is lost; a later one finds the lock held by it."""
+
+    made = 0
+
+    def __init__(self, *_: object) -> None:
+        Lost.made += 1
+        self.number = Lost.made
+
+    def lock(self, *_: object) -> None:
+        if self.number > 1:
+            raise BusyError("held by the session that was lost", "wait")
+
+    def write_progress(self, *_: object) -> None:
+        raise SourceConnectionError("the state database is away")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_progress_that_cannot_be_written_is_a_lost_connection_whoever_holds_the_lock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reconnecting_store, "Store", Lost)
+    store: Any = reconnecting_store.open_reconnecting_store("dsn", "test", 60.0, lambda _: False)
+    store.lock("p", "replicate")
+    with pytest.raises(SourceConnectionError):
+        store.write_progress("p")
+    assert Lost.made == 2, "it has tried to connect again"
