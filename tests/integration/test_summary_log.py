@@ -84,7 +84,7 @@ def test_an_idle_source_is_not_said_to_be_hours_behind(told):
 def test_an_idle_pipeline_is_as_late_as_its_answer_though_other_databases_write_wal(told):
     """The server's own writes, and the records of this pipeline, move the WAL and make no point."""
     told.apply_all(age_s=36_000.0)
-    told.applied.level, told.applied.version = True, 7
+    told.applied.caught_up, told.applied.version = True, 7
     told.received.changelog_version = 7
 
     def answer() -> None:
