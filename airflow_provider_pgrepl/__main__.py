@@ -11,13 +11,15 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from typing import NoReturn
 
-from airflow_provider_pgrepl.errors import PgReplError, escaped
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -36,6 +38,7 @@ from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.json_lines import json_lines
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.text_file import read_text
@@ -153,6 +156,29 @@ def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
         return _say(event_trigger.install_sql(source, pipeline).rstrip())
 
 
+def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
+    given: str | None = arguments.after
+    after = given if given is None or "/" in given else _moment(given)
+    try:
+        for lines in json_lines(pipeline, arguments.tables or None, after, follow=arguments.follow):
+            sys.stdout.write(lines)
+            sys.stdout.flush()
+    except (KeyboardInterrupt, BrokenPipeError):
+        # Whoever read has enough; Python's own flush at the end must not fail.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return process.DONE
+
+
+def _moment(text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"--after: {text!r} is no id of a change, no LSN and no moment",
+            "give it as 1:0/16B3748:4, 0/16B3748 or 2026-01-31T12:00:00Z",
+        ) from None
+
+
 def _report(report: DriftReport, arguments: Arguments) -> int:
     _say(json.dumps(report.to_dict(), indent=2) if arguments.json else report.to_text())
     return process.WILL_NOT_HELP if report.is_unsafe else process.DONE
@@ -195,6 +221,15 @@ _DROP_LAKE = _Option("--drop-lake", {"action": "store_true", "help": "also lake 
 _LOOK_ONLY = _Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
 _MIGRATION = _Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 
+_SOME_TABLES = _Option("tables", {"nargs": "*", "metavar": "TABLE", "help": "all, if none"})
+_AFTER = _Option(
+    "--after",
+    {
+        "metavar": "PLACE",
+        "help": "a change's id, an LSN or a moment; else the oldest change that is kept",
+    },
+)
+_FOLLOW = _Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
 _REMOVE = _Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
 
 _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
@@ -205,6 +240,7 @@ _COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES_TO_DROP)),
     ("teardown", "drop slot, publication and records", _teardown, (_DROP_LAKE, _TIMEOUT, _YES)),
     ("skip", "go on without a transaction that the server cannot send", _skip, (_LSN, _UNTOUCHED, _YES)),
+    ("changes", "print changes as lines of JSON", _changes, (_SOME_TABLES, _AFTER, _FOLLOW)),
     ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
     ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -13,14 +14,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import ChangelogError, ConfigError, GapError, NoChangelogError
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    ConfigError,
+    GapError,
+    LakeUnavailableError,
+    NoChangelogError,
+    ValueRangeError,
+)
 from airflow_provider_pgrepl.replication.changelog import retention
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.stream import ChangeReader, stream
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.stream import stream
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
@@ -219,7 +228,7 @@ def test_a_table_has_the_columns_of_then_and_the_name_of_when_it_was_received(re
         ("public.whole", {"id": 1, "w": "c", "n": 7}),
         ("public.renamed", {"id": 1, "w": "d", "n": 7}),
     ]
-    assert [one.data["w"] for one in changes(received, "public.renamed")] == ["d"]
+    assert len(changes(received, "public.renamed")) == len(changes(received, "public.whole")) == 4
 
 
 def test_one_that_follows_gets_what_comes(received, dsn):
@@ -317,7 +326,91 @@ def test_a_skipped_transaction_stops_it_before_that(received, dsn):
         for batch in reader.read():
             found.extend(batch)
     assert [change.data["id"] for change in found] == [1]
-    assert f"after='{lsn}'" in caught.value.hint
+    assert f"after='1:{lsn}:end'" in caught.value.hint
     with pytest.raises(GapError):
         list(reader.read())
-    assert changes(received, after=str(lsn)) == []
+    assert changes(received, after=f"1:{lsn}:end") == []
+
+
+def test_a_value_that_cannot_be_held_stops_it_before_its_change(received, dsn):
+    execute(dsn, *(f"insert into t(id, at) values ({n}, now())" for n in (1, 2)))
+    execute(dsn, "insert into t(id, at) values (3, 'infinity')", "insert into whole values (1)")
+    execute(dsn, "insert into t(id) values (4)")
+    received.receive()
+    reader, found = ChangeReader(received.pipeline), []
+    with pytest.raises(ValueRangeError) as caught:
+        for batch in reader.read():
+            found.extend(batch)
+    assert [change.data["id"] for change in found] == [1, 2]
+    (place,) = re.findall(r"after='(.*)'", caught.value.hint)
+    assert [one.data["id"] for one in changes(received, after=place)] == [1, 4]
+    assert len(changes(received, "public.whole")) == 1, "what nobody asked for stops nothing"
+
+
+def test_a_type_is_the_same_whether_the_catalog_was_asked_in_time_or_not(received, dsn):
+    execute(dsn, "create type mood as enum ('sad')", "create domain code as int")
+    execute(dsn, "alter table whole add tags text[], add m mood, add c code")
+    execute(dsn, "insert into whole(id, tags, m, c) values (1, '{a,b}', 'sad', 7)")
+    received.receive()
+    execute(
+        dsn, "insert into whole(id, tags, m, c) values (2, '{a,b}', 'sad', 7)", "alter table whole drop v"
+    )
+    received.receive()
+    first, second = changes(received, "public.whole")
+    assert first.data == {"id": 1, "v": None, "doc": None, "tags": ["a", "b"], "m": "sad", "c": 7}
+    assert second.data == {**first.data, "id": 2}
+
+
+def test_a_reader_of_a_quiet_table_goes_on_from_its_position(received, dsn):
+    execute(dsn, "insert into t(id) values (1)", "insert into whole(id) values (1)")
+    received.receive()
+
+    async def looked_through() -> tuple[str, str]:
+        quiet = stream(received.pipeline.lake_root, ["public.t"])
+        change = await anext(quiet)
+        execute(dsn, "insert into whole(id) values (2)")
+        received.receive()
+        # May be waited for with a limit, and gone on with.
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(quiet), 1.5)
+        execute(dsn, "insert into t(id) values (2)")
+        place = str(quiet.position)
+        received.receive()
+        assert (await asyncio.wait_for(anext(quiet), 30)).data["id"] == 2
+        return change.id, place
+
+    last, place = asyncio.run(looked_through())
+    drop_up_to(received, changes(received, "public.whole")[1].commit_lsn)
+    with pytest.raises(ChangelogError):
+        changes(received, "public.t", after=last)
+    assert [one.data["id"] for one in changes(received, "public.t", after=place)] == [2]
+
+
+def test_storage_that_cannot_be_read_is_said_without_what_it_says(received, dsn):
+    execute(dsn, "insert into t(id) values (1)")
+    received.receive()
+    file = Path(received.changelog) / received.changelog_files()[-1].path
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    reader = ChangeReader(received.pipeline)
+    with pytest.raises(LakeUnavailableError, match="ArrowInvalid"):
+        list(reader.read())
+    file.write_bytes(whole)
+    assert [one.data["id"] for batch in reader.read() for one in batch] == [1]
+
+
+def test_one_that_is_cancelled_again_and_again_misses_nothing(received, dsn):
+    execute(dsn, "insert into t(id) select g from generate_series(1, 3000) g")
+    received.receive()
+
+    async def impatiently() -> list[int]:
+        found, changes = [], stream(received.pipeline.lake_root, ["public.t"], poll_s=0.001)
+        while len(found) < 3000:
+            try:
+                found.append((await asyncio.wait_for(anext(changes), 0.002)).data["id"])
+            except TimeoutError:
+                continue
+        return found
+
+    assert asyncio.run(asyncio.wait_for(impatiently(), 120)) == list(range(1, 3001))

@@ -14,12 +14,13 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_floor_lsn,
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
-After = str | int | datetime | EventPosition | None
-"""The id of a change, an LSN, a moment, a position, or None: the oldest change that is kept."""
+After = str | int | datetime | EventPosition | ConsistentPoint | None
+"""The id of a change, an LSN, a moment, a position, a consistent point, or None: the oldest that is kept."""
 
 
 def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
@@ -32,31 +33,37 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
         return EventPosition.after_transaction(epoch, read_floor_lsn(changelog, epoch))
     if isinstance(after, datetime):
         return EventPosition.after_transaction(epoch, _before_moment(changelog, epoch, after))
-    if isinstance(after, int):
-        return EventPosition.after_transaction(epoch, LSN(after))
-    position = after if isinstance(after, EventPosition) else _parse(after, epoch)
+    position = _position(after, epoch)
     if position.epoch > epoch:
         raise ConfigError(
             f"after: {position} is of epoch {position.epoch}, the changelog is in epoch {epoch}",
-            "check that this is the lake from which the id came",
+            "check that this is the lake from which it came",
         )
+    if not 0 <= position.commit_lsn < 1 << 63:
+        raise ConfigError(f"after: {position.commit_lsn} is no LSN of a changelog")
     return position
 
 
-def _parse(text: str, epoch: Epoch) -> EventPosition:
-    if ":" in text:
-        return EventPosition.parse(text)
+def _position(after: str | int | EventPosition | ConsistentPoint, epoch: Epoch) -> EventPosition:
+    if isinstance(after, EventPosition):
+        return after
+    if isinstance(after, ConsistentPoint):
+        return EventPosition.after_point(after)
+    if isinstance(after, int):
+        return EventPosition.after_transaction(epoch, LSN(after))
+    if ":" in after:
+        return EventPosition.parse(after)
     try:
-        return EventPosition.after_transaction(epoch, LSN.parse(text))
+        return EventPosition.after_transaction(epoch, LSN.parse(after))
     except ValueError:
         raise ConfigError(
-            f"after: {text!r} is neither the id of a change nor an LSN",
+            f"after: {after!r} is neither the id of a change nor an LSN",
             "give it as 1:0/16B3748:4 or 0/16B3748",
         ) from None
 
 
 def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN:
-    """Right before the first transaction that committed later than a moment."""
+    """Right before the first transaction that committed later than a moment; else before what comes."""
     if moment.tzinfo is None:
         raise ConfigError(f"after: {moment} has no time zone", "give one, as datetime.now(UTC)")
     found, floor = first_commit_after(changelog, epoch, moment), read_floor_lsn(changelog, epoch)
@@ -73,14 +80,15 @@ def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
 def check_kept(changelog: DeltaTable, position: EventPosition) -> None:
     """Raises ChangelogError when changes after a position are gone from the open changelog."""
     floor = read_floor_lsn(changelog, position.epoch)
+    whole = EventPosition.after_transaction(position.epoch, floor)
     if position.commit_lsn == floor and not position.is_after_transaction:
         raise ChangelogError(
-            f"the transaction at {floor} is gone from the changelog, all of it after {position} is asked for",
-            f"if that was its last change nothing is missing: go on with after={str(floor)!r}",
+            f"the transaction at {floor} is gone, and with it all that came in it after {position}",
+            f"if that was its last change nothing is missing: go on with after={str(whole)!r}",
         )
     if position.commit_lsn < floor:
         raise ChangelogError(
             f"changes up to {floor} are gone from the changelog, those after {position} are asked for",
             "changelog_retention_h says how long they are kept. Read the tables from the lake at a consistent"
-            " point, then go on with after= the LSN of that point",
+            " point, then go on with after= that point",
         )

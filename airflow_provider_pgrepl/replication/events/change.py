@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ class Change:
     an update did not touch and the server did not send. `old`: the row before, as far as the server sent it:
     all of it with REPLICA IDENTITY FULL; else its key, for a delete and for an update that changes the key;
     None where nothing.
-    `commit_ts` is the source's clock and orders nothing.
+    `commit_ts` is the source's clock and orders nothing. `json_columns`: those whose texts are JSON.
     """
 
     position: EventPosition
@@ -34,6 +34,7 @@ class Change:
     unchanged: tuple[str, ...]
     xid: int
     commit_ts: datetime
+    json_columns: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     @property
     def id(self) -> str:

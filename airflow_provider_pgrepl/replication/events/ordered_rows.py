@@ -1,10 +1,16 @@
-"""The changelog's rows in the order in which they happened, read a file at a time."""
+"""The changelog's rows in the order in which they happened, read a file at a time.
+
+The receiver sorts each file by relation. A large transaction is written ahead in files of its own, and what
+is left of it when it ends goes into one file with other transactions, earlier ones among them. So files
+overlap: their rows are put in order by pieces, each the rows of one file from one commit to another.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import groupby
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
@@ -20,49 +26,91 @@ from airflow_provider_pgrepl.replication.storage import open_storage, read_parqu
 _ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a file whose commits are from `first_lsn` to `last_lsn`; where they begin and end."""
+
+    path: str
+    first: tuple[int, int]
+    last: tuple[int, int]
+
+
 def ordered_rows(changelog: DeltaTable, after: EventPosition) -> Iterator[pa.Table]:
     """What the open changelog holds after a position, of its epoch: tables of ROW_SCHEMA, in order.
 
-    A file holds at most what the receiver's buffer held, sorted by relation. Files follow one another as the
-    receiver wrote them; only those of one large transaction have equal bounds.
-    Raises ChangelogError when a file is gone, or the order is not as it must be.
+    Raises ChangelogError when a file is gone, or when the files cannot be put in order: before anything is
+    given of those.
     """
     filesystem, root = open_storage(changelog.table_uri)
     files = live_files(changelog, after.epoch, LSN(max(0, after.commit_lsn - 1)))
-    last: tuple[int, int] = (after.commit_lsn, after.ordinal)
-    for file in _in_order(filesystem, root, files):
-        rows = _after(_read(filesystem, root, file).sort_by(_ORDER), after)
-        if rows.num_rows == 0:
-            continue
-        if _place(rows, 0) < last:
+    for overlapping in _overlapping(files):
+        for piece in _in_order(filesystem, root, overlapping):
+            if piece.last <= (after.commit_lsn, after.ordinal):
+                continue
+            rows = _between(_read(filesystem, root, piece.path), piece)
+            rows = _after(rows.sort_by(_ORDER), after)
+            if rows.num_rows:
+                yield rows
+
+
+def _overlapping(files: list[ChangelogFile]) -> Iterator[list[ChangelogFile]]:
+    """Files whose commits lie between one another's."""
+    group: list[ChangelogFile] = []
+    for file in sorted(files, key=lambda file: (file.min_lsn, file.max_lsn)):
+        if group and file.min_lsn > max(one.max_lsn for one in group):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _in_order(filesystem: pafs.FileSystem, root: str, files: list[ChangelogFile]) -> list[_Piece]:
+    if len(files) == 1:
+        (file,) = files
+        return [_Piece(file.path, (file.min_lsn, -(1 << 62)), (file.max_lsn, 1 << 62))]
+    commits = sorted(
+        (piece for file in files for piece in _commits(filesystem, root, file.path)),
+        key=lambda piece: piece.first,
+    )
+    pieces: list[_Piece] = []
+    for commit in commits:
+        # What no transaction brought has an ordinal below 0, which several files may have.
+        if pieces and commit.first <= pieces[-1].last and commit.first[1] >= 0:
             raise ChangelogError(
-                f"the changelog holds changes of {LSN(rows['commit_lsn'][0].as_py())} after later ones",
-                "nothing was passed on out of order; please report it, with `pgrepl status`",
+                f"the changelog's files hold changes of the transaction at {LSN(commit.first[0])} in an order"
+                " that cannot be told",
+                "nothing of it was passed on; please report it, with `pgrepl status`",
             )
-        last = _place(rows, rows.num_rows - 1)
-        yield rows
+        if pieces and pieces[-1].path == commit.path:
+            pieces[-1] = replace(pieces[-1], last=commit.last)
+        else:
+            pieces.append(commit)
+    return pieces
 
 
-def _in_order(filesystem: pafs.FileSystem, root: str, files: list[ChangelogFile]) -> Iterator[ChangelogFile]:
-    bounds = lambda file: (file.min_lsn, file.max_lsn)  # noqa: E731 - a sort key
-    for _, group in groupby(sorted(files, key=bounds), key=bounds):
-        equal = list(group)
-        if len(equal) > 1:
-            equal.sort(key=lambda file: _first_ordinal(filesystem, root, file))
-        yield from equal
+def _commits(filesystem: pafs.FileSystem, root: str, path: str) -> Iterator[_Piece]:
+    """Of each transaction in a file, its first and last row there."""
+    rows = _read(filesystem, root, path, ["commit_lsn", "ordinal"]).sort_by(_ORDER)
+    lsns, ordinals = rows["commit_lsn"].to_numpy(), rows["ordinal"].to_numpy()
+    starts = np.flatnonzero(np.diff(lsns, prepend=-1))
+    ends = np.append(starts[1:], len(lsns)) - 1
+    for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+        lsn = int(lsns[start])
+        yield _Piece(path, (lsn, int(ordinals[start])), (lsn, int(ordinals[end])))
 
 
-def _first_ordinal(filesystem: pafs.FileSystem, root: str, file: ChangelogFile) -> int:
-    return int(pc.min(_read(filesystem, root, file, ["ordinal"])["ordinal"]).as_py())
-
-
-def _read(
-    filesystem: pafs.FileSystem, root: str, file: ChangelogFile, columns: list[str] | None = None
-) -> pa.Table:
+def _read(filesystem: pafs.FileSystem, root: str, path: str, columns: list[str] | None = None) -> pa.Table:
     try:
-        return read_parquet(filesystem, f"{root}/{file.path}", columns or ROW_SCHEMA.names)
+        return read_parquet(filesystem, f"{root}/{path}", columns or ROW_SCHEMA.names)
     except FileNotFoundError:
         raise ChangelogError("a changelog file is gone", "read again: old hours were just dropped") from None
+
+
+def _between(rows: pa.Table, piece: _Piece) -> pa.Table:
+    """No commit of the piece is in the file but not wholly in it: a file has one part of a transaction."""
+    low = pc.greater_equal(rows["commit_lsn"], piece.first[0])
+    return rows.filter(pc.and_(low, pc.less_equal(rows["commit_lsn"], piece.last[0])))
 
 
 def _after(rows: pa.Table, position: EventPosition) -> pa.Table:
@@ -70,7 +118,3 @@ def _after(rows: pa.Table, position: EventPosition) -> pa.Table:
     later = pc.greater(rows["commit_lsn"], lsn)
     rest = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.greater(rows["ordinal"], ordinal))
     return rows.filter(pc.or_(later, rest))
-
-
-def _place(rows: pa.Table, index: int) -> tuple[int, int]:
-    return rows["commit_lsn"][index].as_py(), rows["ordinal"][index].as_py()

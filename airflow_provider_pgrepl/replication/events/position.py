@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 _LAST = 1 << 62
@@ -27,6 +28,11 @@ class EventPosition:
     def after_transaction(cls, epoch: Epoch, commit_lsn: LSN) -> EventPosition:
         """After all that committed at or before an LSN."""
         return cls(epoch, commit_lsn, _LAST)
+
+    @classmethod
+    def after_point(cls, point: ConsistentPoint) -> EventPosition:
+        """After all that the lake's tables show at a consistent point."""
+        return cls.after_transaction(Epoch(point.epoch), LSN(point.lsn))
 
     @property
     def is_after_transaction(self) -> bool:

@@ -9,30 +9,32 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import ChangelogError, ValueRangeError, one_line
+from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, Tuples
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 
-FindRelation = Callable[[int], RelationRecord | None]
-"""The relation of a version; None when it is not known."""
-
 Row = dict[str, Any]
+_JSON = (114, 3802)
+"""Oids of json and jsonb."""
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 
 
 @dataclass
 class TypedChanges:
-    """Makes Changes of those tables that are `wanted` (None: of all), in the order of the rows."""
+    """Makes Changes of those tables that are `wanted` (None: of all), in the order of the rows.
 
-    find: FindRelation
+    A table is wanted that has one of these names, or had one, by whatever it is called now.
+    """
+
+    relations: KnownRelations
     choices_of: Callable[[TableName], TableChoices]
     wanted: frozenset[TableName] | None = None
     _shapes: dict[int, _Shape] = field(default_factory=dict)
@@ -44,32 +46,26 @@ class TypedChanges:
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Change] = {}
         for version in np.unique(versions[is_change]).tolist():
-            shape = self._shape(version)
-            if self.wanted is None or shape.table in self.wanted:
+            record = self.relations.find(version)
+            if self.wanted is None or self.relations.names(record.message.oid) & self.wanted:
                 places = np.flatnonzero(is_change & (versions == version))
-                found |= zip(places.tolist(), shape.changes(rows.take(pa.array(places))), strict=True)
+                changes = self._shape(record).changes(rows.take(pa.array(places)))
+                found |= zip(places.tolist(), changes, strict=True)
         return [found[place] for place in sorted(found)]
 
-    def _shape(self, version: int) -> _Shape:
-        if version not in self._shapes:
-            record = self.find(version)
-            if record is None:
-                raise ChangelogError(
-                    f"the relation {version} of a change is not in the relation index",
-                    "look at the lake's folder _pgrepl/relations: it may have been deleted or put back",
-                )
-            name = record.name
-            self._shapes[version] = _Shape(name, record, self.choices_of(name))
-        return self._shapes[version]
+    def _shape(self, record: RelationRecord) -> _Shape:
+        if record.version not in self._shapes:
+            columns = _typed_columns(record, self.relations, self.choices_of(record.name))
+            self._shapes[record.version] = _Shape(record, dict(columns))
+        return self._shapes[record.version]
 
 
 class _Shape:
     """A relation, and how its rows become dictionaries."""
 
-    def __init__(self, table: TableName, record: RelationRecord, choices: TableChoices) -> None:
-        self.table = table
-        self._sent = record.message.columns
-        self._columns = dict(_typed_columns(table, record, choices))
+    def __init__(self, record: RelationRecord, columns: dict[int, TypedColumn]) -> None:
+        self.table, self._sent, self._columns = record.name, record.message.columns, columns
+        self._json = frozenset(one.name for one in self._columns.values() if one.column.type_oid in _JSON)
         whole = record.message.replica_identity == "f"
         self._identity = {i: one for i, one in self._columns.items() if whole or self._sent[i].is_identity}
 
@@ -83,7 +79,7 @@ class _Shape:
             data, old = after.get(number), before.get(number)
             left = tuple(self._without(data, old, unchanged or ()))
             place = EventPosition(Epoch(epoch), LSN(lsn), ordinal)
-            yield Change(place, str(self.table), OPERATIONS[op], data, old, left, xid, commit_ts)
+            yield Change(place, str(self.table), OPERATIONS[op], data, old, left, xid, commit_ts, self._json)
 
     def _without(self, data: Row | None, old: Row | None, unchanged: Sequence[int]) -> Iterator[str]:
         """Give values that the update did not send as the old row has them; those that nobody has go."""
@@ -115,7 +111,7 @@ class _Shape:
         typed = column.parse(texts)
         found: list[Any] | None = None
         try:
-            found = typed.to_pylist()
+            found = typed.to_pylist(maps_as_pydicts="strict")
         except (ValueError, OverflowError):
             found = None  # its message may hold the value
         if found is None:
@@ -127,14 +123,13 @@ class _Shape:
 
 
 def _typed_columns(
-    table: TableName, record: RelationRecord, choices: TableChoices
+    record: RelationRecord, relations: KnownRelations, choices: TableChoices
 ) -> Iterator[tuple[int, TypedColumn]]:
     """Those whose values the changelog keeps and the pipeline does not leave out, by place in the stream."""
-    known = {column.name: column for column in record.catalog.columns} if record.catalog else {}
+    catalog = record.catalog.columns if record.catalog else ()
+    known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
     for index, sent in enumerate(record.message.columns):
-        column = known.get(sent.name)
-        if column is None or (column.type_oid, column.typmod) != (sent.type_oid, sent.typmod):
-            # The table was altered, or gone, when the receiver asked the catalog: it is what the stream says.
-            column = Column(sent.name, index + 1, sent.type_oid, sent.typmod, f"oid {sent.type_oid}")
+        # The table may have been altered, or gone, when the receiver asked the catalog.
+        column = known.get((sent.name, sent.type_oid, sent.typmod)) or relations.column(sent, index)
         if index not in record.hidden and not choices.column(column.name).excluded:
-            yield index, typed_column(column, table, choices, index)
+            yield index, typed_column(column, record.name, choices, index)
