@@ -161,8 +161,9 @@ def _changes(pipeline: Pipeline, arguments: Arguments) -> int:
     after = given if given is None or "/" in given else _moment(given)
     try:
         for lines in json_lines(pipeline, arguments.tables or None, after, follow=arguments.follow):
-            sys.stdout.write(lines)
-            sys.stdout.flush()
+            # JSON is UTF-8, whatever the terminal's encoding.
+            sys.stdout.buffer.write(lines.encode())
+            sys.stdout.buffer.flush()
     except (KeyboardInterrupt, BrokenPipeError):
         # Whoever read has enough; Python's own flush at the end must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

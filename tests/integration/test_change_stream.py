@@ -32,6 +32,7 @@ from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.stream import stream
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
+from airflow_provider_pgrepl.replication.values import TypedColumn
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from tests.conftest import closing_connection
 from tests.support.received import Received
@@ -228,7 +229,13 @@ def test_a_table_has_the_columns_of_then_and_the_name_of_when_it_was_received(re
         ("public.whole", {"id": 1, "w": "c", "n": 7}),
         ("public.renamed", {"id": 1, "w": "d", "n": 7}),
     ]
-    assert len(changes(received, "public.renamed")) == len(changes(received, "public.whole")) == 4
+    assert [one.data["id"] for one in changes(received, "public.whole")] == [1, 1, 1]
+    assert [one.data["w"] for one in changes(received, "public.renamed")] == ["d"]
+    assert len(changes(received, "public.renamed", "public.whole")) == 4
+    execute(dsn, "insert into renamed values (2)", "alter table renamed rename to again")
+    received.receive()
+    assert changes(received, "public.renamed")[-1].data["id"] == 2, "a rename that the receiver saw late"
+    assert changes(received, "public.again") == changes(received, "public.renamed")[-1:]
 
 
 def test_one_that_follows_gets_what_comes(received, dsn):
@@ -268,6 +275,9 @@ def test_what_cannot_be_meant_is_said(received, dsn, tmp_path):
         ("1:0/0", "not the id"),
         ("x:0/0:1", "not the id"),
         ("2:0/16B3748:1", "is of epoch 2"),
+        ("1:FFFF/0:1", "up to which the changelog holds everything"),
+        ("1:0/1:99999999999999999999", "not the id"),
+        (1.5, "a float is no place"),
         (datetime(2024, 5, 1), "no time zone"),  # noqa: DTZ001 - this is the mistake
     ):
         with pytest.raises(ConfigError, match=says):
@@ -286,7 +296,7 @@ def test_changes_that_are_gone_are_not_passed_over(received, dsn):
         (first.id, "changes up to"),
         (first.commit_lsn, "changes up to"),
         (second.id, "if that was its last change nothing is missing"),
-        (first.commit_ts - timedelta(hours=1), "the oldest change that is kept"),
+        (first.commit_ts - timedelta(hours=1), "no transaction is kept that committed at or before"),
     ):
         with pytest.raises(ChangelogError) as caught:
             changes(received, after=after)
@@ -414,3 +424,59 @@ def test_one_that_is_cancelled_again_and_again_misses_nothing(received, dsn):
         return found
 
     assert asyncio.run(asyncio.wait_for(impatiently(), 120)) == list(range(1, 3001))
+
+
+def test_a_reader_that_is_interrupted_goes_on_where_it_was(received, dsn, monkeypatch):
+    for number in range(3):
+        execute(dsn, f"insert into t(id) values ({number})")
+        received.receive()
+    reader, found, parse = ChangeReader(received.pipeline), [], TypedColumn.parse
+    found += list(reader.read_next() or ())
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TypedColumn, "parse", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            found += reader.read_next() or ()
+    monkeypatch.setattr(TypedColumn, "parse", parse)
+    found += [one for batch in reader.read() for one in batch]
+    assert [one.data["id"] for one in found] == [0, 1, 2]
+
+
+def test_a_moment_is_refused_whose_changes_may_be_gone_or_are_of_an_epoch_before(received, dsn):
+    execute(dsn, "insert into t(id) values (1)")
+    received.receive()
+    (change,) = changes(received)
+    before = change.commit_ts - timedelta(hours=1)
+    assert changes(received, after=before) == [change]
+    begin_epoch(received.changelog, replace(read_epoch(received.changelog), epoch=Epoch(2)))
+    with pytest.raises(ChangelogError, match="epoch 1, which is over, committed later"):
+        changes(received, after=before)
+    assert changes(received, after=change.commit_ts) == []
+
+
+def test_a_moment_is_refused_when_all_since_then_is_gone(received, dsn):
+    execute(dsn, "insert into t(id) values (1)")
+    received.receive()
+    (change,) = changes(received)
+    drop_up_to(received, change.commit_lsn)
+    with pytest.raises(ChangelogError, match="no transaction is kept that committed at or before"):
+        changes(received, after=change.commit_ts - timedelta(hours=1))
+
+
+def test_a_gap_stops_only_who_wants_a_table_that_it_may_concern(received, dsn, pg):
+    execute(dsn, "insert into t(id) values (1)", "insert into whole(id) values (1)")
+    received.receive()
+    with pg.cursor() as cursor:
+        cursor.execute("select 't'::regclass::oid")
+        ((oid,),) = cursor.fetchall()
+    begun = TransactionBegin(
+        LSN(received.durable_lsn + 8), 99, int(datetime.now(UTC).timestamp() * 1_000_000)
+    )
+    record_gap(received.pipeline, Gap(begun, frozenset({oid}), "too large"), None)
+    assert len(changes(received, "public.whole")) == 1
+    for tables in (("public.t",), ()):
+        with pytest.raises(GapError):
+            changes(received, *tables)

@@ -150,6 +150,11 @@ def test_it_follows_until_it_is_interrupted_or_nobody_reads(file, dsn):
         time.sleep(0.2)
         running.send_signal(signal.SIGINT)
         assert (running.wait(20), ids) == (0, [1, 2, 3])
+    execute(dsn, "alter table t add w text default '€ëЖ'", "insert into t values (4)")
+    received.receive()
+    latin = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=60, env=latin)
+    assert json.loads(printed.stdout.decode().splitlines()[-1])["data"] == {"id": 4, "w": "€ëЖ"}
     read_end, write_end = os.pipe()
     os.close(read_end)
     closed = subprocess.run(

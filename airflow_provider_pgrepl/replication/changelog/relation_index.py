@@ -169,6 +169,12 @@ class RelationIndex:
         texts = (text for (_, known), text in self._entries().items() if known == version)
         return next(map(RelationRecord.from_json, texts), None)
 
+    def by_version(self) -> dict[int, RelationRecord]:
+        """Every relation by the version under which rows refer to it: the hash that it had when it came."""
+        return {
+            version: RelationRecord.from_json(text) for (_, version), text in self._entries().items() if text
+        }
+
     def all(self) -> list[RelationRecord]:
         """Every relation version of every epoch, in no order."""
         return [RelationRecord.from_json(text) for text in self._entries().values()]

@@ -82,6 +82,11 @@ class RelationRecord:
         return TableName(self.message.schema, self.message.name)
 
     @property
+    def names(self) -> set[TableName]:
+        """What the stream and the catalog called it: a rename may lie between the two."""
+        return {self.name, TableName(self.message.schema, self.message.name)}
+
+    @property
     def agrees(self) -> bool:
         """Whether stream and catalog describe the same columns and identity: no DDL lay between the two."""
         message, catalog = self.message, self.catalog

@@ -105,12 +105,12 @@ def mark(uri: str) -> None:
     Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
-    commit = CommitRecord(
-        "marker",
-        Epoch(table.transaction_version(EPOCH_APP) or 0),
-        LSN(table.transaction_version(DURABLE_APP) or 0),
-    )
     try:
+        commit = CommitRecord(
+            "marker",
+            Epoch(table.transaction_version(EPOCH_APP) or 0),
+            LSN(table.transaction_version(DURABLE_APP) or 0),
+        )
         table.create_write_transaction(
             [],
             mode="append",

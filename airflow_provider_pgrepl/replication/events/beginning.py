@@ -34,6 +34,7 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
     if isinstance(after, datetime):
         return EventPosition.after_transaction(epoch, _before_moment(changelog, epoch, after))
     position = _position(after, epoch)
+    is_named = not isinstance(after, int) and not (isinstance(after, str) and ":" not in after)
     if position.epoch > epoch:
         raise ConfigError(
             f"after: {position} is of epoch {position.epoch}, the changelog is in epoch {epoch}",
@@ -41,6 +42,12 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
         )
     if not 0 <= position.commit_lsn < 1 << 63:
         raise ConfigError(f"after: {position.commit_lsn} is no LSN of a changelog")
+    durable = read_durable_lsn(changelog)
+    if is_named and position.epoch == epoch and position.commit_lsn >= durable > 0:
+        raise ConfigError(
+            f"after: {position} is beyond {durable}, up to which the changelog holds everything",
+            "check that this is the lake from which it came, and that it was not put back",
+        )
     return position
 
 
@@ -49,8 +56,13 @@ def _position(after: str | int | EventPosition | ConsistentPoint, epoch: Epoch) 
         return after
     if isinstance(after, ConsistentPoint):
         return EventPosition.after_point(after)
-    if isinstance(after, int):
+    if isinstance(after, int) and not isinstance(after, bool):
         return EventPosition.after_transaction(epoch, LSN(after))
+    if not isinstance(after, str):
+        raise ConfigError(
+            f"after: a {type(after).__name__} is no place",
+            "give a change's id, an LSN, a point or a datetime",
+        )
     if ":" in after:
         return EventPosition.parse(after)
     try:
@@ -66,14 +78,21 @@ def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
     """Right before the first transaction that committed later than a moment; else before what comes."""
     if moment.tzinfo is None:
         raise ConfigError(f"after: {moment} has no time zone", "give one, as datetime.now(UTC)")
+    for earlier in range(1, epoch):
+        if first_commit_after(changelog, Epoch(earlier), moment) is not None:
+            raise ChangelogError(
+                f"transactions of epoch {earlier}, which is over, committed later than {moment}",
+                "read the tables from the lake at a consistent point of the newest epoch, then go on with"
+                " after= that point",
+            )
     found, floor = first_commit_after(changelog, epoch, moment), read_floor_lsn(changelog, epoch)
-    if found is None:
-        return LSN(max(0, read_durable_lsn(changelog) - 1))
     if floor and found == first_commit_after(changelog, epoch, _EARLIEST):
         raise ChangelogError(
-            f"the oldest change that is kept committed later than {moment}: some after it may be gone",
+            f"no transaction is kept that committed at or before {moment}: some after it may be gone",
             "changelog_retention_h says how long they are kept; after=None begins with the oldest",
         )
+    if found is None:
+        return LSN(max(0, read_durable_lsn(changelog) - 1))
     return LSN(found - 1)
 
 

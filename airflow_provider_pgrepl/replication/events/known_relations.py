@@ -18,8 +18,6 @@ class KnownRelations:
     def __init__(self, lake_root: str) -> None:
         self._uri = relations_uri(lake_root)
         self._records: dict[int, RelationRecord] = {}
-        self._names: dict[int, set[TableName]] = {}
-        self._types: dict[tuple[int, int], Column] = {}
         self._read()
 
     def find(self, version: int) -> RelationRecord:
@@ -33,28 +31,32 @@ class KnownRelations:
             )
         return self._records[version]
 
-    def names(self, oid: int) -> set[TableName]:
-        """All that a table was ever called."""
-        return self._names.get(oid, set())
+    def names(self, oid: int | None = None) -> set[TableName]:
+        """All that a table was ever called, by the stream or the catalog; without `oid`, of all tables."""
+        return set[TableName]().union(
+            *(
+                record.names
+                for record in self._records.values()
+                if oid in (None, record.message.oid) and record.standing is None
+            )
+        )
 
-    @property
-    def all_names(self) -> set[TableName]:
-        """Of all tables."""
-        return set[TableName]().union(*self._names.values())
-
-    def column(self, sent: WireColumn, index: int) -> Column:
-        """A column as the stream has it, of which the catalog said nothing when it came: its type is what any
-        column of that type is known to be."""
-        column = self._types.get((sent.type_oid, sent.typmod))
-        if column is None:
-            return Column(sent.name, index + 1, sent.type_oid, sent.typmod, f"oid {sent.type_oid}")
-        return replace(column, name=sent.name, attnum=index + 1, is_key=sent.is_identity)
+    def column(self, oid: int, sent: WireColumn, index: int) -> Column:
+        """A column as the stream has it, of which the catalog said nothing when it came: its type is what the
+        table is known to have had under the type's oid. Where that is several, or none, it is a text."""
+        known = [
+            column
+            for record in self._records.values()
+            if record.message.oid == oid and record.catalog is not None
+            for column in record.catalog.columns
+        ]
+        alike = [
+            column for column in known if (column.type_oid, column.typmod) == (sent.type_oid, sent.typmod)
+        ]
+        is_key = any(column.is_key for column in known if column.name == sent.name)
+        if len({column.pg_type for column in alike}) == 1:
+            return replace(alike[0], name=sent.name, attnum=index + 1, is_key=is_key)
+        return Column(sent.name, index + 1, sent.type_oid, sent.typmod, f"oid {sent.type_oid}", is_key=is_key)
 
     def _read(self) -> None:
-        for record in RelationIndex(self._uri).all():
-            if record.standing is not None:
-                continue
-            self._records[record.version] = record
-            self._names.setdefault(record.message.oid, set()).add(record.name)
-            columns = record.catalog.columns if record.catalog else ()
-            self._types |= {(column.type_oid, column.typmod): column for column in columns}
+        self._records |= RelationIndex(self._uri).by_version()

@@ -44,7 +44,10 @@ class EventPosition:
         """Raises ConfigError."""
         try:
             epoch, lsn, ordinal = text.split(":")
-            return cls(Epoch(int(epoch)), LSN.parse(lsn), _LAST if ordinal == "end" else int(ordinal))
+            number = _LAST if ordinal == "end" else int(ordinal)
+            if not -(1 << 62) < number <= _LAST:
+                raise ValueError(text)
+            return cls(Epoch(int(epoch)), LSN.parse(lsn), number)
         except ValueError:
             raise ConfigError(
                 f"{text!r} is not the id of a change", "give one as 1:0/16B3748:4: epoch, commit LSN, ordinal"

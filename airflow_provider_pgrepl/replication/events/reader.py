@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.errors import (
     PgReplError,
     ValueRangeError,
 )
-from airflow_provider_pgrepl.replication.changelog.gaps import GAP
+from airflow_provider_pgrepl.replication.changelog.gaps import GAP, NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
@@ -76,46 +76,61 @@ class ChangeReader:
                     check_kept(self._changelog, self.position)
                     self._rows = ordered_rows(self._changelog, self.position)
                 rows = next(self._rows, None)
-            if rows is not None:
-                return self._take(rows)
-            self._end(self._changelog)
-        except PgReplError:
+                if rows is not None:
+                    return self._take(rows)
+                self._end(self._changelog)
+        except BaseException:
             # What was being read is not read to its end: the next time begins after the position again.
             self._changelog = None
             raise
         return None
 
     def _take(self, rows: pa.Table) -> list[Change]:
-        gap = pc.min(rows.filter(pc.equal(rows["op"], GAP))["commit_lsn"]).as_py()
-        if gap is not None:
-            rows = rows.filter(pc.less(rows["commit_lsn"], gap))
-        with _unreadable():
-            try:
-                changes = self._changes.of(rows)
-            except ValueRangeError:
-                rows, changes = self._before_the_fault(rows)
+        gap = self._gap(rows)
+        before = rows if gap is None else rows.filter(pc.less(rows["commit_lsn"], int(gap)))
+        try:
+            changes = self._changes.of(before)
+        except ValueRangeError:
+            before, changes = self._before_the_fault(before)
         if gap is not None and self._failed is None:
-            self._failed = _gap_error(EventPosition.after_transaction(self.position.epoch, LSN(gap)))
-        if rows.num_rows:
-            self.position = _last_position(rows)
+            self._failed = _gap_error(EventPosition.after_transaction(self.position.epoch, gap))
+        if before.num_rows:
+            self.position = _last_position(before)
         return changes
+
+    def _gap(self, rows: pa.Table) -> LSN | None:
+        """The first skipped transaction that may have changed a table that is wanted."""
+        gaps = rows.filter(pc.equal(rows["op"], GAP)).select(["commit_lsn", "relation_id"]).to_pylist()
+        lsns = [
+            row["commit_lsn"]
+            for row in gaps
+            if self._changes.wanted is None
+            or (row["relation_id"] != NO_RELATION and self._changes.is_of_wanted(row["relation_id"]))
+        ]
+        return LSN(min(lsns)) if lsns else None
 
     def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Change]]:
         """Those before the first whose value cannot be held, which is raised next."""
-        changes: list[Change] = []
-        for number in range(rows.num_rows):
-            row = rows.slice(number, 1)
+        good, bad = 0, rows.num_rows
+        while bad - good > 1:
+            middle = (good + bad) // 2
             try:
-                changes += self._changes.of(row)
-            except ValueRangeError as error:
-                place = _last_position(row)
-                self._failed = ValueRangeError(
-                    f"{error.message}, in the change {place}",
-                    "give the pipeline instead of its lake root, with the column in text_columns; or go on"
-                    f" without this change: after={str(place)!r}",
-                )
-                return rows.slice(0, number), changes
-        return rows, changes
+                self._changes.of(rows.slice(0, middle))
+            except ValueRangeError:
+                bad = middle
+            else:
+                good = middle
+        try:
+            self._changes.of(rows.slice(good, 1))
+        except ValueRangeError as error:
+            place = _last_position(rows.slice(good, 1))
+            self._failed = ValueRangeError(
+                f"{error.message}, in the change {place}",
+                "give the pipeline instead of its lake root, with the column in text_columns; or go on"
+                f" without this change: after={str(place)!r}",
+            )
+        before = rows.slice(0, good)
+        return before, self._changes.of(before)
 
     def _end(self, changelog: DeltaTable) -> None:
         """All that is durable has been read: a long wait shall not outlive what is kept."""
@@ -149,7 +164,7 @@ def _wanted(tables: Collection[str] | None, relations: KnownRelations) -> frozen
         raise ConfigError(f"tables: {error}", "name a table as schema.name") from None
     if not wanted:
         raise ConfigError("tables: none is named", "name some, or give None for all")
-    known = relations.all_names
+    known = relations.names()
     if unknown := sorted(map(str, wanted - known)):
         raise ConfigError(
             f"tables: the changelog has never had {', '.join(unknown)}",

@@ -8,7 +8,6 @@ async for change in stream("/lake/shop", ["public.orders"], after=last_id):
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -34,8 +33,8 @@ def stream(
     of the last change that was read; a consistent point, after what the lake's tables show there; an LSN of
     the newest epoch (a number, or as `0/16B3748`), after the transaction that committed there; a moment with
     a time zone, with the first transaction that committed later by the source's clock, or with what comes;
-    None, with the oldest change that is kept. With `follow` it waits for what comes, and looks every `poll_s`
-    seconds; else it ends.
+    None, with the oldest change that is kept of the newest epoch. With `follow` it waits for what comes, and
+    looks every `poll_s` seconds; else it ends.
 
     Reading it raises ChangelogError when changes after `after` are gone, or when a new epoch has begun: what
     happened between two epochs is in no changelog, only in the lake. Raises GapError before a transaction
@@ -62,7 +61,7 @@ class ChangeStream:
         self._reader: ChangeReader | None = None
         self._waiting: deque[Change] = deque()
         self._last: EventPosition | None = None
-        self._reading = threading.Lock()
+        self._filling: asyncio.Future[bool] | None = None
 
     @property
     def position(self) -> EventPosition | None:
@@ -76,7 +75,15 @@ class ChangeStream:
 
     async def __anext__(self) -> Change:
         while not self._waiting:
-            if not await asyncio.to_thread(self._fill):
+            # Who stops waiting leaves a thread that reads on; what that finds is for who waits next.
+            if self._filling is None:
+                self._filling = asyncio.ensure_future(asyncio.to_thread(self._fill))
+            try:
+                is_more = await asyncio.shield(self._filling)
+            finally:
+                if self._filling.done():
+                    self._filling = None
+            if not is_more and not self._waiting:
                 if not self._follow:
                     raise StopAsyncIteration
                 await asyncio.sleep(self._poll_s)
@@ -86,14 +93,10 @@ class ChangeStream:
 
     def _fill(self) -> bool:
         """Whether there was anything to read."""
-        # Who stops waiting leaves a thread that reads on; what that finds is for who waits next.
-        with self._reading:
-            if self._waiting:
-                return True
-            if self._reader is None:
-                self._reader = self._begin()
-            changes = self._reader.read_next()
-            self._waiting.extend(changes or ())
-            if not self._waiting:
-                self._last = self._reader.position
-            return changes is not None
+        if self._reader is None:
+            self._reader = self._begin()
+        changes = self._reader.read_next()
+        self._waiting.extend(changes or ())
+        if not self._waiting:
+            self._last = self._reader.position
+        return changes is not None

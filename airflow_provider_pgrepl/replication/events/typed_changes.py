@@ -31,7 +31,7 @@ _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged
 class TypedChanges:
     """Makes Changes of those tables that are `wanted` (None: of all), in the order of the rows.
 
-    A table is wanted that has one of these names, or had one, by whatever it is called now.
+    A change is wanted if its table had one of these names, by the stream or by the catalog, when it came.
     """
 
     relations: KnownRelations
@@ -47,17 +47,21 @@ class TypedChanges:
         found: dict[int, Change] = {}
         for version in np.unique(versions[is_change]).tolist():
             record = self.relations.find(version)
-            if self.wanted is None or self.relations.names(record.message.oid) & self.wanted:
+            if self.wanted is None or record.names & self.wanted:
                 places = np.flatnonzero(is_change & (versions == version))
-                changes = self._shape(record).changes(rows.take(pa.array(places)))
+                changes = self._shape(version, record).changes(rows.take(pa.array(places)))
                 found |= zip(places.tolist(), changes, strict=True)
         return [found[place] for place in sorted(found)]
 
-    def _shape(self, record: RelationRecord) -> _Shape:
-        if record.version not in self._shapes:
+    def is_of_wanted(self, oid: int) -> bool:
+        """Whether a table may be wanted under a name that it ever had."""
+        return self.wanted is None or bool(self.relations.names(oid) & self.wanted)
+
+    def _shape(self, version: int, record: RelationRecord) -> _Shape:
+        if version not in self._shapes:
             columns = _typed_columns(record, self.relations, self.choices_of(record.name))
-            self._shapes[record.version] = _Shape(record, dict(columns))
-        return self._shapes[record.version]
+            self._shapes[version] = _Shape(record, dict(columns))
+        return self._shapes[version]
 
 
 class _Shape:
@@ -130,6 +134,8 @@ def _typed_columns(
     known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
     for index, sent in enumerate(record.message.columns):
         # The table may have been altered, or gone, when the receiver asked the catalog.
-        column = known.get((sent.name, sent.type_oid, sent.typmod)) or relations.column(sent, index)
+        column = known.get((sent.name, sent.type_oid, sent.typmod)) or relations.column(
+            record.message.oid, sent, index
+        )
         if index not in record.hidden and not choices.column(column.name).excluded:
             yield index, typed_column(column, record.name, choices, index)

@@ -132,7 +132,7 @@ class Receiver:
             return
         if self._threads:
             # Who replaces this one continues from its last commit, also when it failed before it said so.
-            self.progress.sequence = self._feed.sequence
+            self.progress.sequence, self._threads = self._feed.sequence, []
         self._connections.close()
 
     @property

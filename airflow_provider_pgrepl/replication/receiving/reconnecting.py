@@ -132,6 +132,9 @@ class ReconnectingReceiver:
                 log.info("not connected yet: %s", failure.message)
             else:
                 self._receiver = receiver
+                if self._stopping.is_set():
+                    # Whoever stopped us did not wait for it.
+                    receiver.stop()
                 log.warning("connected to the source again; durable up to %s", self.progress.durable_lsn)
                 return
         raise error
