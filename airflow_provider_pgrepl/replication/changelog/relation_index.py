@@ -150,10 +150,7 @@ class RelationIndex:
 
     def names(self, relation_id: int) -> set[TableName]:
         """What a relation was called."""
-        sent = {
-            TableName(record.message.schema, record.message.name) for record in self._records(relation_id)
-        }
-        return sent | {catalog.table for catalog in self.catalogs(relation_id)}
+        return set[TableName]().union(*(record.names for record in self._records(relation_id)))
 
     def _records(self, relation_id: int) -> Iterator[RelationRecord]:
         texts = (text for (known, _), text in self._entries().items() if known == relation_id)
