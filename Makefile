@@ -8,6 +8,7 @@ EXIT ?=
 RATE ?= 200
 SCALE ?= 10
 DURATION ?= 60
+EVENTS ?=
 PG_PORT ?= 15432
 AIRFLOW_PORT ?= 8180
 # Options of `make test`, as in: make test PYTEST_ARGS="-k handover"
@@ -39,7 +40,7 @@ majors: setup ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 
 .PHONY: demo
 demo: setup java jars ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
-	@exec $(PYTHON) -m demo $(if $(filter-out 0 no false,$(EXIT)),--exit) --rate $(RATE) --scale $(SCALE) --duration $(DURATION) \
+	@exec $(PYTHON) -m demo $(if $(filter-out 0 no false,$(EXIT)),--exit) --rate $(RATE) --scale $(SCALE) --duration $(DURATION) --events "$(EVENTS)" \
 		--pg-port $(PG_PORT) --airflow-port $(AIRFLOW_PORT)
 
 .PHONY: check
@@ -54,7 +55,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 .PHONY: test
 test: setup java jars majors check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
-		--max-worker-restart 0 $(PYTEST_ARGS)
+		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)

@@ -13,7 +13,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def application(name: str) -> str:
-    """The path of the Spark application `snapshot` or `replicate`. Raises ToolError.
+    """The path of the Spark application `snapshot`, `replicate` or `publish`. Raises ToolError.
 
     A wheel carries them inside the package; in a source checkout they lie beside it.
     """

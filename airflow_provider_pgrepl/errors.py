@@ -29,6 +29,8 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
     │  └─ LakeTableError           one lake table                             (table)
     │     └─ LakeChangedError      somebody else has written it               (table)
+    ├─ TargetError                 a broker refuses a publisher, or what it sends
+    │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
     ├─ SparkError                  Spark failed at running our work           (retry)
     └─ ToolError                   Spark, Java or the Delta jars are missing
 
@@ -251,6 +253,16 @@ class LakeTableError(LakeError):
 
 class LakeChangedError(LakeTableError):
     """Somebody else has written a lake table: its version or its columns are not this pipeline's."""
+
+
+class TargetError(PgReplError):
+    """A broker refuses a publisher of events: its login, its rights, its exchange."""
+
+
+class TargetUnavailableError(TargetError):
+    """A broker is away, or takes nothing just now."""
+
+    retry = Retry.TIMED
 
 
 class SparkError(PgReplError):

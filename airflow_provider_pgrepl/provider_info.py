@@ -57,6 +57,7 @@ PROVIDER_INFO: dict[str, object] = {
         {
             "integration-name": "PostgreSQL replication",
             "python-modules": [
+                "airflow_provider_pgrepl.operators.publish",
                 "airflow_provider_pgrepl.operators.snapshot",
                 "airflow_provider_pgrepl.operators.replication",
                 "airflow_provider_pgrepl.operators.resnapshot",

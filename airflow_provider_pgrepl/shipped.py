@@ -17,11 +17,15 @@ from airflow_provider_pgrepl.replication.app.process import source_dsn
 _APPLICATIONS = (
     ("snapshot", "copy tables into the lake: those that are not there, or with --tables, --add, --new-epoch"),
     ("replicate", "keep the lake current, until stopped or with --until caught-up"),
+    (
+        "publish",
+        "supply a broker with change events: --publisher NAME, until stopped or with --until caught-up",
+    ),
 )
 
 
 def add_commands(commands: Any) -> None:
-    """The commands `snapshot`, `replicate` and `dags`, each with its `work`."""
+    """The commands `snapshot`, `replicate`, `publish` and `dags`, each with its `work`."""
     for name, purpose in _APPLICATIONS:
         command = commands.add_parser(name, help=purpose, description=purpose)
         command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
@@ -47,7 +51,7 @@ def _copy(arguments: argparse.Namespace) -> int:
 
 
 def run_application(name: str, pipeline_file: str, arguments: Sequence[str]) -> NoReturn:
-    """Become spark-submit with the application `snapshot` or `replicate`; what follows `--` is for Spark.
+    """Become spark-submit with the application of that name; what follows `--` is for Spark.
 
     Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
     """

@@ -42,6 +42,10 @@ class App:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait(self, timeout_s: float = 300) -> None:
         """Wait for its end. Raises RuntimeError when it was not a good one."""
         self._check_code(self._process.wait(timeout_s))

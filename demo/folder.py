@@ -47,6 +47,10 @@ class Folder:
         return self.root / "tmp"
 
     @property
+    def rabbitmq(self) -> Path:
+        return self.root / "rabbitmq"
+
+    @property
     def pipeline(self) -> Path:
         return self.root / "pipeline.json"
 
@@ -73,7 +77,7 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the data of the demo before this one."""
-        for path in (self.postgres, self.airflow, self.lake, self.logs, self.temporary):
+        for path in (self.postgres, self.airflow, self.lake, self.logs, self.temporary, self.rabbitmq):
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():
                 raise DemoError(f"Cannot remove {path}; is it another user's? Remove it: sudo rm -rf {path}")

@@ -15,6 +15,7 @@ class Options:
     """Validated choices; see `read_options` for what each means."""
 
     exit_when_done: bool
+    events: str
     rate: int
     clients: int
     scale: int
@@ -33,6 +34,9 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--rate", type=_positive, default=200, help="transactions per second of the traffic (200)"
     )
+    parser.add_argument(
+        "--events", choices=("", "rabbitmq"), default="", help="publish the changes there too"
+    )
     parser.add_argument("--clients", type=_positive, default=4, help="connections of the traffic (4)")
     parser.add_argument(
         "--scale", type=_positive, default=10, help="pgbench scale: times 100,000 accounts (10)"
@@ -46,6 +50,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     chosen = parser.parse_args(arguments)
     return Options(
         exit_when_done=chosen.exit,
+        events=chosen.events,
         rate=chosen.rate,
         clients=chosen.clients,
         scale=chosen.scale,

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, chec
 from demo.errors import DemoError
 from demo.folder import ROOT
 from demo.options import Options
+from demo.rabbitmq import programs
 
 NEEDED_GIB = 3
 
@@ -23,6 +24,8 @@ def check(options: Options, folder: Path) -> None:
         raise DemoError("The demo needs Linux: it finds its processes by /proc.")
     _check_disk(folder)
     check_port("PostgreSQL", options.pg_port, "PG_PORT")
+    if options.events and programs() is None:
+        raise DemoError("EVENTS=rabbitmq needs RabbitMQ: sh setup/rabbitmq.sh")
     check_port("Airflow", options.airflow_port, "AIRFLOW_PORT")
     os.environ[JARS_VARIABLE] = str(ROOT / ".jars")
     try:

@@ -12,8 +12,9 @@ from demo.errors import DemoError
 
 SNAPSHOT_DAG = "pgrepl_snapshot"
 REPLICATE_DAG = "pgrepl_replicate"
+PUBLISH_DAG = "pgrepl_publish"
 
-_APP = "spark_apps/replicate.py"
+_APPS = ("spark_apps/replicate.py", "spark_apps/publish.py")
 _POLL_S = 1.0
 _END_WAIT_S = 25.0
 
@@ -24,11 +25,11 @@ class Replication:
     def __init__(self, airflow: Airflow, say: Callable[[str], None]) -> None:
         self._airflow = airflow
         self._say = say
-        self._begun = False
+        self._begun: list[str] = []
 
     def snapshot(self) -> None:
         """Trigger the snapshot DAG and wait until it has succeeded. Raises DemoError with its log."""
-        self._airflow.wait_until_ready(SNAPSHOT_DAG, REPLICATE_DAG)
+        self._airflow.wait_until_ready(SNAPSHOT_DAG, REPLICATE_DAG, PUBLISH_DAG)
         api = self._airflow.api
         api.set_paused(SNAPSHOT_DAG, False)
         run_id = api.trigger(SNAPSHOT_DAG)
@@ -40,17 +41,18 @@ class Replication:
             time.sleep(_POLL_S)
         self._say(f"{SNAPSHOT_DAG} succeeded after {time.monotonic() - began:.0f} s")
 
-    def begin(self) -> None:
-        """Switch the replication DAG on."""
-        self._begun = True
-        self._airflow.api.set_paused(REPLICATE_DAG, False)
-        self._say(f"switched {REPLICATE_DAG} on (@continuous)")
+    def begin(self, dag_id: str) -> None:
+        """Switch a DAG that is to run always on."""
+        self._begun.append(dag_id)
+        self._airflow.api.set_paused(dag_id, False)
+        self._say(f"switched {dag_id} on (@continuous)")
 
     def check(self) -> None:
-        """Raise DemoError with its log when the replication has failed."""
-        run = self._airflow.api.last_run(REPLICATE_DAG)
-        if run is not None:
-            self._check(REPLICATE_DAG, run[0])
+        """Raise DemoError with its log when one of these has failed."""
+        for dag_id in self._begun:
+            run = self._airflow.api.last_run(dag_id)
+            if run is not None:
+                self._check(dag_id, run[0])
 
     def _check(self, dag_id: str, run_id: str) -> None:
         # A failed try is tried again; here nothing is meant to fail, so that it is shown at once.
@@ -60,17 +62,21 @@ class Replication:
             )
 
     def end(self) -> None:
-        """Switch it off and let the application end between two batches, as far as Airflow still can."""
-        if not self._begun:
-            return
-        self._begun = False
+        """Switch all off and let the applications end between two batches, as far as Airflow still can."""
+        begun, self._begun = self._begun, []
         with contextlib.suppress(DemoError, OSError):
-            api = self._airflow.api
-            api.set_paused(REPLICATE_DAG, True)
-            run = api.last_run(REPLICATE_DAG)
-            if run is None or run[1] != "running":
-                return
-            api.fail_run(REPLICATE_DAG, run[0])
-            deadline = time.monotonic() + _END_WAIT_S
-            while processes.has_descendant(_APP) and time.monotonic() < deadline:
-                time.sleep(0.2)
+            were_running = [self._switch_off(dag_id) for dag_id in begun]
+            if any(were_running):
+                deadline = time.monotonic() + _END_WAIT_S
+                while any(map(processes.has_descendant, _APPS)) and time.monotonic() < deadline:
+                    time.sleep(0.2)
+
+    def _switch_off(self, dag_id: str) -> bool:
+        """Whether it was running."""
+        api = self._airflow.api
+        api.set_paused(dag_id, True)
+        run = api.last_run(dag_id)
+        if run is None or run[1] != "running":
+            return False
+        api.fail_run(dag_id, run[0])
+        return True

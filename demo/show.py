@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN
 from demo import preconditions, processes
 from demo.airflow import Airflow, connection
 from demo.comparison import compare
@@ -15,9 +17,12 @@ from demo.folder import Folder
 from demo.lake import Lake
 from demo.options import Options
 from demo.postgres import Server
-from demo.replication import Replication
+from demo.replication import PUBLISH_DAG, REPLICATE_DAG, Replication
 from demo.status import Status
 from demo.traffic import DATABASE, KEYLESS_TABLES, REPLICATOR, TABLES, Traffic
+
+if TYPE_CHECKING:
+    from demo.events import Events
 
 STATUS_EVERY_S = 3.0
 WAIT_S = 300.0
@@ -31,6 +36,7 @@ class Show:
         self._options = options
         self._folder = folder
         self._began = time.monotonic()
+        self._events: Events | None = None
 
     def run(self) -> None:
         """Run to the end; raises DemoError. Whatever was started is gone when it returns or raises."""
@@ -38,7 +44,7 @@ class Show:
         try:
             self._start()
             self._replication.snapshot()
-            self._replication.begin()
+            self._begin()
             self._watch()
             self._conclude()
             if not self._options.exit_when_done:
@@ -55,7 +61,18 @@ class Show:
         preconditions.check(options, folder.root)
         folder.clear()
         os.environ["TMPDIR"] = str(folder.temporary)
-        pipeline = Pipeline(name="bench", tables=TABLES, insert_only=KEYLESS_TABLES, lake=str(folder.lake))
+        publishers: dict[str, Any] = {}
+        if options.events:
+            from demo.events import PUBLISHERS, Events
+
+            publishers, self._events = PUBLISHERS, Events(folder.rabbitmq)
+        pipeline = Pipeline(
+            name="bench",
+            tables=TABLES,
+            insert_only=KEYLESS_TABLES,
+            lake=str(folder.lake),
+            publishers=publishers,
+        )
         folder.pipeline.write_text(pipeline.to_json())
         self._server = Server(folder.postgres, port=options.pg_port)
         self._lake = Lake(pipeline)
@@ -73,6 +90,7 @@ class Show:
             "AIRFLOW_CONN_PGREPL_DEFAULT": connection(
                 "pgrepl", host="127.0.0.1", port=self._server.port, login=REPLICATOR, schema=DATABASE
             ),
+            **(self._events.variables if self._events else {}),
         }
 
     def _start(self) -> None:
@@ -82,6 +100,8 @@ class Show:
             self._server.start()
         except (RuntimeError, OSError) as error:
             raise DemoError(f"PostgreSQL did not start: {error}") from None
+        if self._events is not None:
+            self._say(self._events.start())
         self._say(f"Airflow starts; it will be at {self._airflow.url}")
         self._airflow.start()
         scale, rate = self._options.scale, self._options.rate
@@ -89,6 +109,11 @@ class Show:
         self._traffic.initialise(scale)
         self._traffic.start()
         self._say(f"traffic: {rate} TPC-B transactions a second, each over four tables")
+
+    def _begin(self) -> None:
+        self._replication.begin(REPLICATE_DAG)
+        if self._events is not None:
+            self._replication.begin(PUBLISH_DAG)
 
     def _watch(self) -> None:
         """Replicate under traffic for the chosen time, checking each consistent point that is looked at."""
@@ -115,7 +140,11 @@ class Show:
         self._airflow.check_alive()
         self._traffic.check_alive()
         self._replication.check()
-        self._say(self._status.line())
+        self._say(self._line())
+
+    def _line(self) -> str:
+        line = self._status.line()
+        return line if self._events is None else f"{line} | {self._events.line()}"
 
     def _conclude(self) -> None:
         self._traffic.stop()
@@ -128,8 +157,19 @@ class Show:
             result = compare(self._server.dsn(DATABASE), self._lake, table)
             self._say(f"  {result}")
             differences += result.differences
-        self.equal = differences == 0
+        self.equal = differences + self._differing_events(last_lsn) == 0
         self._report()
+
+    def _differing_events(self, last_lsn: LSN) -> int:
+        """How many rows that were rebuilt from events are not as the source has them."""
+        events, differences = self._events, 0
+        if events is None:
+            return 0
+        self._wait_for(f"an event from after {last_lsn}", lambda: events.has_reached(last_lsn))
+        for sentence, different in events.compare(self._server.dsn(DATABASE)):
+            self._say(f"  {sentence}")
+            differences += different
+        return differences
 
     def _report(self) -> None:
         dsn = self._server.dsn(DATABASE)
@@ -152,7 +192,7 @@ class Show:
             balance = self._lake.check_balance()
             seen = balance and (balance.rows, balance.total)
             if seen != shown:
-                self._say(self._status.line())
+                self._say(self._line())
             shown = seen
             time.sleep(1.0)
 
@@ -160,6 +200,8 @@ class Show:
         self._say("ending everything")
         self._traffic.stop()
         self._replication.end()
+        if self._events is not None:
+            self._events.stop()
         processes.end_descendants(spare=self._server.pid)
         self._server.stop()
         processes.end_descendants()

@@ -46,7 +46,7 @@ class Place:
     """A private folder with one of its own for each application that was started: of these one may run."""
 
     def __init__(self, run_folder: Path, app: str, pipeline: Pipeline) -> None:
-        """Of the app `snapshot` or `replicate` of a pipeline. Raises ConfigError for an unsafe folder."""
+        """`app`: `snapshot`, `replicate` or `publish-NAME`. Raises ConfigError for an unsafe folder."""
         host = "host-" + re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
         # Pipelines of one name may have different sources.
         digest = hashlib.sha256(f"{app}\0{pipeline.name}\0{pipeline.conn_id}".encode()).hexdigest()[:12]

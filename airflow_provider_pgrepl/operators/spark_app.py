@@ -102,6 +102,15 @@ class SparkAppOperator(SparkSubmitOperator):
         self._following: Following | None = None
         self._ended: End | None = None
 
+    @property
+    def place_name(self) -> str:
+        """Under which name the one application of its kind lives on a host."""
+        return self.app
+
+    def secrets(self) -> dict[str, str]:
+        """Variables for the application's process alone. Raises ConfigError."""
+        return connection_strings(self._resolved)
+
     def app_arguments(self) -> list[str]:
         """Arguments after `--pipeline FILE` on the application's command line. Raises ConfigError."""
         raise NotImplementedError
@@ -155,7 +164,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def _execute_detached(self, context: Any) -> Any:
         applications.java()
         refuse_of_no_use_on_worker(self)
-        secrets = connection_strings(self._resolved)
+        secrets = self.secrets()
         order = Order(
             self._resolved,
             self.application,
@@ -164,7 +173,7 @@ class SparkAppOperator(SparkSubmitOperator):
             {**secrets, **{name: str(value) for name, value in (self.env_vars or {}).items()}},
         )
         adoption = Adoption(
-            place=Place(run_folder(), self.app, self._resolved),
+            place=Place(run_folder(), self.place_name, self._resolved),
             order=order,
             may_replace=self.may_replace,
             is_fresh=not self.durable,

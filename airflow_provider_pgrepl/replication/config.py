@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.choices import (
 )
 from airflow_provider_pgrepl.replication.config_checks import check_settings, check_texts
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.text_file import read_text
 
 _REFERENCE = "see docs/reference/pipeline.md"
@@ -85,6 +86,7 @@ class Pipeline:
     lock_timeout_s: float = 10.0
     slot_timeout_s: float = 60.0
     reconnect_s: float = 60.0
+    publishers: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_texts(self)
@@ -92,6 +94,14 @@ class Pipeline:
             if not getattr(self, name):
                 object.__setattr__(self, name, f"pgrepl_{self.name}")
         check_settings(self)
+
+    def publisher(self, name: str) -> PublisherSettings:
+        """Raises ConfigError when the file has none of that name."""
+        if name not in self.publishers:
+            raise ConfigError(
+                f"publishers: there is no {name!r}", f"there is {', '.join(self.publishers) or 'none'}"
+            )
+        return PublisherSettings.of(self.name, name, self.publishers[name])
 
     def choices(self, table: TableName) -> TableChoices:
         """What is chosen for a table and its columns."""

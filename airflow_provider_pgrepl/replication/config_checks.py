@@ -7,11 +7,13 @@ import json
 import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.config import Pipeline
@@ -54,6 +56,21 @@ def check_settings(pipeline: Pipeline) -> None:
     _check_tables(pipeline)
     _check_numbers(pipeline)
     _check_choices(pipeline)
+    _check_publishers(pipeline)
+
+
+def _check_publishers(pipeline: Pipeline) -> None:
+    first: dict[tuple[str, str], str] = {}
+    for name, given in pipeline.publishers.items():
+        settings = PublisherSettings.of(pipeline.name, name, given)
+        for text in settings.tables or ():
+            _check_table(f"publishers: {name}: tables", text, pattern_allowed=True)
+        other = first.setdefault((settings.conn_id, settings.place), name)
+        if other != name:
+            raise ConfigError(
+                f"publishers: {other} and {name} both send to {settings.place}",
+                "give each a place of its own: consumers could not tell what of each they have",
+            )
 
 
 def columns_of(field: str, names: Iterable[str]) -> set[ColumnName]:
@@ -201,31 +218,6 @@ def _is_of_numeric(text: str) -> bool:
 def _check_types(pipeline: Pipeline) -> None:
     for name, hint in get_type_hints(type(pipeline)).items():
         value = getattr(pipeline, name)
-        if not _is_of(value, hint):
+        if not is_of(value, hint):
             shown = list(value) if isinstance(value, tuple) else value
-            raise ConfigError(f"{name}: {shown!r} must be {_describe(hint)}")
-
-
-def _is_of(value: object, hint: Any) -> bool:
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _describe(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return "one of " + ", ".join(map(repr, get_args(hint)))
-    if get_origin(hint) is tuple:
-        return "a list of strings"
-    if get_origin(hint) is dict:
-        return "an object"
-    names = {str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
-    return names.get(hint, "a string or null")
+            raise ConfigError(f"{name}: {shown!r} must be {describe(hint)}")

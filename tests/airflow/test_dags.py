@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("snapshot", "replicate", "resnapshot", "drift", "tables")
+NAMES = ("snapshot", "replicate", "publish", "resnapshot", "drift", "tables")
 
 
 @pytest.fixture
@@ -32,11 +32,12 @@ def test_the_example_dags_import_without_connections_or_a_pipeline_file(bag: Any
     assert set(bag.dags) == {f"pgrepl_{name}" for name in NAMES}
 
 
-def test_replication_runs_continuously_and_gives_up_after_failed_runs(bag: Any) -> None:
-    dag = bag.dags["pgrepl_replicate"]
+@pytest.mark.parametrize("name", ["replicate", "publish"])
+def test_what_runs_continuously_gives_up_after_failed_runs(bag: Any, name: str) -> None:
+    dag = bag.dags[f"pgrepl_{name}"]
     assert dag.schedule == "@continuous"
     assert dag.max_consecutive_failed_dag_runs == 3
-    assert dag.get_task("replicate").retries > 0
+    assert dag.get_task(name).retries > 0
 
 
 def test_the_example_pipeline_is_a_valid_one() -> None:
@@ -46,7 +47,7 @@ def test_the_example_pipeline_is_a_valid_one() -> None:
     assert pipeline.conn_id == "pgrepl_default"
 
 
-@pytest.mark.parametrize("name", ["snapshot", "replicate"])
+@pytest.mark.parametrize("name", ["snapshot", "replicate", "publish"])
 def test_the_spark_applications_are_found(name: str) -> None:
     from airflow_provider_pgrepl.applications import application
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from demo.postgres import free_port
+from demo.rabbitmq import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,8 +23,9 @@ def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running():
     with tempfile.TemporaryDirectory(prefix="pgrepl-demo-") as folder:
         Path(folder).chmod(0o755)
         options = ["--exit", "--scale", "1", "--duration", "5", "--rate", "100", "--folder", f"{folder}/demo"]
+        events = ["--events", "rabbitmq"] if programs() else []
         ports = ["--pg-port", str(free_port()), "--airflow-port", str(free_port())]
-        command = [sys.executable, "-m", "demo", *options, *ports]
+        command = [sys.executable, "-m", "demo", *options, *events, *ports]
         # Other tests of this process have an Airflow of their own.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW")}
         result = subprocess.run(
@@ -32,6 +34,7 @@ def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running():
         assert result.returncode == 0, result.stdout + result.stderr
         assert "EQUAL: every row of every table" in result.stdout
         assert "balanced at" in result.stdout
+        assert not events or "pgbench_accounts: " in result.stdout.split("rebuilt from events, equal")[0]
         assert running_with(f"PGREPL_DEMO={folder}/demo") == []
 
 

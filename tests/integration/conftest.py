@@ -1,6 +1,12 @@
 """Fixtures of the tests that need a server."""
 
+from pathlib import Path
+
 import pytest
+
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from demo.rabbitmq import Broker
+from tests.support.published import Published, begin_publishing
 
 
 @pytest.fixture
@@ -14,3 +20,11 @@ def run(pg):
             return cursor.fetchall() if cursor.description else None
 
     return execute
+
+
+@pytest.fixture
+def published(dsn: str, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Published:
+    """A pipeline with a publisher to the module's broker."""
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
+    return begin_publishing(dsn, tmp_path, broker)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, SourceConnectionError
 from airflow_provider_pgrepl.replication.source.connection import connect, row, stream_conninfo
 from demo.postgres import Server
+from tests.support.certificates import make_certificate
 from tests.support.debian_server import programs
-
-_BY = ("-newkey", "rsa:2048", "-nodes", "-x509", "-days", "2", "-subj", "/CN=localhost")
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +29,7 @@ def secure() -> Iterator[tuple[Server, Path]]:
         server = Server(folder / "data", programs=found, settings={"fsync": "off", "ssl": "on"})
         server.create()
         certificate, key = server.data / "server.crt", server.data / "server.key"
-        command = ["openssl", "req", *_BY, "-addext", "subjectAltName=DNS:localhost"]
-        subprocess.run(
-            [*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
-        )
+        make_certificate(certificate, key)
         owner = server.data.stat()
         for file in (certificate, key):
             file.chmod(0o600)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile, live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.events.ordered_rows import ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -44,8 +44,12 @@ def rows_of(places: list[Place]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=ROW_SCHEMA)
 
 
+def files_after(uri: str, after: EventPosition) -> list[ChangelogFile]:
+    return live_files(open_changelog(uri), after.epoch, LSN(max(0, after.commit_lsn - 1)))
+
+
 def read(uri: str, after: EventPosition) -> list[Place]:
-    tables = ordered_rows(open_changelog(uri), after)
+    tables = ordered_rows(uri, files_after(uri, after), after)
     return [
         place
         for table in tables
@@ -86,4 +90,5 @@ def test_files_that_cannot_be_put_in_order_give_nothing(tmp_path: Path) -> None:
         part = writer.write_part(rows_of(places))
         writer.append([part], durable_lsn=LSN(120), first_lsn=LSN(100), last_lsn=LSN(110), last_commit_us=110)
     with pytest.raises(ChangelogError, match="in an order that cannot be told"):
-        next(ordered_rows(open_changelog(uri), EventPosition.after_transaction(Epoch(1), LSN(0))))
+        beginning = EventPosition.after_transaction(Epoch(1), LSN(0))
+        next(ordered_rows(uri, files_after(uri, beginning), beginning))

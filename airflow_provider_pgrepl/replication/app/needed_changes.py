@@ -1,12 +1,16 @@
-"""Find the changes that the changelog must keep, however old: tables, or a look back, still need them."""
+"""Find the changes that the changelog must keep: tables, publishers, or a look back still need them."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import SourceError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
@@ -22,6 +26,42 @@ def needed_above(dsn: str, pipeline: Pipeline, tables: LSN | None) -> LSN | None
         log.info("the changelog keeps its old hours for now: %s", error.message)
         return None
     return None if tables is None or sent_again is None else min(tables, sent_again)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """`needed_above` and `needed_later` as `Maintenance.run` takes them."""
+
+    needed_above: Mapping[int, int]
+    needed_later: tuple[tuple[float, Mapping[int, int]], ...] = ()
+
+
+def retention(pipeline: Pipeline, epoch: int, needed: LSN) -> Retention:
+    """What may go and when: what publishers have not published is kept for `publish_keep_h` of each.
+
+    `needed`: above which LSN of the epoch all others need changes. Raises LakeError, LakeUnavailableError.
+    """
+    own = {epoch: int(needed)}
+    rights = [
+        (settings.publish_keep_h, record.needed_after)
+        for settings in map(pipeline.publisher, pipeline.publishers)
+        if (record := read_record(pipeline.lake_root, settings.name)) is not None
+    ]
+    least = pipeline.changelog_retention_h
+    limits = sorted({least, *(hours for hours, _ in rights if hours > least)})
+    first, *later = [
+        (limit, _lowest(own, [position for hours, position in rights if hours > limit])) for limit in limits
+    ]
+    return Retention(first[1], tuple(later))
+
+
+def _lowest(own: Mapping[int, int], positions: Iterable[EventPosition]) -> dict[int, int]:
+    found = dict(own)
+    for position in positions:
+        # Of the transaction at its LSN some may be left.
+        above = max(0, position.commit_lsn - (not position.is_after_transaction))
+        found[position.epoch] = min(found.get(position.epoch, above), above)
+    return found
 
 
 def sent_again_above(dsn: str, pipeline: Pipeline) -> LSN | None:

@@ -25,6 +25,7 @@ CRASHED = 70
 
 DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
+TARGET_VARIABLE = "PGREPL_TARGET_URI"
 
 log = logging.getLogger("airflow_provider_pgrepl")
 
@@ -47,6 +48,17 @@ def source_dsn() -> str:
 def state_dsn() -> str:
     """The DSN of the database that holds the `_pgrepl` schema: the source, unless told otherwise."""
     return os.environ.get(STATE_DSN_VARIABLE, "").strip() or source_dsn()
+
+
+def target_uri() -> str:
+    """The URI of a publisher's target. Raises ConfigError."""
+    uri = os.environ.get(TARGET_VARIABLE, "").strip()
+    if not uri:
+        raise ConfigError(
+            f"{TARGET_VARIABLE} is not set",
+            "put the broker's URI there, as amqp://user:password@host:5672/%2F; it is never an argument",
+        )
+    return uri
 
 
 def run(

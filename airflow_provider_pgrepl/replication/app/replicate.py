@@ -14,13 +14,14 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import (
     ConfigError,
     FencedError,
+    LakeError,
     PgReplError,
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
-from airflow_provider_pgrepl.replication.app.needed_changes import needed_above
+from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.app.snapshot import check_owner
@@ -254,12 +255,22 @@ class Replication:
     def _maintain(self) -> None:
         needed = needed_above(self._dsn, self._pipeline, self._applier.needed_above())
         version = self._applier.progress.version
+        kept = None if needed is None else self._retention(needed)
         done = self._maintenance.run(
-            needed_above=None if needed is None else {self._record.epoch: needed},
+            needed_above=None if kept is None else kept.needed_above,
+            needed_later=() if kept is None else kept.needed_later,
             reader_version=version if version >= 0 else None,
         )
         for place, error in done.failed.items():
             log.warning("maintenance of %s failed: %s", place, error)
+
+    def _retention(self, needed: LSN) -> Retention | None:
+        """None, so that nothing goes, while it cannot be read what publishers need."""
+        try:
+            return retention(self._pipeline, self._record.epoch, needed)
+        except LakeError as error:
+            log.warning("the changelog keeps its old hours for now: %s", error)
+            return None
 
     def _raise_receiver_error(self) -> None:
         error = self._receiver.error

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,13 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_delta, open_storage, read_commit_actions
+
+
+class Transactions(Protocol):
+    """The open changelog, as far as its app transactions tell."""
+
+    def transaction_version(self, app_id: str) -> int | None:
+        """The last version that a commit gave to an app id."""
 
 
 @dataclass(frozen=True)
@@ -74,17 +82,17 @@ def open_changelog(uri: str) -> DeltaTable:
         ) from error
 
 
-def read_durable_lsn(table: DeltaTable) -> LSN:
+def read_durable_lsn(table: Transactions) -> LSN:
     """The LSN up to which the open changelog holds everything of its epoch."""
     return LSN(table.transaction_version(DURABLE_APP) or 0)
 
 
-def read_floor_lsn(table: DeltaTable, epoch: Epoch) -> LSN:
+def read_floor_lsn(table: Transactions, epoch: Epoch) -> LSN:
     """The highest commit LSN that retention has dropped: a table at a lower position cannot go on."""
     return LSN(table.transaction_version(floor_app(epoch)) or 0)
 
 
-def read_epoch_number(table: DeltaTable) -> Epoch:
+def read_epoch_number(table: Transactions) -> Epoch:
     """The epoch of the open changelog."""
     return Epoch(table.transaction_version(EPOCH_APP) or 0)
 
@@ -97,7 +105,7 @@ def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
         if "commitInfo" in action and METADATA_KEY in action["commitInfo"]:
             record = CommitRecord.from_json(action["commitInfo"][METADATA_KEY])
         elif "add" in action and action["add"].get("dataChange", True):
-            files.append(_file_of_action(action["add"]))
+            files.append(file_of_action(action["add"]))
     return Commit(version, record, tuple(files))
 
 
@@ -116,7 +124,8 @@ def read_durable_lsn_before(uri: str, version: int) -> LSN | None:
     return None
 
 
-def _file_of_action(add: dict[str, object]) -> ChangelogFile:
+def file_of_action(add: dict[str, object]) -> ChangelogFile:
+    """A file as the commit has it that added it. Raises KeyError, TypeError, ValueError."""
     stats = json.loads(str(add["stats"]))
     low, high = stats["minValues"], stats["maxValues"]
     return ChangelogFile(

@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.errors import ChangelogError, ConfigError
 from airflow_provider_pgrepl.replication.changelog.commit_times import first_commit_after
 from airflow_provider_pgrepl.replication.changelog.reader import (
+    Transactions,
     read_durable_lsn,
     read_epoch_number,
     read_floor_lsn,
@@ -96,7 +97,7 @@ def _before_moment(changelog: DeltaTable, epoch: Epoch, moment: datetime) -> LSN
     return LSN(found - 1)
 
 
-def check_kept(changelog: DeltaTable, position: EventPosition) -> None:
+def check_kept(changelog: Transactions, position: EventPosition) -> None:
     """Raises ChangelogError when changes after a position are gone from the open changelog."""
     floor = read_floor_lsn(changelog, position.epoch)
     whole = EventPosition.after_transaction(position.epoch, floor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any, Literal
 
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -24,6 +25,7 @@ class Change:
     all of it with REPLICA IDENTITY FULL; else its key, for a delete and for an update that changes the key;
     None where nothing.
     `commit_ts` is the source's clock and orders nothing. `json_columns`: those whose texts are JSON.
+    `relation_id`: the table's oid, which stays when it is renamed.
     """
 
     position: EventPosition
@@ -35,8 +37,9 @@ class Change:
     xid: int
     commit_ts: datetime
     json_columns: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    relation_id: int = field(default=0, repr=False, compare=False)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The same whenever the change is read: `<epoch>:<commit LSN>:<ordinal>`."""
         return str(self.position)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import base64
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from airflow_provider_pgrepl.replication.events.change import Change
 
-_DUMPS = json.JSONEncoder(ensure_ascii=False).encode
+_text: Callable[[str], str] = json.encoder.encode_basestring
 _BREAKS = str.maketrans("\r\n", "  ")
 _LINES = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
 """What some readers take for the end of a line; in JSON it stands within strings only."""
@@ -26,30 +27,26 @@ def to_json(change: Change) -> str:
     base64; moments are ISO 8601, in UTC with `Z`; json and jsonb are what they say; arrays are arrays, and
     what has fields is an object.
     """
-    fields = {
-        "table": _DUMPS(change.table),
-        "op": _DUMPS(change.op),
-        "data": _row(change.data, change.json_columns),
-        "old": _row(change.old, change.json_columns),
-        "id": _DUMPS(change.id),
-        "commit_lsn": _DUMPS(str(change.commit_lsn)),
-        "commit_ts": _value(change.commit_ts),
-        "xid": str(change.xid),
-    }
-    if change.unchanged:
-        fields["unchanged"] = _DUMPS(change.unchanged)
-    return _object(fields).translate(_LINES)
+    row, json_columns = change.data, change.json_columns
+    unchanged = f',"unchanged":{_value(change.unchanged)}' if change.unchanged else ""
+    text = (
+        f'{{"table":{_text(change.table)},"op":"{change.op}","data":{_row(row, json_columns)}'
+        f',"old":{_row(change.old, json_columns)},"id":"{change.id}","commit_lsn":"{change.commit_lsn}"'
+        f',"commit_ts":{_commit_ts(change.commit_ts)},"xid":{change.xid}{unchanged}}}'
+    )
+    return text if text.isascii() else text.translate(_LINES)
 
 
 def _row(row: Mapping[str, Any] | None, json_columns: Collection[str]) -> str:
     if row is None:
         return "null"
-    return _object(
-        {
-            name: _embedded(value) if name in json_columns and value is not None else _value(value)
-            for name, value in row.items()
-        }
+    if not json_columns:
+        return _object(row)
+    values = (
+        _embedded(value) if name in json_columns and value is not None else _value(value)
+        for name, value in row.items()
     )
+    return "{" + ",".join([f"{_text(name)}:{value}" for name, value in zip(row, values, strict=True)]) + "}"
 
 
 def _embedded(text: str) -> str:
@@ -57,33 +54,52 @@ def _embedded(text: str) -> str:
     return text.translate(_BREAKS)
 
 
-def _object(fields: Mapping[str, str]) -> str:
-    return "{" + ",".join(f"{_DUMPS(name)}:{value}" for name, value in fields.items()) + "}"
+def _object(fields: Mapping[str, Any]) -> str:
+    return "{" + ",".join([f"{_text(name)}:{_value(value)}" for name, value in fields.items()]) + "}"
 
 
 def _value(value: Any) -> str:
-    if value is None or isinstance(value, bool | str):
-        return _DUMPS(value)
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else _DUMPS(_not_finite(value))
-    if isinstance(value, Decimal):
-        return _DUMPS(format(value, "f"))
-    if isinstance(value, datetime):
-        moment = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
-        return _DUMPS(moment.isoformat() + ("" if value.tzinfo is None else "Z"))
-    if isinstance(value, date):
-        return _DUMPS(value.isoformat())
-    if isinstance(value, bytes):
-        return _DUMPS(base64.b64encode(value).decode())
+    write = _WRITERS.get(type(value))
+    return _other(value) if write is None else write(value)
+
+
+def _float(value: float) -> str:
+    """What is not finite is a text, as PostgreSQL writes it."""
+    if math.isfinite(value):
+        return repr(value)
+    return '"NaN"' if math.isnan(value) else '"Infinity"' if value > 0 else '"-Infinity"'
+
+
+def _moment(value: datetime) -> str:
+    if value.tzinfo is None:
+        return f'"{value.isoformat()}"'
+    return f'"{value.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"'
+
+
+@lru_cache(1_000)
+def _commit_ts(value: datetime) -> str:
+    """All changes of a transaction have it."""
+    return _moment(value)
+
+
+_WRITERS: dict[type, Callable[[Any], str]] = {
+    str: _text,
+    int: int.__repr__,
+    bool: lambda value: "true" if value else "false",
+    type(None): lambda _: "null",
+    float: _float,
+    Decimal: lambda value: f'"{value:f}"',
+    datetime: _moment,
+    date: lambda value: f'"{value.isoformat()}"',
+    bytes: lambda value: f'"{base64.b64encode(value).decode()}"',
+}
+
+
+def _other(value: Any) -> str:
+    """An array, something with fields, or a subclass of what values are made of."""
     if isinstance(value, Mapping):
-        return _object({str(name): _value(one) for name, one in value.items()})
+        return _object({str(name): one for name, one in value.items()})
+    for kind, write in _WRITERS.items():
+        if isinstance(value, kind):
+            return write(value)
     return "[" + ",".join(map(_value, value)) + "]"
-
-
-def _not_finite(value: float) -> str:
-    """As PostgreSQL writes it."""
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"

@@ -14,14 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
-from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile, live_files
+from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet
+
+_PIECE_ROWS, _PIECE_BYTES = 10_000, 16 << 20
+"""About as many as are given at once: a reader makes an object of each."""
 
 _ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 
@@ -35,22 +37,23 @@ class _Piece:
     last: tuple[int, int]
 
 
-def ordered_rows(changelog: DeltaTable, after: EventPosition) -> Iterator[pa.Table]:
-    """What the open changelog holds after a position, of its epoch: tables of ROW_SCHEMA, in order.
+def ordered_rows(uri: str, files: list[ChangelogFile], after: EventPosition) -> Iterator[pa.Table]:
+    """What the changelog's files hold after a position: tables of ROW_SCHEMA, in order. `files`: of the
+    position's epoch, at least all that can hold what is at its LSN or above.
 
     Raises ChangelogError when a file is gone, or when the files cannot be put in order: before anything is
     given of those.
     """
-    filesystem, root = open_storage(changelog.table_uri)
-    files = live_files(changelog, after.epoch, LSN(max(0, after.commit_lsn - 1)))
+    filesystem, root = open_storage(uri)
     for overlapping in _overlapping(files):
         for piece in _in_order(filesystem, root, overlapping):
             if piece.last <= (after.commit_lsn, after.ordinal):
                 continue
             rows = _between(_read(filesystem, root, piece.path), piece)
             rows = _after(rows.sort_by(_ORDER), after)
-            if rows.num_rows:
-                yield rows
+            step = min(_PIECE_ROWS, 1 + rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
+            for start in range(0, rows.num_rows, step):
+                yield rows.slice(start, step)
 
 
 def _overlapping(files: list[ChangelogFile]) -> Iterator[list[ChangelogFile]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
     ConfigError,
+    DriftError,
     GapError,
     LakeUnavailableError,
     PgReplError,
@@ -25,118 +27,184 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     read_durable_lsn,
     read_epoch_number,
 )
+from airflow_provider_pgrepl.replication.changelog.tail import ChangelogTail
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After, begin_after, check_kept
+from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Made
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.ordered_rows import ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
+
+_OF_A_TABLE = (ValueRangeError, DriftError)
 
 
-class ChangeReader:
-    """What `stream` gives, without asyncio. Arguments and errors are those of `stream`.
+@dataclass(frozen=True)
+class Fault:
+    """Why reading stopped: before the change, or the skipped transaction, at `position`, of these tables."""
+
+    error: PgReplError
+    position: EventPosition
+    relations: frozenset[int]
+
+
+class OrderedReader(Generic[Made]):
+    """What is made of a pipeline's changes, by `make`, in their order.
+
+    `tables` may be a TableSelection, of which no table needs to be known yet.
 
     `position`: after all that was given and looked through. Whoever writes it down as text, and gives it as
-    `after`, goes on there.
+    `after`, goes on there. `fault`: of the error that was raised last, if it is of tables and not of all.
     """
 
     def __init__(
-        self, lake: str | Path | Pipeline, tables: Collection[str] | None = None, *, after: After = None
+        self,
+        lake: str | Path | Pipeline,
+        tables: Collection[str] | TableSelection | None = None,
+        *,
+        after: After = None,
+        make: Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Made]],
     ) -> None:
         root = lake.lake_root if isinstance(lake, Pipeline) else str(lake)
-        self._uri = changelog_uri(root)
+        self._followed = FollowedChangelog(changelog_uri(root))
         choices_of = lake.choices if isinstance(lake, Pipeline) else lambda _: TableChoices()
         with _unreadable():
             relations = KnownRelations(root)
-            self._changes = TypedChanges(relations, choices_of, _wanted(tables, relations))
-            self.position = begin_after(open_changelog(self._uri), after)
-        self._changelog: DeltaTable | None = None
+            selection = tables if isinstance(tables, TableSelection) else _selection(tables, relations)
+            self._changes = make(relations, choices_of, selection)
+            self.position = begin_after(open_changelog(changelog_uri(root)), after)
+        self._changelog: ChangelogTail | None = None
         self._rows: Iterator[pa.Table] = iter(())
-        self._failed: PgReplError | None = None
+        self._next_fault: Fault | None = None
+        self.fault: Fault | None = None
+        self.durable_lsn = LSN(0)
 
-    def read(self) -> Iterator[list[Change]]:
+    def read(self) -> Iterator[list[Made]]:
         """What there is after the position, some changes at a time."""
         while (changes := self.read_next()) is not None:
             yield changes
 
-    def read_next(self) -> list[Change] | None:
+    def read_next(self) -> list[Made] | None:
         """The next changes, which may be none of the tables that are wanted; None: there is no more now."""
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            self._changelog = None
-            raise failed
+        if self._next_fault is not None:
+            self.fault, self._next_fault = self._next_fault, None
+            self._begin_again()
+            raise self.fault.error
+        self.fault = None
         try:
             with _unreadable():
-                if self._changelog is None:
-                    self._changelog = open_changelog(self._uri)
-                    check_kept(self._changelog, self.position)
-                    self._rows = ordered_rows(self._changelog, self.position)
-                rows = next(self._rows, None)
-                if rows is not None:
-                    return self._take(rows)
-                self._end(self._changelog)
+                return self._read_next()
         except BaseException:
             # What was being read is not read to its end: the next time begins after the position again.
-            self._changelog = None
+            self._begin_again()
             raise
+
+    def leave_out(self, tables: TableGroup) -> None:
+        """Tables whose changes are not wanted from here on, beside no others: each call says all of them."""
+        self._changes.wanted = self._changes.wanted.leaving_out(tables)
+        self._next_fault = None
+        self._begin_again()
+
+    def take_only(self, tables: TableGroup) -> None:
+        """Of what is wanted, only these tables' changes are from here on."""
+        self._changes.wanted = self._changes.wanted.taking_only(tables)
+        self._begin_again()
+
+    def names_of(self, oid: int) -> list[str]:
+        """All that a table is, or was, called."""
+        return sorted(map(str, self._changes.relations.names(oid))) or [f"the table with oid {oid}"]
+
+    def pass_fault(self) -> None:
+        """Go on without the change, or the skipped transaction, that the last error was about."""
+        assert self.fault is not None
+        self.position = max(self.position, self.fault.position)
+
+    def _begin_again(self) -> None:
+        self._changelog = None
+        self._followed.forget()
+
+    def _read_next(self) -> list[Made] | None:
+        if self._changelog is None:
+            changelog, is_new = self._followed.look(self.position)
+            if not is_new:
+                return None
+            check_kept(changelog, self.position)
+            self.durable_lsn = read_durable_lsn(changelog)
+            files = changelog.files_above(LSN(max(0, self.position.commit_lsn - 1)))
+            self._changelog = changelog
+            self._rows = ordered_rows(self._followed.uri, files, self.position)
+        rows = next(self._rows, None)
+        if rows is not None:
+            return self._take(rows)
+        self._end(self._changelog)
         return None
 
-    def _take(self, rows: pa.Table) -> list[Change]:
+    def _take(self, rows: pa.Table) -> list[Made]:
         gap = self._gap(rows)
-        before = rows if gap is None else rows.filter(pc.less(rows["commit_lsn"], int(gap)))
+        before = rows if gap is None else rows.filter(pc.less(rows["commit_lsn"], gap.position.commit_lsn))
         try:
             changes = self._changes.of(before)
-        except ValueRangeError:
+        except _OF_A_TABLE:
             before, changes = self._before_the_fault(before)
-        if gap is not None and self._failed is None:
-            self._failed = _gap_error(EventPosition.after_transaction(self.position.epoch, gap))
+        self._next_fault = self._next_fault or gap
         if before.num_rows:
             self.position = _last_position(before)
         return changes
 
-    def _gap(self, rows: pa.Table) -> LSN | None:
+    def _gap(self, rows: pa.Table) -> Fault | None:
         """The first skipped transaction that may have changed a table that is wanted."""
         gaps = rows.filter(pc.equal(rows["op"], GAP)).select(["commit_lsn", "relation_id"]).to_pylist()
-        lsns = [
-            row["commit_lsn"]
+        wanted, is_of_all = self._changes.is_of_wanted, self._changes.wanted.is_of_all
+        found = [
+            (row["commit_lsn"], row["relation_id"])
             for row in gaps
-            if self._changes.wanted is None
-            or (row["relation_id"] != NO_RELATION and self._changes.is_of_wanted(row["relation_id"]))
+            if (is_of_all if row["relation_id"] == NO_RELATION else wanted(row["relation_id"]))
         ]
-        return LSN(min(lsns)) if lsns else None
+        if not found:
+            return None
+        lsn = LSN(min(found)[0])
+        place = EventPosition.after_transaction(self.position.epoch, lsn)
+        return Fault(
+            _gap_error(place), place, frozenset(oid for at, oid in found if at == lsn) - {NO_RELATION}
+        )
 
-    def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Change]]:
+    def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Made]]:
         """Those before the first whose value cannot be held, which is raised next."""
         good, bad = 0, rows.num_rows
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
                 self._changes.of(rows.slice(0, middle))
-            except ValueRangeError:
+            except _OF_A_TABLE:
                 bad = middle
             else:
                 good = middle
+        faulty = rows.slice(good, 1)
         try:
-            self._changes.of(rows.slice(good, 1))
-        except ValueRangeError as error:
-            place = _last_position(rows.slice(good, 1))
-            self._failed = ValueRangeError(
+            self._changes.of(faulty)
+        except _OF_A_TABLE as error:
+            place = _last_position(faulty)
+            mend = "give the pipeline instead of its lake root, with the column in text_columns"
+            stated = type(error)(
                 f"{error.message}, in the change {place}",
-                "give the pipeline instead of its lake root, with the column in text_columns; or go on"
-                f" without this change: after={str(place)!r}",
+                f"{mend if isinstance(error, ValueRangeError) else error.hint}; or go on without this change:"
+                f" after={str(place)!r}",
             )
+            self._next_fault = Fault(stated, place, frozenset(faulty["relation_id"].to_pylist()))
         before = rows.slice(0, good)
         return before, self._changes.of(before)
 
-    def _end(self, changelog: DeltaTable) -> None:
+    def _end(self, changelog: ChangelogTail) -> None:
         """All that is durable has been read: a long wait shall not outlive what is kept."""
         self._changelog = None
         newest = read_epoch_number(changelog)
         if newest > self.position.epoch:
+            self._followed.forget()
             raise ChangelogError(
                 f"epoch {self.position.epoch} is over, the changelog is in epoch {newest}: what happened"
                 " between them is in no changelog",
@@ -147,6 +215,19 @@ class ChangeReader:
         self.position = max(self.position, EventPosition.after_transaction(newest, durable))
 
 
+class ChangeReader(OrderedReader[Change]):
+    """What `stream` gives, without asyncio. Arguments and errors are those of `stream`."""
+
+    def __init__(
+        self,
+        lake: str | Path | Pipeline,
+        tables: Collection[str] | TableSelection | None = None,
+        *,
+        after: After = None,
+    ) -> None:
+        super().__init__(lake, tables, after=after, make=TypedChanges)
+
+
 def _gap_error(gap: EventPosition) -> GapError:
     return GapError(
         f"the transaction at {gap.commit_lsn}, which the server could not send, was skipped: no one has its"
@@ -155,17 +236,9 @@ def _gap_error(gap: EventPosition) -> GapError:
     )
 
 
-def _wanted(tables: Collection[str] | None, relations: KnownRelations) -> frozenset[TableName] | None:
-    if tables is None:
-        return None
-    try:
-        wanted = frozenset(map(TableName.parse, tables))
-    except ValueError as error:
-        raise ConfigError(f"tables: {error}", "name a table as schema.name") from None
-    if not wanted:
-        raise ConfigError("tables: none is named", "name some, or give None for all")
-    known = relations.names()
-    if unknown := sorted(map(str, wanted - known)):
+def _selection(tables: Collection[str] | None, relations: KnownRelations) -> TableSelection:
+    wanted, known = TableSelection.parse(tables), relations.names()
+    if unknown := sorted(map(str, (wanted.names or frozenset()) - known)):
         raise ConfigError(
             f"tables: the changelog has never had {', '.join(unknown)}",
             f"it has had {', '.join(sorted(map(str, known))) or 'none'}; a table is known from its first"

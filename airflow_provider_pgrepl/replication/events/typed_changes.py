@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +10,12 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, Shape, once_each
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS, Change
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, Tuples
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 
 Row = dict[str, Any]
@@ -27,41 +24,15 @@ _JSON = (114, 3802)
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "unchanged")
 
 
-@dataclass
-class TypedChanges:
-    """Makes Changes of those tables that are `wanted` (None: of all), in the order of the rows.
+class TypedChanges(ByRelation[Change]):
+    """Changes typed as the lake's values are."""
 
-    A change is wanted if its table had one of these names, by the stream or by the catalog, when it came.
-    """
-
-    relations: KnownRelations
-    choices_of: Callable[[TableName], TableChoices]
-    wanted: frozenset[TableName] | None = None
-    _shapes: dict[int, _Shape] = field(default_factory=dict)
-
-    def of(self, rows: pa.Table) -> list[Change]:
-        """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
-        of its column here cannot hold, ConfigError, DriftError."""
-        is_change = np.isin(np.array(rows["op"].to_pylist()), list(OPERATIONS))
-        versions = rows["relation_version"].to_numpy()
-        found: dict[int, Change] = {}
-        for version in np.unique(versions[is_change]).tolist():
-            record = self.relations.find(version)
-            if self.wanted is None or record.names & self.wanted:
-                places = np.flatnonzero(is_change & (versions == version))
-                changes = self._shape(version, record).changes(rows.take(pa.array(places)))
-                found |= zip(places.tolist(), changes, strict=True)
-        return [found[place] for place in sorted(found)]
-
-    def is_of_wanted(self, oid: int) -> bool:
-        """Whether a table may be wanted under a name that it ever had."""
-        return self.wanted is None or bool(self.relations.names(oid) & self.wanted)
-
-    def _shape(self, version: int, record: RelationRecord) -> _Shape:
-        if version not in self._shapes:
-            columns = _typed_columns(record, self.relations, self.choices_of(record.name))
-            self._shapes[version] = _Shape(record, dict(columns))
-        return self._shapes[version]
+    def shape_of(self, record: RelationRecord) -> Shape[Change]:
+        columns = {
+            index: typed_column(column, record.name, self.choices_of(record.name), index)
+            for index, column in self.columns_of(record)
+        }
+        return _Shape(record, columns)
 
 
 class _Shape:
@@ -69,21 +40,23 @@ class _Shape:
 
     def __init__(self, record: RelationRecord, columns: dict[int, TypedColumn]) -> None:
         self.table, self._sent, self._columns = record.name, record.message.columns, columns
+        self._oid, self._name = record.message.oid, str(record.name)
         self._json = frozenset(one.name for one in self._columns.values() if one.column.type_oid in _JSON)
         whole = record.message.replica_identity == "f"
         self._identity = {i: one for i, one in self._columns.items() if whole or self._sent[i].is_identity}
 
-    def changes(self, rows: pa.Table) -> Iterator[Change]:
+    def make(self, rows: pa.Table) -> Iterator[Change]:
         is_row = np.array([op != "T" for op in rows["op"].to_pylist()], np.bool_)
         numbers, some = np.flatnonzero(is_row), rows.filter(pa.array(is_row))
         after = self._by_number(some, numbers, "new", self._columns)
         before = self._by_number(some, numbers, "old", self._identity)
-        columns = zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
+        columns = zip(*(once_each(rows[name]) for name in _PLACE), strict=True)
         for number, (op, epoch, lsn, ordinal, xid, commit_ts, unchanged) in enumerate(columns):
             data, old = after.get(number), before.get(number)
             left = tuple(self._without(data, old, unchanged or ()))
             place = EventPosition(Epoch(epoch), LSN(lsn), ordinal)
-            yield Change(place, str(self.table), OPERATIONS[op], data, old, left, xid, commit_ts, self._json)
+            op_name = OPERATIONS[op]
+            yield Change(place, self._name, op_name, data, old, left, xid, commit_ts, self._json, self._oid)
 
     def _without(self, data: Row | None, old: Row | None, unchanged: Sequence[int]) -> Iterator[str]:
         """Give values that the update did not send as the old row has them; those that nobody has go."""
@@ -124,18 +97,3 @@ class _Shape:
                 "read it as its text: give the column lake type string in types",
             )
         return found
-
-
-def _typed_columns(
-    record: RelationRecord, relations: KnownRelations, choices: TableChoices
-) -> Iterator[tuple[int, TypedColumn]]:
-    """Those whose values the changelog keeps and the pipeline does not leave out, by place in the stream."""
-    catalog = record.catalog.columns if record.catalog else ()
-    known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
-    for index, sent in enumerate(record.message.columns):
-        # The table may have been altered, or gone, when the receiver asked the catalog.
-        column = known.get((sent.name, sent.type_oid, sent.typmod)) or relations.column(
-            record.message.oid, sent, index
-        )
-        if index not in record.hidden and not choices.column(column.name).excluded:
-            yield index, typed_column(column, record.name, choices, index)

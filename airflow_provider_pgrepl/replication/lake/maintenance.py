@@ -40,6 +40,7 @@ LOG_AGE = timedelta(hours=1)
 # deltalake checkpoints every 100 commits by default, the changelog every 1,000: these only fill in.
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 2_000
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
+_PUBLISHERS = "_pgrepl/publishers"
 _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 
@@ -80,11 +81,13 @@ class Maintenance:
         now: datetime | None = None,
         *,
         needed_above: Mapping[int, int] | None = None,
+        needed_later: Sequence[tuple[float, Mapping[int, int]]] = (),
         reader_version: int | None = None,
     ) -> MaintenanceResult:
         """Thin the points, then take away what nobody needs any more.
 
         `needed_above` is that of `drop_expired`; without it the changelog keeps all its hours.
+        `needed_later`: the same after more hours than `changelog_retention_h`, when fewer have a right.
         `reader_version` is the changelog version that the slowest reader of versions is done with; without
         it the changelog's files and log stay. What fails in one place stops no other and is in the result.
         """
@@ -93,11 +96,11 @@ class Maintenance:
         with _failing_alone(_POINTS, done):
             self._maintain_tables(done, now)
         if needed_above is not None:
-            with _failing_alone(_CHANGELOG, done):
-                dropped = drop_expired(
-                    self._pipeline.lake_root, self._pipeline.changelog_retention_h, needed_above, now
-                )
-                done.changelog_files = dropped.files
+            own = (self._pipeline.changelog_retention_h, needed_above)
+            for hours, needed in (own, *needed_later):
+                with _failing_alone(_CHANGELOG, done):
+                    dropped = drop_expired(self._pipeline.lake_root, hours, needed, now)
+                    done.changelog_files += dropped.files
         if reader_version is not None:
             with _failing_alone(_CHANGELOG, done):
                 self._maintain_changelog(reader_version, done, now)
@@ -133,6 +136,10 @@ class Maintenance:
                 self._maintain(path, kept.get(path, ()), done, now)
         if not only_over and kept:
             self._maintain(_POINTS, (), done, now)
+        if not only_over:
+            for path in self._publisher_paths(done):
+                with _failing_alone(path, done):
+                    self._maintain(path, (), done, now)
 
     def _thin(self, done: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
         """Let points go by time and by bytes; for each table, the versions that are needed still."""
@@ -201,6 +208,15 @@ class Maintenance:
         for schema in schemas:
             with _failing_alone(schema, done), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
                 paths += (f"{schema}/{table}" for table in _folders(filesystem, f"{root}/{schema}"))
+        return [path for path in paths if self._is_table(path, done)]
+
+    def _publisher_paths(self, done: MaintenanceResult) -> list[str]:
+        """Of the tables in which publishers of events write down where they are."""
+        filesystem, root = open_storage(self._pipeline.lake_root)
+        names: list[str] = []
+        with _failing_alone(_PUBLISHERS, done), storage_errors(f"{self._pipeline.lake_root}/{_PUBLISHERS}"):
+            names = _folders(filesystem, f"{root}/{_PUBLISHERS}")
+        paths = (f"{_PUBLISHERS}/{name}" for name in names)
         return [path for path in paths if self._is_table(path, done)]
 
     def _is_table(self, path: str, done: MaintenanceResult) -> bool:

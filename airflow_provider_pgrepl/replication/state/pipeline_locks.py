@@ -12,14 +12,15 @@ import os
 import socket
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, one_line
 from airflow_provider_pgrepl.replication.source.connection import row, rows
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
-Purpose = Literal["replicate", "snapshot"]
+Purpose = str
+"""`replicate`, `snapshot`, or `publish` and a publisher's name."""
 
 _MAX_NAME = 63
 

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     log_path,
     make_folder,
     open_storage,
+    read_commit,
     read_commit_actions,
     read_parquet,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "open_delta",
     "open_storage",
     "query_delta",
+    "read_commit",
     "read_commit_actions",
     "read_parquet",
     "refusal",

@@ -49,6 +49,16 @@ def has_commit(uri: str, version: int) -> bool:
     return bool(filesystem.get_file_info(commit_path(root, version)).type == fs.FileType.File)
 
 
+def read_commit(uri: str, version: int) -> bytes | None:
+    """The file of a commit of a table; None when it is not there. Raises OSError."""
+    filesystem, root = open_storage(uri)
+    try:
+        with filesystem.open_input_stream(commit_path(root, version)) as source:
+            return bytes(source.read())
+    except FileNotFoundError:
+        return None
+
+
 def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:
     """What a commit says. `root`: the table's path in its filesystem.
 

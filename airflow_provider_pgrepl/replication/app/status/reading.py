@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplEr
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
+from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -105,6 +106,7 @@ class PipelineStatus:
     last_applied_commit_age_s: float | None = None
     consistent_point: ConsistentPoint | None = None
     tables: tuple[TableStatus, ...] = ()
+    publishers: tuple[PublisherStatus, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -162,6 +164,7 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         last_applied_commit_age_s=_age(lake.point),
         consistent_point=lake.point,
         tables=statuses,
+        publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
         problems=(*problems, *lake.problems),
     )
 

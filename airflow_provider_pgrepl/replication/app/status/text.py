@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus
 from airflow_provider_pgrepl.replication.app.status.reading import PipelineStatus, SlotStatus, TableStatus
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -41,6 +42,7 @@ def to_text(status: PipelineStatus) -> str:
         _steps(status),
         _point(status),
         _tables(status.tables),
+        _publishers(status.publishers),
     ]
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
@@ -172,6 +174,37 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
     lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
     notes = [line for table in tables for line in _note(table)]
     return [f"{_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
+
+
+def _publishers(publishers: tuple[PublisherStatus, ...]) -> list[str]:
+    if not publishers:
+        return []
+    headings = ("publisher", "target", "position", "behind the source", "published", "skipped", "last report")
+    rows = [
+        (
+            one.name,
+            one.target,
+            one.position or "not begun",
+            show_bytes(one.lag_bytes),
+            f"{one.published:,}",
+            f"{one.skipped:,}",
+            _ago(one.saved_at) if one.saved_at else "-",
+        )
+        for one in publishers
+    ]
+    notes = [line for one in publishers for line in _publisher_notes(one)]
+    return [*_aligned([headings, *rows], right={3, 4, 5}), *(["", *notes] if notes else [])]
+
+
+def _publisher_notes(publisher: PublisherStatus) -> list[str]:
+    lines = []
+    if publisher.reason:
+        lines += [f"publisher {publisher.name}: {publisher.error}", *_wrapped(publisher.reason)]
+        lines += _wrapped(f"hint: {publisher.hint}") if publisher.hint else []
+    for table in publisher.stopped:
+        lines += [f"publisher {publisher.name}: {table.table}: {table.error}, stopped after {table.after}"]
+        lines += [*_wrapped(table.reason), *_wrapped(f"hint: {table.hint}")]
+    return lines
 
 
 def _bytes(table: TableStatus) -> tuple[str, str, str]:

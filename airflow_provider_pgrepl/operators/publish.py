@@ -1,0 +1,78 @@
+"""PgPublishOperator: keep a broker supplied with change events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk.exceptions import AirflowException
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.hooks.target import target_uri
+from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+
+_MODES = ("continuous", "caught_up")
+
+
+class PgPublishOperator(SparkAppOperator):
+    """Publish a pipeline's changes, as one of its `publishers` says.
+
+    :param publisher: its name in the pipeline (templated)
+    :param mode: `continuous` runs until it is stopped; `caught_up` succeeds once everything that the
+        changelog held when it started is published (templated)
+    :param hand_over_after_s: succeed after so many seconds of `continuous`, and leave the application to the
+        next run, which adopts it. It stops by itself when none has come within fifteen minutes
+
+    The rest as in SparkAppOperator; the application runs in Spark's driver alone. Give it retries without
+    end: what no retry can mend fails at once.
+    """
+
+    app = "publish"
+    may_replace = True
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "publisher", "mode")
+
+    def __init__(
+        self,
+        *,
+        publisher: str,
+        mode: str = "continuous",
+        hand_over_after_s: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.publisher = publisher
+        self.mode = mode
+        self.hand_over_after_s = hand_over_after_s
+
+    @property
+    def place_name(self) -> str:
+        return f"{self.app}-{self.publisher}"
+
+    def app_arguments(self) -> list[str]:
+        if self.mode not in _MODES:
+            raise ConfigError(f"mode: {self.mode!r} must be one of {', '.join(_MODES)}")
+        named = ["--publisher", self._resolved.publisher(self.publisher).name]
+        if self.mode == "continuous":
+            return named
+        self.hand_over_after_s = None
+        return [*named, "--until", "caught-up"]
+
+    def secrets(self) -> dict[str, str]:
+        settings = self._resolved.publisher(self.publisher)
+        return {**super().secrets(), TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
+
+    def check_start(self, access: Access) -> None:
+        # It reads the lake, which whoever parses DAGs need not be able to.
+        from airflow_provider_pgrepl.replication.app.publish import check_publishing
+
+        check_publishing(access.pipeline)
+
+    def is_job_succeeded(self, status: str) -> bool:
+        # A continuous publisher that has ended is one to be started again.
+        return self.mode == "caught_up" and super().is_job_succeeded(status)
+
+    def ended_well(self) -> None:
+        if self.mode == "continuous":
+            raise AirflowException("the application was stopped by somebody else; publishing is to go on")

@@ -1,0 +1,192 @@
+"""The publishing app: one publisher of a pipeline, until it is stopped or has caught up."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import logging
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, ToolError
+from airflow_provider_pgrepl.replication.app import process, progress_writer
+from airflow_provider_pgrepl.replication.app.process import StopSignal
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    open_changelog,
+    read_durable_lsn,
+    read_epoch_number,
+)
+from airflow_provider_pgrepl.replication.compiled import begin_compiling
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.beginning import begin_after
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.events.publishing.target import Target
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.run_result import leave_result
+from airflow_provider_pgrepl.replication.state.store import Store
+
+log = logging.getLogger(__name__)
+
+CAUGHT_UP = "caught-up"
+_PUBLISHING = "airflow_provider_pgrepl.replication.events.publishing"
+_TARGETS = {"rabbitmq": ("rabbitmq", "RabbitMQ", "pika"), "nats": ("jetstream", "JetStream", "nats-py")}
+"""Module, class and client of each."""
+_WAIT_S = 1.0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the app; returns its exit code."""
+    return process.run("publish", argv, _add_arguments, _run)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
+    parser.add_argument(
+        "--until",
+        metavar=f"{CAUGHT_UP}|X/X",
+        help="end when all that the changelog held at the start, or all up to an LSN, is published",
+    )
+    parser.add_argument(
+        "--after",
+        metavar="PLACE",
+        help="begin again after a change's id or an LSN, whatever was published and whatever had stopped",
+    )
+
+
+def check_publishing(pipeline: Pipeline) -> None:
+    """Raise what the app would refuse to begin with, as far as that is known without the target."""
+    open_changelog(changelog_uri(pipeline.lake_root))
+
+
+def open_target(settings: PublisherSettings, uri: str) -> Target:
+    """The target of a publisher, not yet connected. Raises ToolError without its client, TargetError."""
+    module, name, client = _TARGETS[settings.target]
+    try:
+        target = getattr(importlib.import_module(f"{_PUBLISHING}.{module}"), name)
+    except ImportError:
+        raise ToolError(
+            f"the client of {name} ({client}) is missing",
+            f"pip install 'airflow-provider-pgrepl[{settings.target}]'",
+        ) from None
+    found: Target = target(uri, settings)
+    return found
+
+
+def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    begin_compiling()
+    settings = pipeline.publisher(arguments.publisher)
+    # Each attempt to connect would be an error in the log, with a trace of the client's own.
+    for client in ("pika", "nats"):
+        logging.getLogger(client).setLevel(logging.CRITICAL)
+    target, until = open_target(settings, process.target_uri()), _until(arguments.until)
+    with (
+        StopSignal() as stop,
+        closing(Store(process.state_dsn(), f"publish {pipeline.name} {settings.name}")) as store,
+    ):
+        store.lock(pipeline.name, f"publish {settings.name}")
+        publisher_log = PublisherLog(pipeline.lake_root, settings.name)
+        record = _take(pipeline, settings, publisher_log, arguments.after)
+        durable = _durable_after(pipeline, record.position, stop)
+        if durable is None:
+            return process.RETRY_MAY_HELP if arguments.until else process.DONE
+        publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait)
+        with contextlib.ExitStack() as stack:
+            if settings.metrics:
+                stack.enter_context(_metrics(pipeline, settings, publisher))
+            try:
+                reached = publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
+            except FencedError as error:
+                log.error("%s", error)
+                process.end_at_once()
+            finally:
+                leave_result(summary(publisher.record))
+    return _end(publisher, reached, is_limited=arguments.until is not None)
+
+
+def _metrics(
+    pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher
+) -> contextlib.AbstractContextManager[int]:
+    from airflow_provider_pgrepl.replication.events.publishing.metrics import serve_metrics
+
+    labels = (pipeline.name, settings.name)
+    return serve_metrics(settings.metrics_address(), labels, lambda: publisher.progress)
+
+
+def _end(publisher: Publisher, reached: bool, *, is_limited: bool) -> int:
+    record = publisher.record
+    log.info("published up to %s: %d events in all", record.position, record.published)
+    if record.stopped:
+        names = ", ".join(sorted(one.table for one in record.stopped.values()))
+        log.error("but without %s, which stopped: see pgrepl status", names)
+    if not is_limited:
+        return process.DONE
+    if not reached:
+        log.warning("stopped before the end was reached")
+        return process.RETRY_MAY_HELP
+    return process.WILL_NOT_HELP if record.stopped else process.DONE
+
+
+def summary(record: PublisherRecord) -> dict[str, object]:
+    """How a publisher stands, of JSON's types, small enough for XCom."""
+    return {
+        "position": str(record.position),
+        "published": record.published,
+        "skipped": record.skipped,
+        "stopped": sorted(one.table for one in record.stopped.values()),
+        "error": record.error,
+    }
+
+
+def _take(
+    pipeline: Pipeline, settings: PublisherSettings, publisher_log: PublisherLog, after: str | None
+) -> PublisherRecord:
+    changelog = open_changelog(changelog_uri(pipeline.lake_root))
+    holder = progress_writer.holder()
+    if after is not None:
+        begin = begin_after(changelog, after)
+        taken = publisher_log.take(PublisherRecord(begin), holder)
+        record = replace(taken, position=begin, stopped={})
+        publisher_log.save(record)
+        return record
+    begin = begin_after(changelog, None)
+    if settings.begin == "newest":
+        durable = LSN(max(0, read_durable_lsn(changelog) - 1))
+        begin = max(begin, EventPosition.after_transaction(read_epoch_number(changelog), durable))
+    return publisher_log.take(PublisherRecord(begin), holder)
+
+
+def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal) -> LSN | None:
+    """Up to where the changelog is durable, which is beyond the position; None when it is time to end.
+
+    A crash of the machine may have taken from the changelog what was published: the server sends it again.
+    """
+    has_said = False
+    while True:
+        changelog = open_changelog(changelog_uri(pipeline.lake_root))
+        durable = read_durable_lsn(changelog)
+        if durable > position.commit_lsn or read_epoch_number(changelog) != position.epoch:
+            return durable
+        if not has_said:
+            log.warning(
+                "all up to %s is published, and the changelog ends at %s: it was put back, or the machine"
+                " crashed. Waiting until it has passed that",
+                *(position, durable),
+            )
+            has_said = True
+        if stop.wait(_WAIT_S):
+            return None
+
+
+def _until(text: str | None) -> LSN | str | None:
+    if text is None or text == CAUGHT_UP:
+        return text
+    try:
+        return LSN.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--until: {error}") from None

@@ -1,0 +1,93 @@
+"""Rows of the changelog → something of each change, made by what is known of its relation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.events.change import OPERATIONS
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column
+
+ChoicesOf = Callable[[TableName], TableChoices]
+Made = TypeVar("Made")
+Of = TypeVar("Of", covariant=True)
+
+
+class Shape(Protocol[Of]):
+    """A relation, and what becomes of its rows."""
+
+    def make(self, rows: pa.Table) -> Iterator[Of]:
+        """One for each change, in their order."""
+
+
+class ByRelation(Generic[Made]):
+    """Makes something of each change of the tables that are `wanted`, in the order of the rows."""
+
+    def __init__(
+        self,
+        relations: KnownRelations,
+        choices_of: ChoicesOf,
+        wanted: TableSelection,
+    ) -> None:
+        self.relations, self.choices_of, self.wanted = relations, choices_of, wanted
+        self._shapes: dict[int, Shape[Made]] = {}
+
+    def of(self, rows: pa.Table) -> list[Made]:
+        """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
+        of its column here cannot hold, ConfigError, DriftError."""
+        is_change = np.isin(np.array(rows["op"].to_pylist()), list(OPERATIONS))
+        versions = rows["relation_version"].to_numpy()
+        found: dict[int, Made] = {}
+        for version in np.unique(versions[is_change]).tolist():
+            record = self.relations.find(version)
+            if self.wanted.has(record.message.oid, record.names):
+                places = np.flatnonzero(is_change & (versions == version))
+                made = self._shape(version, record).make(rows.take(pa.array(places)))
+                found |= zip(places.tolist(), made, strict=True)
+        return [found[place] for place in sorted(found)]
+
+    def is_of_wanted(self, oid: int) -> bool:
+        """Whether a table may be wanted under a name that it ever had."""
+        return self.wanted.may_have(oid, self.relations.names(oid))
+
+    def shape_of(self, record: RelationRecord) -> Shape[Made]:
+        """What becomes of a relation's rows. Raises ConfigError."""
+        raise NotImplementedError
+
+    def columns_of(self, record: RelationRecord) -> Iterator[tuple[int, Column]]:
+        """Those whose values the changelog keeps and the pipeline does not leave out, by place in the
+        stream."""
+        catalog = record.catalog.columns if record.catalog else ()
+        known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
+        choices = self.choices_of(record.name)
+        for index, sent in enumerate(record.message.columns):
+            # The table may have been altered, or gone, when the receiver asked the catalog.
+            column = known.get((sent.name, sent.type_oid, sent.typmod)) or self.relations.column(
+                record.message.oid, sent, index
+            )
+            if index not in record.hidden and not choices.column(column.name).excluded:
+                yield index, column
+
+    def _shape(self, version: int, record: RelationRecord) -> Shape[Made]:
+        if version not in self._shapes:
+            self._shapes[version] = self.shape_of(record)
+        return self._shapes[version]
+
+
+def once_each(column: pa.ChunkedArray) -> list[Any]:
+    """A column's values. A moment, which takes long to make and which all changes of a transaction share, is
+    made once."""
+    if not pa.types.is_timestamp(column.type):
+        plain: list[Any] = column.to_pylist()
+        return plain
+    encoded = column.combine_chunks().dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    return [None if place is None else found[place] for place in encoded.indices.to_pylist()]

@@ -1,0 +1,73 @@
+"""NATS JetStream: events on creek's wire, each acknowledged by the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from airflow_provider_pgrepl.errors import TargetError
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
+from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
+from airflow_provider_pgrepl.replication.events.publishing.target import Sending
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+_SCHEMES = ("nats", "tls")
+
+
+class JetStream:
+    """A connection, served by a thread of its own. `uri`: `nats://user:password@host:port`, or `tls://…`,
+    several with commas between; never shown.
+
+    Raises TargetError for a URI that is none.
+    """
+
+    def __init__(self, uri: str, settings: PublisherSettings) -> None:
+        self._servers = uri.split(",")
+        if not all(map(_is_readable, self._servers)):
+            raise TargetError(
+                "the URI of NATS cannot be read",
+                "give it as nats://user:password@host:4222, or tls://…, several servers with commas between;"
+                " what is special in a password is percent-encoded",
+            )
+        self._settings, self._stamps = settings, Stamps()
+        self._link: JetStreamLink | None = None
+
+    @property
+    def stamp(self) -> int:
+        return self._stamps.last
+
+    @stamp.setter
+    def stamp(self, stamp: int) -> None:
+        self._stamps.last = stamp
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_open
+
+    def connect(self) -> None:
+        """Raises TargetUnavailableError; TargetError when login or a right is refused."""
+        self.close()
+        link = JetStreamLink(self._servers, self._settings, self._stamps)
+        link.start()
+        self._link = link
+
+    def send(self, events: Sequence[Event]) -> Sending:
+        sending = Sending(events)
+        assert self._link is not None
+        self._link.send(sending)
+        return sending
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.stop()
+            self._link = None
+
+
+def _is_readable(server: str) -> bool:
+    try:
+        parts = urlsplit(server)
+        # The port is read when it is asked for.
+        return parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0 and not parts.fragment
+    except ValueError:
+        return False

@@ -1,0 +1,264 @@
+"""One connection to NATS, from when it is opened until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine
+from typing import Any
+
+import nats
+from nats.aio.msg import Msg
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.events.creek.encoding import unique_long
+from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
+from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload
+from airflow_provider_pgrepl.replication.events.creek.subjects import stream_name, subject
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import (
+    away,
+    error_of,
+    is_of_a_reply,
+    is_too_large,
+)
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import (
+    Streams,
+    UnsendableSchemaError,
+)
+from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
+from airflow_provider_pgrepl.replication.events.publishing.target import OnTheWay, Refusal, Sending
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+log = logging.getLogger(__name__)
+
+_CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
+_ANSWER_S = 60.0
+"""How long the server may take to acknowledge; one that stalls is found by its pings before."""
+_LOOK_S = 1.0
+_WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
+"""How much may be on the way, unacknowledged."""
+
+
+class JetStreamLink:
+    """All but `start`, `send` and `stop` runs in its thread."""
+
+    def __init__(self, servers: list[str], settings: PublisherSettings, stamps: Stamps) -> None:
+        self._servers, self._settings, self._stamps = servers, settings, stamps
+        self._stream = stream_name(settings.namespace, "wal", settings.database)
+        self._waiting: deque[OnTheWay] = deque()
+        self._on_the_way: dict[str, tuple[OnTheWay, float]] = {}
+        self._sendings: dict[int, Sending] = {}
+        self._bytes = self._tag = 0
+        self._error: PgReplError | None = None
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._runner = asyncio.Runner()
+        self._loop = self._runner.get_loop()
+        self._wake = asyncio.Event()
+        self._client: Any = None
+        self._announced: Envelope | None = None
+        self._is_connected = False
+
+    # --- called by the publisher's thread ---
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="pgrepl-nats", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_CONNECT_S):
+            self.stop()
+            raise away("the server does not answer")
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def is_open(self) -> bool:
+        return self._error is None
+
+    def send(self, sending: Sending) -> None:
+        if not sending.events:
+            return
+        with self._lock:
+            if self._error is None:
+                # Here, so that who ends the connection knows of it, though its loop takes nothing any more.
+                self._sendings[id(sending)] = sending
+                self._loop.call_soon_threadsafe(self._take, sending)
+                return
+        sending.fail(self._error)
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._error is None:
+                self._loop.call_soon_threadsafe(self._fail, away("the connection was closed"))
+        self._thread.join(_CLOSE_S)
+
+    # --- its life ---
+
+    def _run(self) -> None:
+        try:
+            self._runner.run(self._live())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, who waits must be told
+            self._fail(error_of(error))
+        with self._lock:
+            self._error = self._error or away("the connection ended")
+            lost = [*self._sendings.values()]
+            self._sendings.clear()
+        # Not with the lock: what is cancelled now may have reasons of its own to tell.
+        self._runner.close()
+        for sending in lost:
+            sending.fail(self._error)
+        self._ready.set()
+
+    async def _live(self) -> None:
+        connecting = nats.connect(
+            self._servers,
+            allow_reconnect=False,
+            max_reconnect_attempts=1,
+            connect_timeout=int(_CONNECT_S / 4),
+            ping_interval=_PING_S,
+            max_outstanding_pings=2,
+            error_cb=self._said,
+            disconnected_cb=self._disconnected,
+            name=f"pgrepl {self._settings.name}",
+        )
+        # Of several servers one may be away: what is said of it while others are tried is no reason to end.
+        self._client = await asyncio.wait_for(connecting, _CONNECT_S * 0.8)
+        try:
+            self._is_connected = True
+            self._streams = Streams(self._client, self._settings)
+            await self._streams.prepare()
+            self._inbox = self._client.new_inbox()
+            await self._client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
+            self._ready.set()
+            while self._error is None:
+                await self._send_waiting()
+                await self._wait()
+        except BaseException as error:
+            # Before the connection is closed, which would be another reason.
+            self._fail(error_of(error))
+            raise
+        finally:
+            await _quietly(self._client.close())
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.wait_for(self._wake.wait(), _LOOK_S)
+        except TimeoutError:
+            since = next((sent_at for _, sent_at in self._on_the_way.values()), None)
+            if since is not None and time.monotonic() - since > _ANSWER_S:
+                self._fail(away(f"nothing was acknowledged for {_ANSWER_S:.0f} s"))
+        self._wake.clear()
+
+    def _fail(self, error: PgReplError) -> None:
+        """The first reason is the one that is told."""
+        with self._lock:
+            self._error = self._error or error
+        self._wake.set()
+
+    async def _said(self, error: Exception) -> None:
+        if not self._is_connected:
+            return
+        if is_of_a_reply(error, self._streams.names):
+            log.warning("NATS does not let this user answer somebody who asked for a schema")
+            return
+        self._fail(error_of(error))
+
+    async def _disconnected(self) -> None:
+        self._fail(away("the connection was lost"))
+
+    # --- sending ---
+
+    def _take(self, sending: Sending) -> None:
+        self._waiting += (OnTheWay(sending, index) for index in range(len(sending.events)))
+        self._wake.set()
+
+    async def _send_waiting(self) -> None:
+        sent_at = unique_long(time.time_ns() // 1_000)
+        while self._waiting and self._error is None:
+            if len(self._on_the_way) >= _WINDOW or self._bytes >= _WINDOW_BYTES:
+                return
+            await self._publish(self._waiting.popleft(), sent_at)
+
+    async def _publish(self, one: OnTheWay, sent_at: bytes) -> None:
+        event = one.event
+        assert isinstance(event, CreekEvent)
+        if event.envelope is not self._announced:
+            try:
+                await self._streams.announce(event.envelope)
+            except UnsendableSchemaError:
+                self._settle(one, Refusal(event, "its schema is larger than NATS takes"))
+                return
+            self._announced = event.envelope
+        body = event.unstamped.stamped(self._stamps.next(event.position.commit_lsn), sent_at)
+        # JetStream drops what has an id that it had of late. Of what is sent again it must drop nothing: it
+        # would drop what it has and take what was refused, out of order.
+        headers = {"Nats-Msg-Id": f"{event.id}-{event.generation}", "Pgrepl-Id": event.id}
+        if event.missing:
+            headers["Creek-Unchanged"] = ",".join(event.missing)
+        if reason := self._reason_to_refuse(body, headers):
+            self._settle(one, Refusal(event, reason))
+            return
+        self._tag += 1
+        tag = str(self._tag)
+        self._on_the_way[tag] = one, time.monotonic()
+        event.body = body
+        self._bytes += len(body)
+        target = subject(self._stream, event.table)
+        await self._client.publish(target, framed(body), reply=f"{self._inbox}.{tag}", headers=headers)
+
+    def _reason_to_refuse(self, body: bytes, headers: dict[str, str]) -> str:
+        if len(body) > self._settings.max_event_bytes:
+            return f"the event has {len(body):,} bytes, and max_event_bytes is less"
+        room = largest_payload(self._client.max_payload)
+        if len(body) < room // 2:
+            return ""
+        room -= 16 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
+        if len(body) > room:
+            return f"the event has {len(body):,} bytes, more than the server's max_payload has room for"
+        return ""
+
+    async def _acknowledged(self, message: Msg) -> None:
+        found = self._on_the_way.pop(message.subject.rpartition(".")[2], None)
+        if found is None:
+            return
+        one, _ = found
+        self._bytes -= len(one.event.body)
+        one.event.body = b""
+        answer = _answer(message.data)
+        error = answer.get("error")
+        if error is None and answer.get("stream") == self._stream and "seq" in answer:
+            self._settle(one)
+        elif isinstance(error, dict) and is_too_large(error):
+            self._settle(one, Refusal(one.event, f"NATS does not take it: {error.get('description')}"))
+        elif isinstance(error, dict):
+            self._fail(away(f"the stream does not take an event: {error.get('description')}"))
+        else:
+            self._fail(away(f"stream {self._stream} does not take {subject(self._stream, one.event.table)}"))
+        if self._waiting and len(self._on_the_way) < _WINDOW // 2:
+            self._wake.set()
+
+    def _settle(self, one: OnTheWay, refusal: Refusal | None = None) -> None:
+        one.settle(refusal)
+        if one.sending.wait(0):
+            self._sendings.pop(id(one.sending), None)
+
+
+def _answer(data: bytes) -> dict[str, Any]:
+    """Of JetStream; empty when it is nobody's who has the stream."""
+    try:
+        found = json.loads(data)
+        return found if isinstance(found, dict) else {}
+    except ValueError:
+        return {}
+
+
+async def _quietly(closing: Coroutine[Any, Any, None]) -> None:
+    """What ended the connection is known already."""
+    try:
+        await asyncio.wait_for(closing, _CLOSE_S / 2)
+    except Exception:
+        log.debug("the connection did not close", exc_info=True)

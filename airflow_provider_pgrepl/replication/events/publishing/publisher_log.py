@@ -1,0 +1,220 @@
+"""PublisherLog: where a publisher is, in the lake beside the changelog.
+
+A Delta table of its own: a property of it is the record, its rows are events that were passed over. Commits
+count under one app id: a second publisher's makes every later commit of the first one fail.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import datetime
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
+from airflow_provider_pgrepl.replication.storage import (
+    append_delta,
+    create_delta,
+    delta_errors,
+    durable,
+    open_delta,
+    refusal,
+    torn,
+)
+
+PUBLISHER_APP = "pgrepl-publisher"
+LAYOUT = 1
+SKIPPED_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("table", pa.string()),
+        ("reason", pa.string()),
+        ("skipped_at", pa.timestamp("us", "UTC")),
+    ]
+)
+_PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.enableExpiredLogCleanup": "false",
+}
+# A table's description holds no more than 4,000 characters.
+_RECORD = "pgrepl.publisher"
+_DOING = "where the publisher is cannot be written"
+
+
+@dataclass(frozen=True)
+class PublisherRecord:
+    """All up to `position` is published, but for what `stopped` holds, by oid. `generation`: that of the last
+    connection; `stamp`: as a target has it. `error`: what ended the publisher, if it was an error; `holder`:
+    who published last."""
+
+    position: EventPosition
+    generation: int = 0
+    stamp: int = 0
+    published: int = 0
+    skipped: int = 0
+    holder: str = ""
+    saved_at: datetime | None = None
+    stopped: Mapping[int, StoppedTable] = field(default_factory=dict)
+    error: str = ""
+    reason: str = ""
+    hint: str = ""
+
+    @property
+    def needed_after(self) -> EventPosition:
+        """After which position this publisher has a right to changes."""
+        waiting = [table.after for table in self.stopped.values() if not table.is_lost]
+        return min([self.position, *waiting])
+
+    def to_json(self) -> str:
+        stopped = {str(oid): {**asdict(one), "after": str(one.after)} for oid, one in self.stopped.items()}
+        saved_at = self.saved_at.isoformat() if self.saved_at else None
+        return json.dumps(
+            {
+                **{
+                    name: getattr(self, name)
+                    for name in ("generation", "stamp", "published", "skipped", "holder", *_ERROR)
+                },
+                "layout": LAYOUT,
+                "position": str(self.position),
+                "saved_at": saved_at,
+                "stopped": stopped,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | None) -> PublisherRecord:
+        """Raises LakeError when it is not ours or of a newer layout."""
+        try:
+            fields = json.loads(text or "")
+            if fields.pop("layout") > LAYOUT:
+                raise LakeError(
+                    "a publisher's record is of a newer layout", "upgrade airflow-provider-pgrepl"
+                )
+            saved_at = fields.pop("saved_at")
+            stopped = {
+                int(oid): StoppedTable(
+                    **{**one, "after": EventPosition.parse(one["after"]), "names": tuple(one["names"])}
+                )
+                for oid, one in fields.pop("stopped").items()
+            }
+            return cls(
+                **{**fields, "position": EventPosition.parse(fields["position"])},
+                saved_at=datetime.fromisoformat(saved_at) if saved_at else None,
+                stopped=stopped,
+            )
+        except (ValueError, KeyError, TypeError):
+            raise LakeError(
+                "a table in _pgrepl/publishers was not written by this product",
+                "move it away, and begin the publisher again with --after",
+            ) from None
+
+
+_ERROR = ("error", "reason", "hint")
+
+
+def publisher_uri(lake_root: str, name: str) -> str:
+    """The Delta table of one publisher."""
+    return f"{system_folder(lake_root)}/publishers/{name}"
+
+
+def read_record(lake_root: str, name: str) -> PublisherRecord | None:
+    """Where a publisher is; None when it never began. Raises LakeError, LakeUnavailableError."""
+    table = _open(publisher_uri(lake_root, name))
+    return None if table is None else _record(table)
+
+
+def missed(error: ChangelogError, record: PublisherRecord, name: str) -> ChangelogError:
+    """Changes after the record's position are gone, or in another epoch: who reads the events has a gap."""
+    return ChangelogError(
+        f"{error.message}. Published is all up to {record.position}",
+        "have consumers read the tables from the lake at a consistent point, which pgrepl status names, and"
+        f" begin again there: pgrepl publish FILE.json --publisher {name} --after LSN",
+    )
+
+
+class PublisherLog:
+    """For the one process that publishes: from `take` on, whoever did before cannot write any more."""
+
+    def __init__(self, lake_root: str, name: str) -> None:
+        self._uri = publisher_uri(lake_root, name)
+        self._name = name
+        self._table: DeltaTable | None = None
+        self._sequence = 0
+
+    def take(self, begin: PublisherRecord, holder: str) -> PublisherRecord:
+        """The record as it stands; `begin` when there is none yet.
+
+        Raises FencedError when another takes it at the same time, LakeError, LakeUnavailableError.
+        """
+        torn.find_torn(self._uri, PUBLISHER_APP).set_aside()
+        self._table = _open(self._uri)
+        if self._table is None:
+            self._create()
+            self._table = _open(self._uri)
+        assert self._table is not None
+        self._sequence = self._table.transaction_version(PUBLISHER_APP) or 0
+        record = replace(_record(self._table) or begin, holder=holder)
+        self.save(record)
+        return record
+
+    def save(self, record: PublisherRecord) -> None:
+        """Write the record down, on the disk. Raises FencedError, LakeUnavailableError."""
+        assert self._table is not None
+        properties = CommitProperties(app_transactions=[Transaction(PUBLISHER_APP, self._sequence + 1)])
+        try:
+            self._table.alter.set_table_properties(
+                {_RECORD: record.to_json()}, raise_if_not_exists=False, commit_properties=properties
+            )
+            self._sequence += 1
+            durable.flush_newest(self._uri)
+        except CommitFailedError:
+            raise self._fenced() from None
+        except (DeltaError, OSError) as error:
+            raise refusal(_DOING, error) from error
+
+    def add_skipped(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Write down events that are passed over, on the disk. Raises FencedError, LakeUnavailableError."""
+        assert self._table is not None
+        try:
+            append_delta(self._uri, pa.Table.from_pylist(list(rows), SKIPPED_SCHEMA))
+            self._table.update_incremental()
+            if self._table.transaction_version(PUBLISHER_APP) != self._sequence:
+                raise self._fenced()
+        except (DeltaError, OSError) as error:
+            raise refusal(_DOING, error) from error
+
+    def _fenced(self) -> FencedError:
+        return FencedError(
+            f"publisher {self._name}: another process has taken its place", "let that one go on"
+        )
+
+    def _create(self) -> None:
+        properties = CommitProperties(app_transactions=[Transaction(PUBLISHER_APP, 1)])
+        try:
+            create_delta(self._uri, SKIPPED_SCHEMA, _PROPERTIES, properties)
+        except (DeltaError, OSError) as error:
+            raise refusal(_DOING, error) from error
+
+
+def _record(table: DeltaTable) -> PublisherRecord | None:
+    text = table.metadata().configuration.get(_RECORD)
+    return None if text is None else PublisherRecord.from_json(text)
+
+
+def _open(uri: str) -> DeltaTable | None:
+    try:
+        with delta_errors("where the publisher is cannot be read"):
+            return open_delta(uri)
+    except TableNotFoundError:
+        return None
+    except DeltaError as error:
+        raise LakeUnavailableError(
+            f"where the publisher is cannot be read: {type(error).__name__}", "look at the lake's storage"
+        ) from error

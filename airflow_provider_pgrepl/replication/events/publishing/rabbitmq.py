@@ -1,0 +1,71 @@
+"""RabbitMQ: events as persistent messages of a topic exchange, each confirmed by the broker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pika
+
+from airflow_provider_pgrepl.errors import TargetError
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.events.publishing.target import Sending
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+_HEARTBEAT_S = 20
+_SCHEMES = ("amqp://", "amqps://")
+
+
+class RabbitMQ:
+    """A connection with one channel, served by a thread of its own, so that heartbeats are answered however
+    long nothing is sent. `uri`: `amqp(s)://user:password@host:port/vhost`, never shown.
+
+    A message that the broker does not take, as one that is too large, ends the channel, with all that is on
+    the way: those are then sent one at a time, so that it is known which was meant.
+    """
+
+    def __init__(self, uri: str, settings: PublisherSettings) -> None:
+        self._parameters = _parameters(uri)
+        self._settings = settings
+        self._refused: dict[str, str] = {}
+        self._suspects: set[str] = set()
+        self._link: RabbitMQLink | None = None
+        self.stamp = 0
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_open
+
+    def connect(self) -> None:
+        """Raises TargetUnavailableError; TargetError when login, virtual host or exchange is refused."""
+        self.close()
+        link = RabbitMQLink(self._parameters, self._settings, self._refused, self._suspects)
+        link.start()
+        self._link = link
+
+    def send(self, events: Sequence[Event]) -> Sending:
+        sending = Sending(events)
+        assert self._link is not None
+        self._link.send(sending)
+        return sending
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.stop()
+            self._link = None
+
+
+def _parameters(uri: str) -> pika.URLParameters:
+    try:
+        parameters = pika.URLParameters(uri) if uri.startswith(_SCHEMES) else None
+    except Exception:  # noqa: BLE001 - pika raises many, and their texts may hold the password
+        parameters = None
+    if parameters is None:
+        raise TargetError(
+            "the URI of RabbitMQ cannot be read",
+            "give it as amqp://user:password@host:5672/vhost, with what is special in a name percent-encoded;"
+            " a virtual host / is %2F",
+        )
+    parameters.heartbeat = _HEARTBEAT_S
+    parameters.connection_attempts = 1
+    return parameters

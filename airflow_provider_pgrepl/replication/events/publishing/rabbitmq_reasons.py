@@ -1,0 +1,71 @@
+"""Why a connection to RabbitMQ ended, and whether to try again."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import pika
+from pika.exceptions import AMQPConnectionError, ProbableAccessDeniedError, ProbableAuthenticationError
+
+from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
+
+# Reply codes of AMQP 0-9-1, 1.2.
+ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406, 530
+
+
+def ended_by(parameters: pika.ConnectionParameters, reason: Any) -> PgReplError:
+    """The error for what pika gives as the reason of a connection's end.
+
+    Who only lost the connection while it was being opened was not refused, whatever pika supposes.
+    """
+    said = str(reason.args[0]) if isinstance(reason, AMQPConnectionError) and reason.args else ""
+    if isinstance(reason, ProbableAuthenticationError) and f"({ACCESS_REFUSED})" in said:
+        return refused("the login was refused")
+    is_closed = getattr(reason, "reply_code", None) == _NOT_ALLOWED
+    if is_closed or (isinstance(reason, ProbableAccessDeniedError) and f"({_NOT_ALLOWED})" in said):
+        return refused(f"the virtual host {parameters.virtual_host} was refused")
+    cause = _cause(reason)
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return TargetError(
+            f"RabbitMQ at {parameters.host}:{parameters.port}: its certificate was refused:"
+            f" {cause.verify_message}",
+            "name the host as its certificate does, and give the authority's certificate in a file that"
+            " SSL_CERT_FILE names",
+        )
+    return away(parameters, text_of(reason))
+
+
+def away(parameters: pika.ConnectionParameters, what: str) -> TargetUnavailableError:
+    """The broker takes nothing just now."""
+    return TargetUnavailableError(
+        f"RabbitMQ at {parameters.host}:{parameters.port}: {what}",
+        "is the broker there, and has it room? Events wait in the changelog meanwhile",
+    )
+
+
+def refused(what: str) -> TargetError:
+    """The broker takes nothing before somebody has changed something."""
+    return TargetError(
+        f"RabbitMQ: {what}", "look at the connection's user, its rights and the exchange's settings"
+    )
+
+
+def text_of(reason: Any) -> str:
+    """Of a broker's or pika's reason, which holds neither credentials nor rows."""
+    if getattr(reason, "reply_text", ""):
+        return f"{reason.reply_code} {reason.reply_text}"
+    cause = _cause(reason)
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return "the connection ended" if cause is None else type(cause).__name__
+
+
+def _cause(reason: Any) -> BaseException | None:
+    """The innermost of pika's exceptions, each of which holds others in its own way."""
+    inner = getattr(reason, "exception", None) or next(reversed(getattr(reason, "exceptions", ())), None)
+    if inner is None and isinstance(reason, BaseException):
+        inner = next((one for one in reason.args if isinstance(one, BaseException)), None)
+    if inner is not None:
+        return _cause(inner)
+    return reason if isinstance(reason, BaseException) else None

@@ -1,0 +1,65 @@
+"""StoppedTable: a table whose events wait while those of others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import ChangelogError, GapError, PgReplError, ValueRangeError
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.target import Refusal
+from airflow_provider_pgrepl.replication.events.table_selection import TableGroup
+from airflow_provider_pgrepl.replication.names import TableName
+
+_AGAIN = "start the publisher again: it begins with this table. Or let on_error be skip_and_record"
+_SMALLER = "leave the large column out (exclude_columns), or have the target take it"
+
+
+@dataclass(frozen=True)
+class StoppedTable:
+    """Its events, and those of whichever table has one of its names, wait after a position; the rest says
+    why."""
+
+    table: str
+    names: tuple[str, ...]
+    after: EventPosition
+    error: str
+    reason: str
+    hint: str
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether changes that it waits for are gone."""
+        return self.error == ChangelogError.__name__
+
+
+def group_of(stopped: Mapping[int, StoppedTable]) -> TableGroup:
+    """Which tables' events wait. `stopped`: by oid."""
+    names = set()
+    for name in (name for table in stopped.values() for name in table.names):
+        # One that nobody knows by name is known by its oid.
+        with suppress(ValueError):
+            names.add(TableName.parse(name))
+    return TableGroup(frozenset(stopped), frozenset(names))
+
+
+def stopped_by(names: Sequence[str], after: EventPosition, why: PgReplError | Refusal) -> StoppedTable:
+    """A table that stops by an error of its changes, or by a target's refusal."""
+    table = " or ".join(names)
+    if isinstance(why, Refusal):
+        mend = "bind a queue" if why.is_unrouted else _SMALLER
+        reason, hint = f"{why.event.id}: {why.reason}", f"{mend}, then {_AGAIN}"
+        return StoppedTable(table, tuple(names), after, "TargetError", reason, hint)
+    return StoppedTable(table, tuple(names), after, type(why).__name__, why.message, _hint(why))
+
+
+def _hint(error: PgReplError) -> str:
+    if isinstance(error, ValueRangeError):
+        return f"list the column in text_columns, then {_AGAIN}"
+    if isinstance(error, GapError | ChangelogError):
+        return (
+            "have readers take the table from the lake at a consistent point, let on_error be"
+            " skip_and_record, and start the publisher again"
+        )
+    return f"{error.hint}; then {_AGAIN}" if error.hint else _AGAIN

@@ -1,0 +1,150 @@
+"""PublisherSettings: what a pipeline file says of one publisher of change events."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_type_hints
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.setting_types import describe, is_of
+
+TargetKind = Literal["rabbitmq", "nats"]
+OnError = Literal["stop_table", "skip_and_record"]
+Unrouted = Literal["error", "drop"]
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
+SHORT_TEXT_BYTES = 255
+"""Bytes that an AMQP name may have (AMQP 0-9-1, 4.2.5.3)."""
+_SOME_TEXTS = tuple[str, ...] | None
+_REFERENCE = "see docs/reference/publishers.md"
+_ONLY_OF = {
+    "exchange": "rabbitmq",
+    "unrouted": "rabbitmq",
+    "namespace": "nats",
+    "database": "nats",
+}
+"""Which target a setting is of, where it is not of all."""
+_STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublisherSettings:
+    """One publisher. Raises ConfigError naming the field.
+
+    `conn_id`: the Airflow connection of the target. `tables`: as `schema.name` or `schema.*`; None is all of
+    the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `namespace` and `database`, of
+    NATS: what its streams are called by. `begin`: where the first run begins, `oldest` or `newest`.
+    `on_error`: what becomes of a table when an event of it cannot be made, or the target refuses
+    it for what it is. `unrouted`: whether an event that no queue takes is such an error, or is dropped.
+    `max_event_bytes`: what the target takes at most. `publish_keep_h`: for how long changes that are not
+    published are kept. `metrics`: `host:port` of a Prometheus endpoint.
+    """
+
+    name: str
+    target: TargetKind
+    conn_id: str = ""
+    tables: tuple[str, ...] | None = None
+    exchange: str = ""
+    namespace: str = "CREEK"
+    database: str = ""
+    begin: Literal["oldest", "newest"] = "oldest"
+    on_error: OnError = "stop_table"
+    unrouted: Unrouted = "error"
+    max_event_bytes: int = 16 * 1024 * 1024
+    publish_keep_h: float = 336.0
+    metrics: str = ""
+
+    @classmethod
+    def of(cls, pipeline: str, name: str, given: object) -> PublisherSettings:
+        """Of the entry `name` in a pipeline file's `publishers`. Raises ConfigError."""
+        where = f"publishers: {name}"
+        if not _NAME.fullmatch(name):
+            raise ConfigError(
+                f"{where!r} may hold only a-z, 0-9 and _, at most 40 of them, and not begin with _"
+            )
+        if not isinstance(given, dict):
+            raise ConfigError(f"{where} must be an object", _REFERENCE)
+        hints = get_type_hints(cls)
+        known = [field.name for field in dataclasses.fields(cls) if field.name != "name"]
+        if unknown := sorted(set(given) - set(known)):
+            raise ConfigError(
+                f"{where} has unknown key {', '.join(map(repr, unknown))}", f"known keys: {', '.join(known)}"
+            )
+        if "target" not in given:
+            raise ConfigError(
+                f"{where} has no target", f"one of {', '.join(map(repr, get_args(TargetKind)))}"
+            )
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
+        }
+        for key, value in values.items():
+            _check(f"{where}: {key}", value, hints[key])
+        for key, target in _ONLY_OF.items():
+            if key in values and values["target"] != target:
+                raise ConfigError(f"{where}: {key}: is of target {target!r} alone", _REFERENCE)
+        defaults = {"conn_id": f"pgrepl_{values['target']}"}
+        if values["target"] == "rabbitmq":
+            defaults["exchange"] = f"pgrepl.{pipeline}"
+        named = {key: value for key, value in values.items() if value != "" or key not in defaults}
+        fields: dict[str, Any] = {**defaults, **named, "name": name}
+        found = cls(**fields)
+        found._check_values(where)
+        return found
+
+    @property
+    def place(self) -> str:
+        """Where at its target it sends events: no two publishers to one place."""
+        if self.target == "nats":
+            return f"the streams {self.namespace}_*_{self.database}"
+        return f"exchange {self.exchange}"
+
+    def _check_values(self, where: str) -> None:
+        if self.max_event_bytes <= 0:
+            raise ConfigError(f"{where}: max_event_bytes: must be greater than 0")
+        if not 0 < self.publish_keep_h <= 876_000:
+            raise ConfigError(f"{where}: publish_keep_h: must be greater than 0, and not more than 876000")
+        if len(self.exchange.encode()) > SHORT_TEXT_BYTES:
+            raise ConfigError(
+                f"{where}: exchange: is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows"
+            )
+        if self.exchange.startswith("amq."):
+            raise ConfigError(f"{where}: exchange: names that begin with amq. are the broker's own")
+        if self.metrics:
+            self.metrics_address()
+        if self.target == "nats":
+            self._check_streams(where)
+
+    def _check_streams(self, where: str) -> None:
+        if not self.database:
+            raise ConfigError(
+                f"{where} has no database",
+                "give the name by which consumers know the source; it is part of the streams' names",
+            )
+        for key in ("namespace", "database"):
+            if not _STREAM_WORD.fullmatch(getattr(self, key)):
+                raise ConfigError(
+                    f"{where}: {key}: may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
+                )
+
+    def metrics_address(self) -> tuple[str, int]:
+        """Host and port of the Prometheus endpoint. Raises ConfigError."""
+        host, colon, port = self.metrics.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise ConfigError(
+                f"publishers: {self.name}: metrics: {self.metrics!r} is no address", "as 127.0.0.1:9187"
+            )
+        return host, int(port)
+
+
+def _check(where: str, value: object, hint: Any) -> None:
+    if hint == _SOME_TEXTS:
+        fits = value is None or (bool(value) and is_of(value, tuple[str, ...]))
+        described = "a list of strings that is not empty, or null"
+    else:
+        fits, described = is_of(value, hint), describe(hint)
+    if not fits:
+        shown = list(value) if isinstance(value, tuple) else value
+        raise ConfigError(f"{where}: {shown!r} must be {described}", _REFERENCE)

@@ -1,0 +1,51 @@
+"""pgrepl_publish: send every change to a broker, always; begins again by itself when it has ended.
+
+The pipeline is the JSON file that PGREPL_PIPELINE_FILE names, else pipeline.json beside this file;
+PGREPL_PUBLISHER says which of its `publishers` is meant, else it is `events`. Once, as in CI:
+`airflow dags test pgrepl_publish -c '{"mode": "caught_up"}'`
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from airflow.sdk import DAG, Param
+
+from airflow_provider_pgrepl.operators.publish import PgPublishOperator
+
+PIPELINE_FILE = os.environ.get("PGREPL_PIPELINE_FILE", str(Path(__file__).with_name("pipeline.json")))
+
+with DAG(
+    "pgrepl_publish",
+    description="Send PostgreSQL's changes to a broker",
+    schedule="@continuous",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    # A wrong configuration would fail and begin again at once: after three runs the DAG pauses itself.
+    max_active_runs=1,
+    max_consecutive_failed_dag_runs=3,
+    params={
+        "mode": Param(
+            "continuous",
+            type="string",
+            enum=["continuous", "caught_up"],
+            values_display={"continuous": "Until stopped", "caught_up": "Until caught up"},
+        ),
+    },
+    tags=["pgrepl"],
+    doc_md=__doc__,
+) as dag:
+    PgPublishOperator(
+        task_id="publish",
+        pipeline=PIPELINE_FILE,
+        publisher=os.environ.get("PGREPL_PUBLISHER", "events"),
+        mode="{{ params.mode }}",
+        spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
+        # Without end: what no retry can mend fails at once, and a restart of Airflow costs one.
+        retries=10_000,
+        retry_delay=timedelta(seconds=30),
+        # Once a day the run succeeds, and the next one adopts the application: tries and log begin again.
+        hand_over_after_s=86_400,
+    )

@@ -1,0 +1,14 @@
+"""Publish a pipeline's changes to a broker.
+
+PGREPL_DSN=… PGREPL_TARGET_URI=… spark-submit publish.py --pipeline FILE.json --publisher NAME
+    [--until caught-up|X/X] [--after PLACE]
+"""
+
+from __future__ import annotations
+
+import sys
+
+from airflow_provider_pgrepl.replication.app.publish import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,118 @@
+"""PgPublishOperator, and the connection of its broker."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from demo.rabbitmq import Broker
+from tests.support.rabbitmq import Queue, running_broker
+from tests.support.received import Received
+from tests.support.replicated import execute
+
+pytestmark = pytest.mark.usefixtures("airflow_db")
+
+NAME = "AIRFLOW_CONN_PGREPL_RABBITMQ"
+PIPELINE: dict[str, Any] = {
+    "name": "shop",
+    "tables": ["public.*"],
+    "lake": "/tmp/pgrepl-no-lake",
+    "publishers": {"events": {"target": "rabbitmq"}},
+}
+
+
+def connect_to(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    monkeypatch.setenv(NAME, json.dumps({"conn_type": "amqp", **fields}))
+
+
+@pytest.mark.parametrize(
+    ("target", "fields", "expected"),
+    [
+        ("rabbitmq", {"host": "mq"}, "amqp://guest:guest@mq/%2F"),
+        (
+            "rabbitmq",
+            {"host": "mq", "port": 5673, "login": "a b", "password": "p/w@%", "schema": "v/1"},
+            "amqp://a%20b:p%2Fw%40%25@mq:5673/v%2F1",
+        ),
+        (
+            "rabbitmq",
+            {"host": "::1", "port": 5671, "extra": {"tls": True}},
+            "amqps://guest:guest@[::1]:5671/%2F",
+        ),
+        ("rabbitmq", {"host": "mq", "conn_type": "amqps"}, "amqps://guest:guest@mq/%2F"),
+        ("nats", {"host": "n", "conn_type": "generic"}, "nats://n"),
+        ("nats", {"host": "n", "port": 4222, "login": "a", "password": "b c"}, "nats://a:b%20c@n:4222"),
+        ("nats", {"host": "n", "login": "token"}, "nats://token@n"),
+        ("nats", {"host": "n", "extra": {"tls": True}}, "tls://n"),
+    ],
+)
+def test_the_uri_of_a_connection(monkeypatch, target, fields, expected):
+    from airflow_provider_pgrepl.hooks.target import target_uri
+
+    connect_to(monkeypatch, **fields)
+    assert target_uri("pgrepl_rabbitmq", target) == expected
+
+
+def test_a_connection_without_a_host_is_refused(monkeypatch):
+    from airflow_provider_pgrepl.hooks.target import target_uri
+
+    connect_to(monkeypatch)
+    with pytest.raises(ConfigError, match="pgrepl_rabbitmq: has no host"):
+        target_uri("pgrepl_rabbitmq", "rabbitmq")
+
+
+def test_an_unknown_publisher_is_named_and_not_tried_again():
+    from airflow.sdk.exceptions import AirflowFailException
+
+    from airflow_provider_pgrepl.operators.publish import PgPublishOperator
+
+    with pytest.raises(AirflowFailException, match=r"there is no 'other'\n.*there is events"):
+        PgPublishOperator(task_id="t", pipeline=PIPELINE, publisher="other").execute({})
+
+
+def test_publishers_of_one_pipeline_live_in_places_of_their_own():
+    from airflow_provider_pgrepl.operators.publish import PgPublishOperator
+
+    names = {
+        PgPublishOperator(task_id=one, pipeline=PIPELINE, publisher=one).place_name for one in ("a", "b")
+    }
+    assert names == {"publish-a", "publish-b"}
+
+
+def test_a_task_publishes_what_there_is_and_shows_no_password(dsn: str, tmp_path: Path, monkeypatch, capfd):
+    from airflow_provider_pgrepl.operators.publish import PgPublishOperator
+
+    execute(dsn, "create table t(id int primary key)")
+    received = Received(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
+    received.begin()
+    execute(dsn, "insert into t values (1), (2)")
+    received.receive()
+    parts = dict(part.split("=") for part in dsn.split())
+    source = {
+        "conn_type": "pgrepl",
+        "host": parts["host"],
+        "port": int(parts["port"]),
+        "login": parts["user"],
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**source, "schema": parts["dbname"]}))
+    with running_broker() as broker:
+        assert isinstance(broker, Broker)
+        broker.control("add_user", "publisher", "canary-secret")
+        broker.control("set_permissions", "publisher", ".*", ".*", ".*")
+        connect_to(
+            monkeypatch, host="127.0.0.1", port=broker.port, login="publisher", password="canary-secret"
+        )
+        queue = Queue(broker.uri, "pgrepl.shop", "all")
+        pipeline = Pipeline.from_dict({**PIPELINE, "lake": received.pipeline.lake})
+        operator = PgPublishOperator(
+            task_id="publish", pipeline=pipeline, publisher="events", mode="caught_up", master="local[1]"
+        )
+        result = operator.execute({})
+        assert [message.event["data"]["id"] for message in queue.take()] == [1, 2]
+    assert result["published"] == 2
+    assert "canary-secret" not in "".join(capfd.readouterr())

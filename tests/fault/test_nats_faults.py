@@ -1,0 +1,187 @@
+"""A NATS that dies, stalls or is full, and a publisher that is killed: every change arrives."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from demo.nats import NatsServer
+from tests.support.jetstream import CreekMessage, CreekStream, creek_applied, running_nats
+from tests.support.publishing import (
+    changing,
+    connected,
+    finish,
+    killed_amid_sending,
+    published_more,
+    publishing,
+)
+from tests.support.received import Received
+from tests.support.replicated import execute, wait_until
+from tests.support.silent_proxy import SilentProxy
+
+USERS = """
+authorization { users = [
+  {user: good, password: good}
+  {user: poor, password: poor, permissions: {publish: {deny: "CREEK_wal_db.>"}}}
+] }
+"""
+
+
+@pytest.fixture
+def jetstream() -> Iterator[NatsServer]:
+    with running_nats() as server:
+        yield server
+
+
+@pytest.fixture
+def received(dsn: str, tmp_path: Path, jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch) -> Received:
+    monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
+    execute(dsn, "create table t(id int primary key, v int)", "create table other(id int primary key, v int)")
+    received = Received(dsn, tmp_path, ("public.t", "public.other"), flush_interval_s=0.05)
+    received.begin()
+    received.configure(publishers={"events": {"target": "nats", "database": "db"}})
+    return received
+
+
+def assert_all_arrived(received: Received, uri: str) -> None:
+    """Each change, in order from generation to generation; who applies them by the rule has the source."""
+    messages = CreekStream(uri, "db").messages()
+    changes = [change for batch in ChangeReader(received.pipeline).read() for change in batch]
+    stamps = [message.stamp for message in messages]
+    assert stamps == sorted(set(stamps))
+    wanted = [change.id for change in changes]
+    assert {message.id for message in messages} == set(wanted)
+    for _, sent in itertools.groupby(messages, lambda message: message.generation):
+        ids = [message.id for message in sent]
+        first = wanted.index(ids[0])
+        # In one generation no change is missing between two, and none comes twice.
+        assert ids == wanted[first : first + len(ids)]
+    assert_copies_equal(received, creek_applied(messages))
+
+
+def assert_copies_equal(received: Received, messages: list[CreekMessage]) -> None:
+    copies: dict[str, dict[int, int]] = {"t": {}, "other": {}}
+    for message in messages:
+        rows, value = copies[message.subject.rpartition(".")[2]], message.value
+        if message.op in ("d", "u_pk"):
+            rows.pop(value["before"]["id"], None)
+        if value["after"] is not None:
+            rows[value["after"]["id"]] = value["after"]["v"]
+    for table, rows in copies.items():
+        with connected(received.dsn) as cursor:
+            cursor.execute(f"select id, v from {table}")
+            assert rows == dict(cursor.fetchall())
+
+
+def test_a_publisher_killed_again_and_again(received, jetstream):
+    chance = random.Random(2)
+    with changing(received):
+        for _ in range(6):
+            killed_amid_sending(received, chance)
+    finish(received)
+    assert_all_arrived(received, jetstream.uri)
+
+
+def test_a_server_that_is_killed_and_is_away_for_a_while(received, jetstream):
+    with changing(received), publishing(received):
+        for away_s in (0.0, 5.0):
+            published_more(received, 50)
+            jetstream.kill()
+            time.sleep(away_s)
+            jetstream.start()
+        published_more(received, 50)
+    finish(received)
+    assert_all_arrived(received, jetstream.uri)
+
+
+def test_a_connection_that_stalls_and_is_cut(received, jetstream, monkeypatch):
+    proxy = SilentProxy(jetstream.port)
+    monkeypatch.setenv(TARGET_VARIABLE, f"nats://127.0.0.1:{proxy.port}")
+    with closing(proxy), changing(received), publishing(received):
+        published_more(received, 50)
+        proxy.fall_silent()
+        # Its pings are not answered: it gives the connection up, and tries others.
+        wait_until(lambda: "sent again" in received.log_tail(), 90, "the publisher to notice")
+        proxy.speak_again()
+        published_more(received, 50)
+    monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
+    finish(received)
+    assert_all_arrived(received, jetstream.uri)
+
+
+def test_a_full_stream_holds_the_publisher(received, jetstream):
+    stream = CreekStream(jetstream.uri, "db")
+    stream.make(max_msgs=40, discard="new")
+    with changing(received), publishing(received):
+        published_more(received, 30)
+        wait_until(lambda: "maximum messages exceeded" in received.log_tail(), 60, "the stream to be full")
+        kept = stream.messages()
+        stream.purge()
+        published_more(received, 20)
+    assert len(kept) == 40
+
+
+def test_a_second_publisher_is_refused(received, jetstream):
+    with changing(received), publishing(received):
+        published_more(received, 20)
+        assert received.run("publish", "--publisher", "events") == process.RETRY_MAY_HELP
+    finish(received)
+    assert_all_arrived(received, jetstream.uri)
+
+
+@pytest.mark.parametrize(
+    ("login", "says"), [("bad:geheim", "the login was refused"), ("poor:poor", "the user lacks a right")]
+)
+def test_who_is_refused_is_told_and_not_tried_again(received, monkeypatch, login, says):
+    with running_nats(USERS) as server:
+        monkeypatch.setenv(TARGET_VARIABLE, f"nats://{login}@127.0.0.1:{server.port}")
+        execute(received.dsn, "insert into t values (1, 1)")
+        received.receive()
+        code = received.run("publish", "--publisher", "events", "--until", "caught-up")
+        assert code == process.WILL_NOT_HELP, received.log_tail()
+        assert says in received.log_tail()
+        assert "geheim" not in received.log_tail()
+
+
+def test_a_server_that_is_not_there_is_waited_for(received, monkeypatch):
+    monkeypatch.setenv(TARGET_VARIABLE, "nats://127.0.0.1:1")
+    with publishing(received):
+        wait_until(lambda: "tried again in" in received.log_tail(), 60, "the publisher to wait")
+
+
+def test_one_server_of_several_may_be_away_and_a_server_that_comes_back_is_found(
+    received, jetstream, monkeypatch
+):
+    monkeypatch.setenv(TARGET_VARIABLE, f"nats://127.0.0.1:1,{jetstream.uri}")
+    with changing(received), publishing(received):
+        published_more(received, 20)
+        jetstream.kill()
+        wait_until(lambda: received.log_tail().count("tried again in") > 1, 90, "two attempts")
+        jetstream.start()
+        published_more(received, 20)
+    finish(received)
+    assert_all_arrived(received, jetstream.uri)
+
+
+def test_anybody_may_ask_for_a_schema_and_nobody_is_answered_into_a_stream(received, jetstream):
+    stream = CreekStream(jetstream.uri, "db")
+    with changing(received), publishing(received):
+        published_more(received, 20)
+        (first, *_) = stream.schemas()
+        assert stream.ask(first["fingerprint"]) == first
+        fingerprint = first["fingerprint"].encode()
+        for reply in (f"{stream.wal}.public.t", f"{stream.schema}.public.t", "$JS.API.INFO"):
+            stream.put(stream.schema, fingerprint, reply)
+        published_more(received, 20)
+    finish(received)
+    assert len(stream.schemas()) == 2
+    assert_all_arrived(received, jetstream.uri)

@@ -1,0 +1,202 @@
+"""A broker that dies, stalls, is full or blocked, and a publisher that is killed: every change arrives."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, read_record
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from demo.rabbitmq import Broker
+from tests.support.publishing import (
+    changing,
+    connected,
+    finish,
+    killed_amid_sending,
+    published_more,
+    publishing,
+    start,
+)
+from tests.support.rabbitmq import Message, Queue, applied, running_broker
+from tests.support.received import Received
+from tests.support.replicated import execute, kill, wait_until
+from tests.support.silent_proxy import SilentProxy
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with running_broker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def received(dsn: str, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Received:
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
+    execute(dsn, "create table t(id int primary key, v int)", "create table other(id int primary key, v int)")
+    received = Received(dsn, tmp_path, ("public.t", "public.other"), flush_interval_s=0.05)
+    received.begin()
+    received.configure(
+        publishers={"events": {"target": "rabbitmq", "exchange": received.pipeline.name, "unrouted": "error"}}
+    )
+    return received
+
+
+@contextmanager
+def room_again(broker: Broker) -> Iterator[None]:
+    """After the block the broker has its memory and disk back, whatever happened."""
+    try:
+        yield
+    finally:
+        broker.control("set_vm_memory_high_watermark", "0.4")
+        broker.control("set_disk_free_limit", "50MB")
+
+
+def assert_all_arrived(received: Received, messages: list[Message]) -> None:
+    """Each change, in order from generation to generation; who applies them by the rule has the source."""
+    changes = [change for batch in ChangeReader(received.pipeline).read() for change in batch]
+    assert {message.id for message in messages} == {change.id for change in changes}
+    for table in ("public.t", "public.other"):
+        wanted = [change.id for change in changes if change.table == table]
+        for _, sent in itertools.groupby(of_table(messages, table), lambda message: message.generation):
+            ids = [message.id for message in sent]
+            first = wanted.index(ids[0])
+            # In one generation no change is missing between two, and none comes twice.
+            assert ids == wanted[first : first + len(ids)]
+    assert_copies_equal(received, applied(messages))
+
+
+def of_table(messages: list[Message], table: str) -> list[Message]:
+    return [message for message in messages if message.event["table"] == table]
+
+
+def assert_copies_equal(received: Received, messages: list[Message]) -> None:
+    copies: dict[str, dict[int, int]] = {"public.t": {}, "public.other": {}}
+    for message in messages:
+        rows, event = copies[message.event["table"]], message.event
+        if event["op"] == "delete":
+            rows.pop(event["old"]["id"], None)
+        else:
+            rows[event["data"]["id"]] = event["data"]["v"]
+    for table, rows in copies.items():
+        with connected(received.dsn) as cursor:
+            cursor.execute(f"select id, v from {table}")
+            assert rows == dict(cursor.fetchall())
+
+
+def test_a_publisher_killed_again_and_again(received, broker):
+    queue, chance = Queue(broker.uri, received.pipeline.name, received.pipeline.name), random.Random(1)
+    with changing(received):
+        for _ in range(6):
+            killed_amid_sending(received, chance)
+    finish(received)
+    messages = queue.take()
+    assert len({message.generation for message in messages}) > 2
+    assert_all_arrived(received, messages)
+
+
+def test_a_broker_that_is_killed_and_is_away_for_a_while(received, broker):
+    queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
+    with changing(received), publishing(received):
+        for away_s in (0.0, 6.0):
+            published_more(received, 50)
+            broker.kill()
+            time.sleep(away_s)
+            broker.start()
+        published_more(received, 50)
+    finish(received)
+    assert_all_arrived(received, queue.take())
+
+
+def test_connections_that_are_closed_and_one_that_stalls(received, broker, monkeypatch):
+    queue, proxy = Queue(broker.uri, received.pipeline.name, received.pipeline.name), SilentProxy(broker.port)
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri.replace(str(broker.port), str(proxy.port)))
+    with closing(proxy), changing(received), publishing(received):
+        published_more(received, 50)
+        broker.control("close_all_connections", "test")
+        published_more(received, 50)
+        proxy.fall_silent()
+        time.sleep(3)
+        proxy.speak_again()
+        published_more(received, 50)
+    assert "sent again" in received.log_tail()
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
+    finish(received)
+    assert_all_arrived(received, queue.take())
+
+
+def test_a_full_queue_holds_the_publisher(received, broker):
+    limits = {"x-max-length": 40, "x-overflow": "reject-publish"}
+    queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name, **limits)
+    messages: list[Message] = []
+    over = threading.Event()
+
+    def consume() -> None:
+        while not over.wait(0.5):
+            messages.extend(queue.take())
+
+    consumer = threading.Thread(target=consume)
+    with changing(received):
+        time.sleep(4)
+    consumer.start()
+    try:
+        finish(received)
+    finally:
+        over.set()
+        consumer.join()
+    messages += queue.take()
+    assert len({message.generation for message in messages}) > 1
+    assert_all_arrived(received, messages)
+
+
+@pytest.mark.parametrize(
+    "shortage",
+    [("set_vm_memory_high_watermark", "absolute", "1MB"), ("set_disk_free_limit", "100000GB")],
+    ids=["memory", "disk"],
+)
+def test_a_broker_that_is_short_of_something_holds_the_publisher_which_can_be_stopped(
+    received, broker, shortage
+):
+    queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
+    with changing(received), room_again(broker), publishing(received):
+        published_more(received, 20)
+        broker.control(*shortage)
+        wait_until(lambda: "takes no messages just now" in received.log_tail(), 60, "the broker to block")
+    finish(received)
+    assert_all_arrived(received, queue.take())
+
+
+def test_a_second_publisher_is_refused_and_one_that_was_replaced_ends(received, broker):
+    queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
+    with changing(received):
+        running = start(received)
+        try:
+            published_more(received, 20)
+            assert received.run("publish", "--publisher", "events") == process.RETRY_MAY_HELP
+            assert "another process does publish events already" in received.log_tail()
+            # As one would whose lock in the database was lost.
+            other = PublisherLog(received.pipeline.lake_root, "events")
+            record = read_record(received.pipeline.lake_root, "events")
+            assert record is not None
+            wait_until(lambda: took(other, record), 30, "the record to be taken")
+            assert running.wait(60) == process.RETRY_MAY_HELP, received.log_tail()
+        finally:
+            kill(running)
+    finish(received)
+    assert_all_arrived(received, queue.take())
+
+
+def took(log: PublisherLog, record) -> bool:
+    try:
+        log.take(record, "another")
+    except Exception:
+        return False
+    return True

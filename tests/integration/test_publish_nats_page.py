@@ -1,0 +1,100 @@
+"""docs/how-to/publish-to-nats.md: its pipeline is valid and its consumer keeps an exact copy."""
+
+from __future__ import annotations
+
+import random
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.config import Pipeline
+from tests.conftest import closing_connection
+from tests.support.jetstream import CreekStream, running_nats
+from tests.support.received import Received
+from tests.support.replicated import execute, kill, wait_until
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "how-to" / "publish-to-nats.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
+    (text,) = blocks("json")
+    settings = Pipeline.from_json(text).publisher("creek")
+    assert (settings.namespace, settings.database, settings.conn_id) == ("CREEK", "shop", "pgrepl_nats")
+
+
+def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
+    dsn: str, tmp_path: Path, monkeypatch
+) -> None:
+    (program,) = (block for block in blocks("python") if "def apply" in block)
+    script, file = tmp_path / "consume.py", tmp_path / "copy.db"
+    script.write_text(program)
+    execute(dsn, "create table orders(id int primary key, amount numeric)")
+    received = Received(dsn, tmp_path, ("public.orders",), flush_interval_s=0.05)
+    received.begin()
+    received.configure(publishers={"events": {"target": "nats", "database": "shop"}})
+    chance = random.Random(12)
+    with running_nats() as server:
+        monkeypatch.setenv(TARGET_VARIABLE, server.uri)
+        # The streams come with the first run.
+        assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0
+        consume = [sys.executable, str(script), server.uri, str(file)]
+        for _ in range(3):
+            execute(dsn, *(_statement(chance) for _ in range(300)))
+            received.receive()
+            consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
+            publisher = received.start("publish", "--publisher", "events")
+            time.sleep(chance.uniform(2.0, 5.0))
+            kill(publisher)
+            kill(consumer)
+        assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0, (
+            received.log_tail()
+        )
+        last = CreekStream(server.uri, "shop").messages()[-1].stamp
+        consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
+        try:
+            wait_until(lambda: _last_stamp(file) >= last, 60, "the stream to be read")
+        finally:
+            kill(consumer)
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select id, amount::text from orders order by id")
+        expected = cursor.fetchall()
+    assert _rows(file, "select id, amount from orders order by id") == expected
+    assert expected
+
+
+def _last_stamp(file: Path) -> int:
+    try:
+        return _rows(file, "select max(stamp) from place")[0][0] or 0
+    except sqlite3.OperationalError:
+        return 0
+
+
+def _rows(file: Path, query: str) -> list[tuple]:
+    copy = sqlite3.connect(file)
+    try:
+        return copy.execute(query).fetchall()
+    finally:
+        copy.close()
+
+
+def _statement(chance: random.Random) -> str:
+    key = chance.randint(1, 40)
+    return chance.choice(
+        [
+            f"insert into orders values ({key}, {chance.random():.4f}) on conflict do nothing",
+            f"update orders set amount = {chance.random():.2f} where id % 10 = {key % 10}",
+            f"update orders set id = {key + 40} where id = {key}"
+            f" and not exists (select from orders where id = {key + 40})",
+            f"delete from orders where id = {key}",
+            "truncate orders" if chance.random() < 0.02 else "select",
+        ]
+    )

@@ -1,0 +1,62 @@
+"""A publisher speaks TLS with whom the machine trusts, and with nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from demo.postgres import free_port
+from demo.rabbitmq import Broker
+from tests.support.certificates import make_certificate
+from tests.support.rabbitmq import running_broker
+from tests.support.replicated import execute
+
+TLS_PORT = free_port()
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder / "server.crt", folder / "server.key")
+    return folder / "server.crt"
+
+
+@pytest.fixture(scope="module")
+def broker(trusted: Path) -> Iterator[Broker]:
+    settings = {
+        "listeners.ssl.1": f"127.0.0.1:{TLS_PORT}",
+        "ssl_options.certfile": str(trusted),
+        "ssl_options.keyfile": str(trusted.with_suffix(".key")),
+        "ssl_options.cacertfile": str(trusted),
+    }
+    with running_broker(**settings) as broker:
+        yield broker
+
+
+def test_who_the_machine_trusts_gets_the_events(published, dsn, trusted, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:guest@localhost:{TLS_PORT}/%2F")
+    execute(dsn, "insert into t(id) select generate_series(1, 100)")
+    published.receive()
+    assert [message.event["data"]["id"] for message in published.publish()] == [*range(1, 101)]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_who_it_does_not_trust_or_has_another_name_gets_nothing(
+    published, dsn, trusted, monkeypatch, caplog, host
+):
+    """Nor is the password sent there: the certificate is looked at first."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    if host != "localhost":
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:geheim@{host}:{TLS_PORT}/%2F")
+    execute(dsn, "insert into t(id) values (1)")
+    published.receive()
+    assert published.publish(code=process.WILL_NOT_HELP) == []
+    assert "its certificate was refused" in caplog.text
+    assert ("self-signed" if host == "localhost" else "IP address mismatch") in caplog.text
+    assert "geheim" not in caplog.text

@@ -1,0 +1,115 @@
+"""A real RabbitMQ for tests, and who reads from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from demo.rabbitmq import Broker, programs
+
+_REQUIRED = "PGREPL_REQUIRE_DEBIAN"
+_WHY = "needs RabbitMQ: sh setup/rabbitmq.sh, or apt-get install rabbitmq-server"
+
+
+@contextmanager
+def running_broker(**settings: str) -> Iterator[Broker]:
+    """A private node. Skips the test where RabbitMQ is missing, unless it is required."""
+    if programs() is None:
+        assert not os.environ.get(_REQUIRED), _WHY
+        pytest.skip(_WHY)
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-rabbitmq-") as folder:
+        broker = Broker(Path(folder), settings)
+        broker.start()
+        try:
+            yield broker
+        finally:
+            broker.stop()
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a consumer got."""
+
+    routing_key: str
+    properties: pika.BasicProperties
+    event: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.properties.message_id)
+
+    @property
+    def position(self) -> EventPosition:
+        return EventPosition.parse(self.id)
+
+    @property
+    def generation(self) -> int:
+        return int((self.properties.headers or {})["generation"])
+
+
+class Queue:
+    """A queue of a test's own, bound to an exchange; survives the broker's restart."""
+
+    def __init__(self, uri: str, exchange: str, name: str, binding: str = "#", **arguments: Any) -> None:
+        self._uri, self.name = uri, name
+        with self._channel() as channel:
+            channel.exchange_declare(exchange, "topic", durable=True)
+            channel.queue_declare(name, durable=True, arguments=arguments)
+            channel.queue_bind(name, exchange, binding)
+
+    @contextmanager
+    def _channel(self) -> Iterator[Any]:
+        connection = pika.BlockingConnection(pika.URLParameters(self._uri))
+        try:
+            yield connection.channel()
+        finally:
+            connection.close()
+
+    def take(self) -> list[Message]:
+        """All that is there now, which is taken out."""
+        found = []
+        with self._channel() as channel:
+            while True:
+                method, properties, body = channel.basic_get(self.name, auto_ack=True)
+                if method is None:
+                    return found
+                assert properties.content_type == "application/json"
+                assert properties.delivery_mode == 2
+                found.append(Message(method.routing_key, properties, json.loads(body)))
+
+    def take_until(self, last: str, timeout_s: float = 60) -> list[Message]:
+        """All up to the event of an id."""
+        found: list[Message] = []
+        deadline = time.monotonic() + timeout_s
+        while not any(message.id == last for message in found):
+            assert time.monotonic() < deadline, [message.id for message in found][-5:]
+            found += self.take()
+            time.sleep(0.1)
+        return found
+
+    def delete(self) -> None:
+        with self._channel() as channel:
+            channel.queue_delete(self.name)
+
+
+def applied(messages: list[Message]) -> list[Message]:
+    """What a consumer applies that passes over whatever is not above the last that it has of a table."""
+    kept: list[Message] = []
+    last: dict[str, tuple[int, EventPosition]] = {}
+    for message in messages:
+        place, table = (message.generation, message.position), message.event["table"]
+        if table not in last or place > last[table]:
+            last[table] = place
+            kept.append(message)
+    return kept

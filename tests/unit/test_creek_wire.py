@@ -1,0 +1,282 @@
+"""creek's wire: fingerprints and bytes as creek at b88e46c wrote them, read back by another decoder."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.errors import ValueRangeError
+from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType
+from airflow_provider_pgrepl.replication.events.creek.columns import (
+    CreekColumn,
+    avro_name,
+    avro_names,
+    creek_column,
+)
+from airflow_provider_pgrepl.replication.events.creek.encoding import long
+from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope, Unstamped, code_of
+from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
+    crc64,
+    fingerprint_text,
+    to_text,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, PgType
+
+OTHER, WIDE = TableName("public", "other"), TableName("public", "ty")
+TX_AT = datetime(2023, 1, 23, 12, 30, 0, 123456, UTC)
+STAMP = LSN.parse("0/1A2B3C8")
+
+
+def column(name: str, oid: int, *, key: bool = False, typmod: int = -1, **named: Any) -> CreekColumn:
+    kind = named.pop("type", None)
+    found = Column(name, 1, oid, typmod, "any", is_key=key, type=kind)
+    choice = named.pop("choice", ColumnChoice())
+    return creek_column(found, named.pop("table", OTHER), choice, is_key=key, is_nullable=not key)
+
+
+def array_column(name: str, element: int, *, typmod: int = -1, key: bool = False) -> CreekColumn:
+    kind = PgType(1000, typmod, "_any", "a", parts=(("element", PgType(element, typmod)),))
+    return column(name, 1000, typmod=typmod, type=kind, key=key)
+
+
+def microseconds(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+OTHER_ENVELOPE = Envelope("test_db", OTHER, [column("id", 23, key=True), column("data", 25)])
+
+
+def row(columns: list[CreekColumn], *texts: str | None) -> bytes:
+    parts = [
+        one.encode(pa.array([text], pa.large_string()))[0] for one, text in zip(columns, texts, strict=True)
+    ]
+    return b"\x02" + b"".join(parts)
+
+
+def message(
+    envelope: Envelope, op: str, before: tuple[str | None, ...] | None, after: tuple[str | None, ...] | None
+) -> bytes:
+    rows = b"\x00" if before is None else row(envelope.keys, *before)
+    rows += b"\x00" if after is None else row(list(envelope.columns), *after)
+    head = envelope.head(microseconds(TX_AT), 745)
+    sent = long(microseconds(TX_AT + timedelta(seconds=1)))
+    return Unstamped(head, code_of(op, has_old=False), rows).stamped(STAMP, sent)
+
+
+def decoded(envelope: Envelope, body: bytes) -> dict[str, Any]:
+    assert body[:2] == b"\xc3\x01"
+    assert body[2:10] == envelope.fingerprint
+    stream = io.BytesIO(body[10:])
+    found = fastavro.schemaless_reader(stream, fastavro.parse_schema(json.loads(to_text(envelope.schema))))
+    assert stream.read() == b"", "all of it was read"
+    return found
+
+
+SCHEMA = (
+    '{"name":"publish_message","type":"record","fields":[{"name":"fingerprint","type":"string"},'
+    '{"name":"source","type":{"name":"source","type":"record","fields":[{"name":"name","type":"string"},'
+    '{"name":"tx_at","type":{"type":"long","logicalType":"timestamp-micros"}},{"name":"db","type":"string"},'
+    '{"name":"schema","type":"string"},{"name":"table","type":"string"},{"name":"tx_id","type":"long"},'
+    '{"name":"lsn","type":"string"}]}},{"name":"op","type":{"name":"op","type":"enum","symbols":'
+    '["c","u","u_pk","d","t","r"]}},{"name":"sent_at","type":{"type":"long","logicalType":'
+    '"timestamp-micros"}},{"name":"before","type":["null",{"name":"before.other","type":"record","fields":'
+    '[{"name":"id","type":"int","pgKey":true,"pgType":"int4"}]}]},{"name":"after","type":["null",'
+    '{"name":"after.other","type":"record","fields":[{"name":"id","type":"int","pgKey":true,"pgType":"int4"},'
+    '{"name":"data","type":["null","string"],"pgKey":false,"pgType":"text"}]}]}]}'
+)
+START = (
+    "182d476d316b76616a646d733d0a64756d6d798091b7ecb1bbf9050e746573745f64620c7075626c69630a6f74686572"
+    "d20b12302f31413242334338"
+)
+SENT = "809ab1edb1bbf905"
+
+
+def test_the_schema_and_its_fingerprint_are_creeks():
+    assert to_text(OTHER_ENVELOPE.schema) == SCHEMA
+    assert OTHER_ENVELOPE.fingerprint.hex() == "f869b592f6a3766b"
+    assert fingerprint_text(OTHER_ENVELOPE.fingerprint) == "-Gm1kvajdms="
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('"null"', "63dd24e7cc258f8a"),
+        ('"string"', "8f014872634503c7"),
+        ('["null","int"]', "d51cc0922b46b1d7"),
+        ('{"type":"array","items":"int"}', "522b814fc963b4be"),
+    ],
+)
+def test_the_checksum_is_hambas(text, expected):
+    assert crc64(text.encode()).to_bytes(8, "big").hex() == expected
+
+
+@pytest.mark.parametrize(
+    ("op", "before", "after", "expected"),
+    [
+        ("insert", None, ("1", "test"), "00" + SENT + "00" + "0202020874657374"),
+        ("insert", None, ("1", None), "00" + SENT + "00" + "020200"),
+        ("update", ("1",), ("1", "cool"), "02" + SENT + "0202" + "0202" + "0208636f6f6c"),
+        ("delete", ("100",), None, "06" + SENT + "02c801" + "00"),
+        ("truncate", None, None, "08" + SENT + "0000"),
+    ],
+)
+def test_messages_are_byte_for_byte_creeks(op, before, after, expected):
+    body = message(OTHER_ENVELOPE, op, before, after)
+    assert body.hex() == "c301f869b592f6a3766b" + START + expected
+    assert decoded(OTHER_ENVELOPE, body)["source"]["lsn"] == "0/1A2B3C8"
+
+
+def wide(nn: CreekColumn) -> Envelope:
+    numeric = ((10 << 16) | 5) + 4
+    return Envelope(
+        "test_db",
+        WIDE,
+        [
+            column("ts", 1184, key=True),
+            column("d", 1082),
+            column("tm", 1083),
+            column("n", 1700, typmod=numeric),
+            nn,
+            array_column("ia", 23),
+            column("j", 3802),
+            column("u", 2950),
+            column("by", 17),
+            column("en", 99_999),
+        ],
+    )
+
+
+def test_a_wide_table_has_creeks_fingerprint():
+    # creek's schema of a numeric without precision is bytes, into which it cannot put a value; ours a text.
+    bytes_of_creek = column("nn", 3802)
+    assert wide(bytes_of_creek).fingerprint.hex() == "9a0ab85a939f3df1"
+    assert wide(column("nn", 1700)).fingerprint.hex() != "9a0ab85a939f3df1"
+
+
+def test_a_wide_row_is_creeks_and_another_decoder_reads_it():
+    envelope = wide(column("nn", 1700))
+    texts = (
+        "2023-01-23 12:30:00.123456+00",
+        "2023-01-23",
+        "01:00:00",
+        "231.11200",
+        None,
+        "{1,2}",
+        '{"a":1}',
+        "46145d05-8bc7-403b-8098-1baf99e97b56",
+        None,
+        "x",
+    )
+    uuid = texts[7].encode().hex()
+    expected = (
+        "02008091b7ecb1bbf905 02e8ae02 0280909de91a 02080160a620 00 0204020400 020e7b2261223a317d"
+        f"0248{uuid} 00 020278"
+    )
+    assert row(list(envelope.columns), *texts).hex() == expected.replace(" ", "")
+    after = decoded(envelope, message(envelope, "insert", None, texts))["after"]
+    assert after == {
+        "ts": TX_AT,
+        "d": date(2023, 1, 23),
+        "tm": time(1),
+        "n": Decimal("231.112"),
+        "nn": None,
+        "ia": [1, 2],
+        "j": b'{"a":1}',
+        "u": UUID(texts[7]),
+        "by": None,
+        "en": "x",
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "text", "expected"),
+    [
+        (column("v", 16), "t", True),
+        (column("v", 20), "-9223372036854775808", -(2**63)),
+        (column("v", 20), "9223372036854775807", 2**63 - 1),
+        (column("v", 700), "1.5", 1.5),
+        (column("v", 701), "-Infinity", float("-inf")),
+        (column("v", 1700), "NaN", "NaN"),
+        (column("v", 1700, typmod=((6 << 16) | 2) + 4), "-0.01", Decimal("-0.01")),
+        (column("v", 1700, typmod=((6 << 16) | 2) + 4), "0.00", Decimal("0.00")),
+        (column("v", 1700, typmod=((6 << 16) | 2) + 4), "-1.28", Decimal("-1.28")),
+        (column("v", 1700, typmod=((6 << 16) | 2) + 4), "5", Decimal("5.00")),
+        (column("v", 1700, typmod=((2 << 16) | 5) + 4), "0.00012", "0.00012"),
+        (column("v", 1042), "ab  ", "ab  "),
+        (column("v", 17), "\\x00ff", "\\x00ff"),
+        (column("v", 1184), "infinity", "infinity"),
+        (column("v", 1114), "-infinity", "negative_infinity_ca5991f51367e3e4"),
+        (column("v", 1083), "23:59:59.000001", time(23, 59, 59, 1)),
+        (column("v", 114), '{"a": 12345678901234567890}', b'{"a": 12345678901234567890}'),
+        (array_column("v", 25), '{"a,b",c}', ["a,b", "c"]),
+        (array_column("v", 25), "{}", []),
+        (
+            array_column("v", 1114),
+            "{infinity,2024-01-01 00:00:00}",
+            ["infinity", datetime(2024, 1, 1, tzinfo=UTC)],
+        ),
+        (array_column("v", 1700, typmod=((6 << 16) | 2) + 4), "{1.25,0.00}", [Decimal("1.25"), Decimal(0)]),
+        (column("v", 23, choice=ColumnChoice(LakeType("string"))), "12", "12"),
+        (column("Straße 1", 25), "x", "x"),
+    ],
+)
+def test_values_come_back_exactly(made, text, expected):
+    envelope = Envelope("db", OTHER, [column("id", 23, key=True), made])
+    after = decoded(envelope, message(envelope, "insert", None, ("1", text)))["after"]
+    assert after[avro_name(made.name)] == expected
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (array_column("v", 23), "{1,NULL}"),
+        (array_column("v", 23), "{{1},{2}}"),
+        (array_column("v", 23), "[0:1]={1,2}"),
+        (column("v", 1700, typmod=((6 << 16) | 2) + 4), "NaN"),
+    ],
+)
+def test_what_its_type_cannot_hold_is_an_error_without_the_value(made, text):
+    with pytest.raises(ValueRangeError, match=r'column "v" of public\.other') as caught:
+        made.encode(pa.array([text], pa.large_string()))
+    assert text not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("a", "a"), ("a b", "a_b"), ("1a", "_1a"), ("Ünde", "_nde"), ("", "_")]
+)
+def test_names_are_made_such_as_avro_allows(name, expected):
+    assert avro_name(name) == expected
+    made = column(name, 25)
+    (unique,) = avro_names([made])
+    field = made.field(unique, "x")
+    assert (field.get("pgName", name), field["name"]) == (name, expected)
+
+
+def test_columns_whose_names_would_become_one_keep_names_of_their_own():
+    columns = [column(name, 25) for name in ("a b", "a_b", "a-b", "a_b_2", "a.b")]
+    assert avro_names(columns) == ["a_b_3", "a_b", "a_b_4", "a_b_2", "a_b_5"]
+
+
+def test_a_column_has_one_name_before_a_change_and_after_it():
+    columns = [column("x y", 23, key=True), column("x_y", 25)]
+    envelope = Envelope("db", OTHER, columns)
+    found = decoded(envelope, message(envelope, "update", ("1",), ("1", "v")))
+    assert found["before"] == {"x_y_2": 1}
+    assert found["after"] == {"x_y_2": 1, "x_y": "v"}
+
+
+def test_a_key_of_a_table_that_is_not_identified_by_it_may_be_null():
+    made = creek_column(
+        Column("id", 1, 23, -1, "integer"), OTHER, ColumnChoice(), is_key=True, is_nullable=True
+    )
+    assert made.field("id", "x") == {"name": "id", "type": ["null", "int"], "pgKey": True, "pgType": "int4"}

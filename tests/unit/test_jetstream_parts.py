@@ -1,0 +1,109 @@
+"""Parts of the publisher to NATS: what its errors mean, stamps, packets."""
+
+from __future__ import annotations
+
+import nats.errors
+import nats.js.errors
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.creek.encoding import decimals
+from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload, unframed
+from airflow_provider_pgrepl.replication.events.creek.subjects import subject
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of, is_of_a_reply
+from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        (nats.errors.Error("nats: 'Authorization Violation'"), "the login was refused"),
+        (nats.errors.Error('nats: permissions violation for publish to "a_wal_b.c.d"'), "lacks a right"),
+    ],
+)
+def test_what_somebody_has_to_mend_ends_the_publisher(reason, says):
+    error = error_of(reason)
+    assert type(error) is TargetError
+    assert says in error.message
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        nats.errors.Error("nats: 'Authentication Timeout'"),
+        nats.errors.NoServersError(),
+        nats.errors.StaleConnectionError(),
+        ConnectionRefusedError(111, "Connection refused"),
+        nats.js.errors.ServiceUnavailableError(),
+        RuntimeError("geheim"),
+    ],
+)
+def test_what_passes_by_itself_is_tried_again(reason):
+    error = error_of(reason)
+    assert isinstance(error, TargetUnavailableError)
+    assert "geheim" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ('nats: permissions violation for publish to "_INBOX.x.y"', True),
+        ('nats: permissions violation for publish to "somewhere"', True),
+        ('nats: permissions violation for publish to "CREEK_wal_d.public.t"', False),
+        ('nats: permissions violation for publish to "$JS.API.STREAM.INFO.x"', False),
+        ('nats: permissions violation for subscription to "_INBOX.x"', False),
+        ("nats: stale connection", False),
+    ],
+)
+def test_who_may_not_be_answered_ends_nothing(said, expected):
+    assert is_of_a_reply(nats.errors.Error(said), ["CREEK_wal_d", "CREEK_schema_d"]) is expected
+
+
+def test_stamps_grow_within_a_run_and_over_runs():
+    stamps = Stamps()
+    places = [LSN(one) for one in (100, 100, 100, 101, 90, 500)]
+    given = [stamps.next(place) for place in places]
+    assert given == [100, 101, 102, 103, 104, 500]
+    assert above_all(120, LSN(500)) >= 500 + RESERVE
+    assert above_all(900, LSN(500)) >= 900 + RESERVE
+
+
+@pytest.mark.parametrize("packets", [[], [b""], [b"x"], [b"\x00\x00\x00\x00\x00"], [framed(b"ab")[:-1]]])
+def test_what_is_no_packet_is_told(packets):
+    with pytest.raises(ValueError, match="packet"):
+        unframed(packets)
+
+
+def test_packets_are_put_together_and_none_may_be_missing():
+    first = b"\x00\x00\x00\x00\x00\x06ab"
+    assert unframed([first, b"\x00\x01cd", b"\x00\x02ef"]) == b"abcdef"
+    with pytest.raises(ValueError, match="missing"):
+        unframed([first, b"\x00\x02cdef"])
+    assert unframed([framed(b"x" * 10)]) == b"x" * 10
+    assert len(framed(b"x" * largest_payload(1000))) <= 1000 - 2
+
+
+@pytest.mark.parametrize(
+    ("text", "scale", "expected"),
+    [
+        ("1234567890123456789012345678901234.5", 5, 123456789012345678901234567890123450000),
+        ("1.50", 1, 15),
+        ("-1.50", 1, -15),
+        ("7", 2, 700),
+        ("1e3", 0, 1000),
+    ],
+)
+def test_a_numeric_of_another_scale_keeps_all_its_digits(text, scale, expected):
+    (encoded,) = decimals(scale)(pa.array([text], pa.large_string()))
+    assert encoded is not None
+    assert int.from_bytes(encoded[1:], "big", signed=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [("public.t", "w.public.t"), ('"a.b"."c d"', "w.a%2Eb.c%20d"), ('"x>*"."%\n"', "w.x%3E%2A.%25%0A")],
+)
+def test_a_subject_has_three_words_however_a_table_is_called(table, expected):
+    assert subject("w", table) == expected

@@ -1,0 +1,184 @@
+"""events/publishing: confirms after a refusal, a record of any size, generations, settings."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pika
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.errors import ConfigError, FencedError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+    PublisherLog,
+    PublisherRecord,
+    read_record,
+)
+from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
+from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+BASE = {"name": "shop", "lake": "/lake", "tables": ["public.*"]}
+SETTINGS = PublisherSettings.of("shop", "events", {"target": "rabbitmq"})
+
+
+def position(number: int) -> EventPosition:
+    return EventPosition(Epoch(1), LSN(number), 0)
+
+
+def event(number: int) -> Event:
+    place = position(number)
+    return Event(place, str(place), 1, "public.t", "insert", datetime(2026, 1, 1, tzinfo=UTC), b"{}")
+
+
+class Channel:
+    """An open channel on which messages are counted."""
+
+    is_open = True
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def basic_publish(self, exchange: str, key: str, body: bytes, properties: Any, mandatory: bool) -> None:
+        assert mandatory
+        self.sent.append(properties.message_id)
+
+
+class Connection:
+    """One that takes its time to close."""
+
+    is_open, is_closing = True, False
+
+    def __init__(self) -> None:
+        self.ioloop = self
+        self.callbacks: list[Any] = []
+
+    def add_callback_threadsafe(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+    def run(self) -> None:
+        while self.callbacks:
+            self.callbacks.pop(0)()
+
+    def gathering(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def stop(self) -> None:
+        """The loop of a test ends by itself."""
+
+    def close(self) -> None:
+        self.is_open, self.is_closing = False, True
+
+
+def link() -> RabbitMQLink:
+    made = RabbitMQLink(pika.ConnectionParameters(), SETTINGS, {}, set())
+    made._channel, made._connection = Channel(), Connection()
+    return made
+
+
+def confirm(made: RabbitMQLink, kind: Any, tag: int, multiple: bool = False) -> None:
+    made._confirmed(pika.frame.Method(1, kind(tag, multiple)))
+
+
+def test_what_is_confirmed_after_a_refusal_does_not_count():
+    """RabbitMQ confirms several at once, the refused among them, before it reads that the connection ends."""
+    made, sending = link(), Sending([event(number) for number in range(1, 5)])
+    made.send(sending)
+    made._connection.run()
+    confirm(made, pika.spec.Basic.Ack, 1)
+    confirm(made, pika.spec.Basic.Nack, 2)
+    confirm(made, pika.spec.Basic.Ack, 4, multiple=True)
+    assert not sending.wait(0)
+    made._end(None)
+    assert isinstance(sending.error, TargetUnavailableError)
+    assert sending.settled == 1
+
+
+def test_what_is_handed_over_to_a_link_that_has_ended_fails():
+    made, sending = link(), Sending([event(1)])
+    made._end(OSError("gone"))
+    made.send(sending)
+    assert isinstance(sending.error, TargetUnavailableError)
+    assert not made.is_open
+
+
+@given(st.permutations(range(8)), st.integers(0, 8), st.sets(st.integers(0, 7)))
+def test_all_before_the_first_unsettled_event_is_settled(order: list[int], count: int, refused: set[int]):
+    events = [event(number) for number in range(8)]
+    sending = Sending(events)
+    for index in order[:count]:
+        sending.settle(index, Refusal(events[index], "no") if index in refused else None)
+    unsettled = set(order[count:])
+    assert sending.settled == min(unsettled, default=8)
+    assert sending.wait(0) == (count == 8)
+    assert [one.event for one in sending.refusals] == [
+        one for index, one in enumerate(events) if index in refused and index < sending.settled
+    ]
+
+
+def test_a_record_holds_any_number_of_stopped_tables(tmp_path: Path):
+    stopped = {
+        oid: StoppedTable(
+            f"public.t{oid}", (f"public.t{oid}",), position(oid), "TargetError", "é" * 99, "hint"
+        )
+        for oid in range(1, 1001)
+    }
+    record = PublisherRecord(position(2000), 7, 6, 8, 9, "me", datetime(2026, 1, 1, tzinfo=UTC), stopped)
+    publisher_log = PublisherLog(str(tmp_path), "events")
+    publisher_log.take(record, "me")
+    publisher_log.save(record)
+    assert read_record(str(tmp_path), "events") == record
+    assert record.needed_after == position(1)
+
+
+def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):
+    first, second = (PublisherLog(str(tmp_path), "events") for _ in range(2))
+    record = first.take(PublisherRecord(position(1)), "first")
+    second.take(PublisherRecord(position(1)), "second")
+    with pytest.raises(FencedError):
+        first.save(record)
+    with pytest.raises(FencedError):
+        first.add_skipped([{"id": "1", "table": "t", "reason": "", "skipped_at": None}])
+    second.save(record)
+
+
+@pytest.mark.parametrize(
+    ("publishers", "says"),
+    [
+        ({"a": {}}, "publishers: a has no target"),
+        ({"a": 1}, "publishers: a must be an object"),
+        ({"A": {"target": "rabbitmq"}}, "may hold only a-z"),
+        ({"a": {"target": "kafka"}}, "publishers: a: target: 'kafka' must be one of 'rabbitmq'"),
+        ({"a": {"target": "rabbitmq", "queue": 1}}, "unknown key 'queue'"),
+        ({"a": {"target": "rabbitmq", "tables": []}}, "must be a list of strings that is not empty"),
+        ({"a": {"target": "rabbitmq", "tables": ["t"]}}, "publishers: a: tables: 't' is not"),
+        ({"a": {"target": "rabbitmq", "max_event_bytes": 0}}, "max_event_bytes: must be greater than 0"),
+        ({"a": {"target": "rabbitmq", "publish_keep_h": -1.0}}, "publish_keep_h: must be greater"),
+        ({"a": {"target": "rabbitmq", "metrics": "9187"}}, "'9187' is no address"),
+        ({"a": {"target": "rabbitmq", "exchange": "amq.topic"}}, "the broker's own"),
+        ({"a": {"target": "rabbitmq", "exchange": "x" * 256}}, "longer than the 255 bytes"),
+        ({name: {"target": "rabbitmq"} for name in "ab"}, "a and b both send to exchange pgrepl.shop"),
+        ({"a": {"target": "nats"}}, "publishers: a has no database"),
+        ({"a": {"target": "nats", "database": "a.b"}}, "database: may hold only"),
+        ({"a": {"target": "nats", "database": "d", "namespace": ""}}, "namespace: may hold only"),
+        ({"a": {"target": "nats", "database": "d", "exchange": "e"}}, "exchange: is of target 'rabbitmq'"),
+        ({"a": {"target": "rabbitmq", "database": "d"}}, "database: is of target 'nats'"),
+        (
+            {name: {"target": "nats", "database": "d"} for name in "ab"},
+            "a and b both send to the streams CREEK_*_d",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(publishers: Any, says: str):
+    with pytest.raises(ConfigError) as caught:
+        Pipeline.from_dict({**BASE, "publishers": publishers})
+    assert says in str(caught.value)
