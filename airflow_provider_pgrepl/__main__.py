@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
-from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app import process, publish_snapshot
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
@@ -268,6 +268,11 @@ def _parser() -> argparse.ArgumentParser:
         for option in options:
             option.add_to(command)
         command.set_defaults(work=work)
+    purpose = "send a table's rows to NATS, as a snapshot on creek's wire"
+    command = commands.add_parser("publish-snapshot", help=purpose, description=purpose)
+    command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
+    publish_snapshot.add_arguments(command)
+    command.set_defaults(work=publish_snapshot.run)
     warm_up = "compile what this host will run, before the first start waits for it"
     command = commands.add_parser("warm-up", help=warm_up, description=warm_up)
     command.set_defaults(pipeline=None, work=_warm_up)

@@ -30,6 +30,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  └─ LakeTableError           one lake table                             (table)
     │     └─ LakeChangedError      somebody else has written it               (table)
     ├─ TargetError                 a broker refuses a publisher, or what it sends
+    │  ├─ MessageError             a broker delivers what is no message of the wire
     │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
     ├─ SparkError                  Spark failed at running our work           (retry)
     └─ ToolError                   Spark, Java or the Delta jars are missing
@@ -257,6 +258,10 @@ class LakeChangedError(LakeTableError):
 
 class TargetError(PgReplError):
     """A broker refuses a publisher of events: its login, its rights, its exchange."""
+
+
+class MessageError(TargetError):
+    """What a broker delivers is none of creek's messages, or of another schema than it says."""
 
 
 class TargetUnavailableError(TargetError):

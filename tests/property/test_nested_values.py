@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from tests.support.nested_types import SCALARS, Declared, Made, hstore, made_types, or_null
-from tests.support.rendered import lake_texts, source_texts
+from tests.support.rendered import lake_texts, source_texts, written
 
 BARE = {"commit_lsn_column": False, "commit_ts_column": False}
 PIPELINE = Pipeline(name="p", lake="lake", tables=("s.t",), **BARE)
@@ -104,7 +104,9 @@ def check(source: Any, relation: Relation, pipeline: Pipeline = PIPELINE) -> pa.
     for table in (parsed, by_csv(source, relation, pipeline)):
         for column in relation.columns:
             expected = source_texts(source, column)
-            assert lake_texts(source, column, table[column.name]) == expected, column.type_name
+            found = table[column.name]
+            assert lake_texts(source, column, found) == expected, column.type_name
+            assert written(found, column) == expected, column.type_name
     return parsed
 
 

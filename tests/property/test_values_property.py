@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, whole_rows
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values.gregorian import days_since_epoch
+from tests.support.rendered import written
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of
 from tests.support.scalar_types import CASES, Case
 
@@ -40,7 +41,9 @@ def _check(
                 table.column(index).type
                 == values.typed_columns(relation, PIPELINE.choices(relation.table))[index].lake_type
             )
-            assert shown(source, case, table.column(index)) == [row[index] for row in texts]
+            expected = [row[index] for row in texts]
+            assert shown(source, case, table.column(index)) == expected
+            assert written(table.column(index), relation.columns[index]) == expected
 
 
 def _is_odd(text: str | None) -> bool:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.relation import Column, PgType
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.values.writing import texts_of
 
 _POSTGIS = ("geometry", "geography")
 
@@ -69,6 +70,11 @@ def _scalar(value: Any) -> str:
     if isinstance(value, datetime | date):
         return value.isoformat()
     return str(value)
+
+
+def written(found: pa.ChunkedArray, column: Column) -> list[str | None]:
+    """What the product says that PostgreSQL writes for the lake's values."""
+    return [text for chunk in found.chunks for text in texts_of(chunk, column.pg_type).to_pylist()]
 
 
 def source_texts(source: Connection, column: Column, table: str = "s.t") -> list[str | None]:

@@ -13,8 +13,8 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import ValueRangeError
-from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType
+from airflow_provider_pgrepl.errors import TargetError, ValueRangeError
+from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType, TableChoices
 from airflow_provider_pgrepl.replication.events.creek.columns import (
     CreekColumn,
     avro_name,
@@ -28,9 +28,11 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
     fingerprint_text,
     to_text,
 )
+from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
+from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column, PgType
+from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 
 OTHER, WIDE = TableName("public", "other"), TableName("public", "ty")
 TX_AT = datetime(2023, 1, 23, 12, 30, 0, 123456, UTC)
@@ -41,7 +43,7 @@ def column(name: str, oid: int, *, key: bool = False, typmod: int = -1, **named:
     kind = named.pop("type", None)
     found = Column(name, 1, oid, typmod, "any", is_key=key, type=kind)
     choice = named.pop("choice", ColumnChoice())
-    return creek_column(found, named.pop("table", OTHER), choice, is_key=key, is_nullable=not key)
+    return creek_column(found, named.pop("table", OTHER), choice, "d", is_of_identity=key)
 
 
 def array_column(name: str, element: int, *, typmod: int = -1, key: bool = False) -> CreekColumn:
@@ -276,7 +278,75 @@ def test_a_column_has_one_name_before_a_change_and_after_it():
 
 
 def test_a_key_of_a_table_that_is_not_identified_by_it_may_be_null():
-    made = creek_column(
-        Column("id", 1, 23, -1, "integer"), OTHER, ColumnChoice(), is_key=True, is_nullable=True
-    )
+    made = creek_column(Column("id", 1, 23, -1, "integer"), OTHER, ColumnChoice(), "i", is_of_identity=True)
     assert made.field("id", "x") == {"name": "id", "type": ["null", "int"], "pgKey": True, "pgType": "int4"}
+
+
+def relation_of(table: TableName, *columns: Column) -> Relation:
+    return Relation(1, table, columns)
+
+
+def test_a_snapshots_header_is_creeks():
+    relation = relation_of(
+        OTHER, Column("id", 1, 23, -1, "integer", is_key=True), Column("data", 2, 25, -1, "text")
+    )
+    header = SnapshotRows(relation, TableChoices()).header(STAMP, TX_AT, 2)
+    assert header.decode() == (
+        '{"topic":"","fingerprint":"tehSZhnhMvI=","schema":"{\\"type\\":\\"record\\",\\"name\\":\\"other\\",'
+        '\\"fields\\":[{\\"name\\":\\"id\\",\\"type\\":\\"int\\",\\"pgType\\":\\"int4\\",\\"pgKey\\":true},'
+        '{\\"name\\":\\"data\\",\\"type\\":[\\"null\\",\\"string\\"],\\"pgType\\":\\"text\\",\\"pgKey\\":false}]}",'
+        '"tx_id":0,"lsn":"0/1A2B3C8","at":"2023-01-23T12:30:00.123456Z","approx_rows":2}'
+    )
+
+
+def test_a_snapshots_row_of_a_wide_table_has_creeks_fingerprint():
+    array = PgType(1007, -1, "_int4", "a", parts=(("element", PgType(23)),))
+    # creek's schema of a numeric without precision is bytes.
+    relation = relation_of(
+        WIDE,
+        Column("ts", 1, 1184, -1, "timestamptz", is_key=True),
+        Column("d", 2, 1082, -1, "date"),
+        Column("tm", 3, 1083, -1, "time"),
+        Column("n", 4, 1700, (10 << 16 | 5) + 4, "numeric(10,5)"),
+        Column("nn", 5, 3802, -1, "jsonb"),
+        Column("ia", 6, 1007, -1, "integer[]", type=array),
+        Column("j", 7, 3802, -1, "jsonb"),
+        Column("u", 8, 2950, -1, "uuid"),
+        Column("by", 9, 17, -1, "bytea"),
+        Column("en", 10, 99_999, -1, "any"),
+    )
+    snapshot = SnapshotRows(relation, TableChoices())
+    header = json.loads(snapshot.header(STAMP, TX_AT, 1))
+    assert header["fingerprint"] == "jbnZxqKfgPs="
+    rows = pa.table(
+        {
+            "ts": pa.array([TX_AT], pa.timestamp("us", "UTC")),
+            "d": pa.array([date(2023, 1, 23)], pa.date32()),
+            "tm": ["01:00:00"],
+            "n": pa.array([Decimal("231.11200")], pa.decimal128(10, 5)),
+            "nn": pa.nulls(1, pa.string()),
+            "ia": [[1, 2]],
+            "j": ['{"a":1}'],
+            "u": ["46145d05-8bc7-403b-8098-1baf99e97b56"],
+            "by": pa.nulls(1, pa.binary()),
+            "en": ["x"],
+            "_pgrepl_commit_lsn": [1],
+        }
+    )
+    (row_,) = snapshot.encode(rows)
+    decoded = row_of(row_, parsed_schema(header["schema"]))
+    assert decoded["ts"] == TX_AT
+    assert decoded["tm"] == time(1, 0)
+    assert (decoded["n"], decoded["ia"], decoded["j"]) == (Decimal("231.11200"), [1, 2], b'{"a":1}')
+    assert (decoded["by"], decoded["en"]) == (None, "x")
+
+
+def test_a_snapshot_is_refused_where_the_lake_leaves_a_column_out():
+    relation = Relation(
+        1,
+        OTHER,
+        (Column("id", 1, 23, -1, "integer", is_key=True), Column("w", 2, 25, -1, "text")),
+        ignored=(2,),
+    )
+    with pytest.raises(TargetError, match=r"the lake leaves out w of public\.other"):
+        SnapshotRows(relation, TableChoices())

@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import importlib
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
@@ -25,11 +27,15 @@ from airflow_provider_pgrepl.replication.events.beginning import begin_after
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.state.store import Store
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
 
 log = logging.getLogger(__name__)
 
@@ -97,6 +103,9 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             return process.RETRY_MAY_HELP if arguments.until else process.DONE
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait)
         with contextlib.ExitStack() as stack:
+            if settings.target == "nats":
+                requests = stack.enter_context(SnapshotRequests(_snapshot_command(arguments), settings))
+                cast("JetStream", target).ask_snapshot = requests.ask
             if settings.metrics:
                 stack.enter_context(_metrics(pipeline, settings, publisher))
             try:
@@ -107,6 +116,12 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             finally:
                 leave_result(summary(publisher.record))
     return _end(publisher, reached, is_limited=arguments.until is not None)
+
+
+def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
+    module = "airflow_provider_pgrepl.replication.app.publish_snapshot"
+    given = ("--pipeline", arguments.pipeline, "--publisher", arguments.publisher)
+    return [sys.executable, "-m", module, *given]
 
 
 def _metrics(

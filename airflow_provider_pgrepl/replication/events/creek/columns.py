@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
@@ -18,8 +19,11 @@ from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.values.family import Unholdable
 from airflow_provider_pgrepl.replication.values.numeric import precision_and_scale
 
+_DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
 _INFINITY = "infinity_modifier"
 _SYMBOLS = ["infinity", "negative_infinity_ca5991f51367e3e4"]
+INFINITIES = dict(zip(_SYMBOLS, ("infinity", "-infinity"), strict=True))
+"""What the enum's symbols stand for."""
 _MOMENTS = {
     1082: ("date", "int", "date"),
     1114: ("timestamp", "long", "timestamp-micros"),
@@ -71,10 +75,10 @@ class CreekColumn:
     table: TableName
     encoder: Encoder
 
-    def field(self, name: str, infinity: Schema) -> Schema:
+    def field(self, name: str, infinity: Schema) -> dict[str, Any]:
         """Its field of a record, under a name that Avro allows. `infinity`: the enum, or its name."""
         branches = [*(["null"] if self.is_nullable else []), *self._branches(infinity)]
-        found = {
+        found: dict[str, Any] = {
             "name": name,
             "type": branches if len(branches) > 1 else branches[0],
             "pgKey": self.is_key,
@@ -112,9 +116,12 @@ class CreekColumn:
 
 
 def creek_column(
-    column: Column, table: TableName, choice: ColumnChoice, *, is_key: bool, is_nullable: bool
+    column: Column, table: TableName, choice: ColumnChoice, identity: str, *, is_of_identity: bool
 ) -> CreekColumn:
-    """`choice`: by which the column may be a text, whatever its type is."""
+    """`choice`: by which the column may be a text, whatever its type is. `identity`: the table's replica
+    identity, as pg_class has it; with FULL each column is of it."""
+    is_key = is_of_identity or identity == _FULL_IDENTITY
+    is_nullable = not is_key or identity != _DEFAULT_IDENTITY
     is_text = choice.lake_type is not None and choice.lake_type.name == "string"
     found = _text() if is_text else _array_of(column) or _scalar(column.type_oid, column.typmod) or _text()
     encoder = found.encoder(int(is_nullable))
@@ -123,9 +130,20 @@ def creek_column(
     )
 
 
-def infinity_enum(namespace: str) -> tuple[Schema, str]:
-    """The enum of infinities, which is defined where a record first needs it, and its name."""
-    name = f"{namespace}.{_INFINITY}"
+def fields_of(named: Iterable[tuple[str, CreekColumn]], namespace: str) -> list[dict[str, Any]]:
+    """The fields of a record, under names that Avro allows. The enum of infinities is defined where it is
+    first needed; `namespace`: of its name, empty for none."""
+    infinity, name = _infinity_enum(namespace)
+    fields = []
+    for field_name, column in named:
+        fields.append(column.field(field_name, infinity))
+        if column.has_infinity:
+            infinity = name
+    return fields
+
+
+def _infinity_enum(namespace: str) -> tuple[Schema, str]:
+    name = f"{namespace}.{_INFINITY}" if namespace else _INFINITY
     return {"name": name, "type": "enum", "symbols": _SYMBOLS}, name
 
 

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.events.creek.columns import (
     CreekColumn,
     avro_name,
     avro_names,
-    infinity_enum,
+    fields_of,
 )
 from airflow_provider_pgrepl.replication.events.creek.encoding import long, string
 from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
@@ -135,11 +135,4 @@ def code_of(op: Operation, *, has_old: bool) -> bytes:
 
 
 def _record(namespace: str, name: str, named: Sequence[tuple[str, CreekColumn]]) -> Schema:
-    definition, reference = infinity_enum(namespace)
-    infinity: Schema = definition
-    fields = []
-    for column_name, column in named:
-        fields.append(column.field(column_name, infinity))
-        if column.has_infinity:
-            infinity = reference
-    return {"name": f"{namespace}.{name}", "type": "record", "fields": fields}
+    return {"name": f"{namespace}.{name}", "type": "record", "fields": fields_of(named, namespace)}

@@ -23,7 +23,6 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 _NOTHING, _RECORD = b"\x00", b"\x02"
 """The branches of `["null", record]`."""
-_DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
 _PLACE = ("op", "epoch", "commit_lsn", "ordinal", "xid", "unchanged")
 
 
@@ -50,17 +49,17 @@ class CreekEvents(ByRelation[CreekEvent]):
         self._database = database
 
     def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
-        identity, choices = record.message.replica_identity, self.choices_of(record.name)
-        columns = {}
-        for index, column in self.columns_of(record):
-            is_key = record.message.columns[index].is_identity or identity == _FULL_IDENTITY
-            columns[index] = creek_column(
+        choices, identity = self.choices_of(record.name), record.message.replica_identity
+        columns = {
+            index: creek_column(
                 column,
                 record.name,
                 choices.column(column.name, is_key=column.is_key),
-                is_key=is_key,
-                is_nullable=not is_key or identity != _DEFAULT_IDENTITY,
+                identity,
+                is_of_identity=record.message.columns[index].is_identity,
             )
+            for index, column in self.columns_of(record)
+        }
         return _Shape(record, columns, Envelope(self._database, record.name, list(columns.values())))
 
 

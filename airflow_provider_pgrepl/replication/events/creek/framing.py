@@ -23,15 +23,42 @@ def framed(payload: bytes) -> bytes:
 
 def unframed(packets: list[bytes]) -> bytes:
     """The payload of all packets, in their order. Raises ValueError when they do not belong together."""
-    if not packets or len(packets[0]) < _FIRST.size:
-        raise ValueError("not a packet")
-    _, length = _FIRST.unpack_from(packets[0])
-    payload = packets[0][_FIRST.size :]
-    for expected, packet in enumerate(packets[1:], 1):
+    unframing, found = Unframing(), None
+    for packet in packets:
+        if found is not None:
+            raise ValueError("packets of another length")
+        found = unframing.add(packet)
+    if found is None:
+        raise ValueError("a packet is missing")
+    return found
+
+
+class Unframing:
+    """Payloads of packets that come one after the other."""
+
+    def __init__(self) -> None:
+        self._length, self._next, self._payload = 0, 0, b""
+
+    def add(self, packet: bytes) -> bytes | None:
+        """The payload that the packet is the end of, if it is. Raises ValueError for one that does not belong
+        to those before it."""
+        if len(packet) < _LATER.size:
+            raise ValueError("not a packet")
         (number,) = _LATER.unpack_from(packet)
-        if number != expected:
+        if number == 0:
+            # Whoever sent the one before may have been interrupted.
+            if len(packet) < _FIRST.size:
+                raise ValueError("not a packet")
+            _, self._length = _FIRST.unpack_from(packet)
+            self._payload = packet[_FIRST.size :]
+        elif number == self._next:
+            self._payload += packet[_LATER.size :]
+        else:
             raise ValueError("a packet is missing")
-        payload += packet[_LATER.size :]
-    if len(payload) != length:
-        raise ValueError("packets of another length")
-    return payload
+        self._next = number + 1
+        if len(self._payload) > self._length:
+            raise ValueError("packets of another length")
+        if len(self._payload) < self._length:
+            return None
+        self._next, found, self._payload = -1, self._payload, b""
+        return found

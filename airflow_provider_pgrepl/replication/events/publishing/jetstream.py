@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import Ask, JetStreamLink
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
 from airflow_provider_pgrepl.replication.events.publishing.target import Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -23,14 +23,16 @@ class JetStream:
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
-        self._servers = uri.split(",")
-        if not all(map(_is_readable, self._servers)):
+        self.servers = uri.split(",")
+        if not all(map(_is_readable, self.servers)):
             raise TargetError(
                 "the URI of NATS cannot be read",
                 "give it as nats://user:password@host:4222, or tls://…, several servers with commas between;"
                 " what is special in a password is percent-encoded",
             )
         self._settings, self._stamps = settings, Stamps()
+        self.ask_snapshot: Ask | None = None
+        """Called for each who asks for a snapshot, with the request and where the answer goes."""
         self._link: JetStreamLink | None = None
 
     @property
@@ -48,7 +50,7 @@ class JetStream:
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login or a right is refused."""
         self.close()
-        link = JetStreamLink(self._servers, self._settings, self._stamps)
+        link = JetStreamLink(self.servers, self._settings, self._stamps, self.ask_snapshot)
         link.start()
         self._link = link
 

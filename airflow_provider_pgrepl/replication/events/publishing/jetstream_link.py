@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import nats
@@ -36,6 +36,7 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 
 log = logging.getLogger(__name__)
 
+Ask = Callable[[bytes, str], None]
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
 _ANSWER_S = 60.0
 """How long the server may take to acknowledge; one that stalls is found by its pings before."""
@@ -47,8 +48,11 @@ _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
 class JetStreamLink:
     """All but `start`, `send` and `stop` runs in its thread."""
 
-    def __init__(self, servers: list[str], settings: PublisherSettings, stamps: Stamps) -> None:
+    def __init__(
+        self, servers: list[str], settings: PublisherSettings, stamps: Stamps, ask_snapshot: Ask | None = None
+    ) -> None:
         self._servers, self._settings, self._stamps = servers, settings, stamps
+        self._ask_snapshot = ask_snapshot
         self._stream = stream_name(settings.namespace, "wal", settings.database)
         self._waiting: deque[OnTheWay] = deque()
         self._on_the_way: dict[str, tuple[OnTheWay, float]] = {}
@@ -131,6 +135,8 @@ class JetStreamLink:
             self._is_connected = True
             self._streams = Streams(self._client, self._settings)
             await self._streams.prepare()
+            if self._ask_snapshot is not None:
+                await self._streams.serve(self._ask_snapshot)
             self._inbox = self._client.new_inbox()
             await self._client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
             self._ready.set()

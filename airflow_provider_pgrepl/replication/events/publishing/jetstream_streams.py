@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,20 +37,43 @@ class Streams:
         self._newest: dict[str, str] = {}
         """Of each table, by its subject, the fingerprint of its newest schema."""
 
-    async def prepare(self) -> None:
-        """Make the streams that are not there, and read which schemas there are.
-
-        One that is there is taken as it is, with whatever limits somebody gave it.
-        """
-        for stream in self.names[:2]:
+    async def make(self) -> None:
+        """Make the streams that are not there. One that is there is taken as it is, with whatever limits
+        somebody gave it."""
+        for stream in self.names:
             try:
                 await self._jetstream.stream_info(stream)
             except NotFoundError:
                 await self._jetstream.add_stream(
                     name=stream, subjects=[f"{stream}.>"], description=f"Creek stream relating to {stream}"
                 )
+
+    async def prepare(self) -> None:
+        """Make the streams, and read which schemas there are."""
+        await self.make()
         await self._read_schemas()
         await self._client.subscribe(self._schema, cb=self._answer)
+
+    async def serve(self, ask: Callable[[bytes, str], None]) -> None:
+        """Have `ask` called for whoever asks for a snapshot, with the request and where the answer goes."""
+
+        async def asked(request: Msg) -> None:
+            if self._may_be_answered(request):
+                ask(request.data, request.reply)
+
+        await self._client.subscribe(self.names[2], cb=asked)
+
+    async def newest_change_at(self) -> datetime:
+        """By the server's clock, when the last change came that the stream has, or the stream was made: none
+        that comes after is from before."""
+        wal = self.names[0]
+        try:
+            last = await self._jetstream.get_last_msg(wal, f"{wal}.>")
+            found: datetime | None = last.time
+        except NotFoundError:
+            found = (await self._jetstream.stream_info(wal)).created
+        assert found is not None
+        return found
 
     async def announce(self, envelope: Envelope) -> None:
         """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
@@ -97,10 +121,13 @@ class Streams:
         fields = _fields(found.data or b"")
         return None if fields is None or fields["fingerprint"] != fingerprint else unframed([found.data])
 
+    def _may_be_answered(self, request: Msg) -> bool:
+        """Nothing is written into a stream for who may not write there."""
+        return bool(request.reply) and not request.reply.startswith(("$", *self.names))
+
     async def _answer(self, request: Msg) -> None:
-        """creek answers nothing to a fingerprint that it does not know. Nor is anything written into a stream
-        for who may not write there."""
-        if not request.reply or request.reply.startswith(("$", *self.names)):
+        """creek answers nothing to a fingerprint that it does not know."""
+        if not self._may_be_answered(request):
             return
         message = await self._find(request.data.decode(errors="replace"))
         if message is not None:

@@ -1,0 +1,123 @@
+"""The app that sends one snapshot of a table to NATS, from the lake, as creek has them."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, cast
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import StopSignal
+from airflow_provider_pgrepl.replication.app.publish import open_target
+from airflow_provider_pgrepl.replication.compiled import begin_compiling
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows, current
+from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
+
+log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
+
+_AT_ONCE = 5_000
+"""Rows that are encoded at once, and on their way."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the app; returns its exit code."""
+    return process.run("publish-snapshot", argv, add_arguments, run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All but the pipeline file."""
+    parser.add_argument(
+        "--publisher", required=True, metavar="NAME", help="of the file's publishers, to NATS"
+    )
+    parser.add_argument("--table", required=True, metavar="TABLE", help="one of the publisher's")
+    parser.add_argument(
+        "--reply-to", default="", metavar="SUBJECT", help="who is told the snapshot's subject"
+    )
+
+
+def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    """Send a snapshot; its subject goes to stdout. Raises ConfigError, ToolError, TargetError, and what
+    reading the lake does."""
+    settings = pipeline.publisher(arguments.publisher)
+    table = _wanted(settings, arguments.table)
+    servers = cast("JetStream", open_target(settings, process.target_uri())).servers
+    # With a client that is known to be there.
+    from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import send_snapshot
+
+    begin_compiling()
+    with StopSignal() as stop:
+        try:
+            subject = send_snapshot(
+                servers,
+                settings,
+                table,
+                lambda at: _payloads(pipeline, table, at, stop),
+                arguments.reply_to,
+            )
+        except TimeToEnd:
+            log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
+            return process.RETRY_MAY_HELP
+    sys.stdout.write(f"{subject}\n")
+    return process.DONE
+
+
+def _wanted(settings: PublisherSettings, given: str) -> TableName:
+    """Raises ConfigError for a table, or a publisher, that has no snapshots."""
+    if settings.target != "nats":
+        raise ConfigError(
+            f"publisher {settings.name} is for {settings.target}, which has no snapshots",
+            "read the table from the lake at a consistent point, and publish --after that",
+        )
+    try:
+        table = TableName.parse(given)
+    except ValueError as error:
+        raise ConfigError(f"--table: {error}") from None
+    if not TableSelection.parse(settings.tables).has(-1, {table}):
+        raise ConfigError(f"--table: {table} is not one of publisher {settings.name}'s tables")
+    return table
+
+
+def _payloads(
+    pipeline: Pipeline, table: TableName, at: datetime, stop: StopSignal
+) -> tuple[bytes, Iterator[list[bytes]]]:
+    """The table as of all that is durable in the changelog now.
+
+    A change that committed later has a stamp above its LSN, and none of it was there to be published: so who
+    reads the stream of changes from `at` on, above that LSN, misses nothing.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UnverifiedWarning)
+            view = arrow_view_as_of(pipeline)
+            relation, rows = view.relation(str(table)), current(view.table(str(table)))
+    except UnverifiedWarning as warning:
+        raise LakeError(str(warning), "ask again when the replication has come to it") from None
+    snapshot = SnapshotRows(relation, pipeline.choices(table))
+    log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)
+    return snapshot.header(view.lsn, at, rows.num_rows), _encoded(snapshot, rows, stop)
+
+
+def _encoded(snapshot: SnapshotRows, rows: pa.Table, stop: StopSignal) -> Iterator[list[bytes]]:
+    for start in range(0, rows.num_rows, _AT_ONCE):
+        if stop.is_set:
+            raise TimeToEnd
+        yield snapshot.encode(rows.slice(start, _AT_ONCE))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

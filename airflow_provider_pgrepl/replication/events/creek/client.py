@@ -1,0 +1,224 @@
+"""CreekClient: reading creek's wire in Python, with the verbs of creek's own client.
+
+async with CreekClient("nats://nats.example.com:4222", "shop") as creek:
+    snapshot = await creek.snapshot("public", "orders")
+    async for row in snapshot:
+        ...
+    async for change in creek.stream_wal_from("public", "orders", snapshot.header.at, snapshot.header.lsn):
+        ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Self
+
+import nats
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js.api import DeliverPolicy
+from nats.js.errors import NotFoundError
+
+from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.creek.framing import Unframing, unframed
+from airflow_provider_pgrepl.replication.events.creek.messages import (
+    Row,
+    Schema,
+    SnapshotHeader,
+    WalChange,
+    change_of,
+    fingerprint_of,
+    parsed_schema,
+    row_of,
+)
+from airflow_provider_pgrepl.replication.events.creek.ordered_messages import ordered_messages
+from airflow_provider_pgrepl.replication.events.creek.snapshot import END
+from airflow_provider_pgrepl.replication.events.creek.subjects import stream_name, subject
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+
+_TOPIC_FORM, _SUFFIX = "%Y%m%d%H%M%S_%f", len("_xxxx")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSnapshot:
+    """A snapshot that the snapshot stream has. `rows`: without header and end; -1: only begun."""
+
+    topic: str
+    at: datetime
+    rows: int
+
+
+class Snapshot:
+    """A snapshot's header, and its rows by asynchronous iteration, once.
+
+    That raises TargetUnavailableError when none comes for `timeout_s`: who made it has failed, and it has no
+    end. What was read of it then is not whole.
+    """
+
+    def __init__(self, header: SnapshotHeader, payloads: AsyncIterator[bytes]) -> None:
+        self.header = header
+        self._payloads, self._schema = payloads, parsed_schema(header.schema)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Row:
+        payload = await anext(self._payloads)
+        if payload == END:
+            raise StopAsyncIteration
+        return row_of(payload, self._schema)
+
+
+class CreekClient:
+    """One database's streams. `options`: of nats.connect, as `user` and `password`.
+
+    Methods raise TargetUnavailableError for a server that does not answer, or has no such stream, and
+    MessageError for what is none of creek's.
+    """
+
+    def __init__(self, uri: str, database: str, namespace: str = "CREEK", **options: Any) -> None:
+        self._uri, self._database, self._options = uri, database, options
+        self._wal, self._schema_stream, self._snap = (
+            stream_name(namespace, kind, database) for kind in ("wal", "schema", "snap")
+        )
+        self._schemas: dict[str, Any] = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._client = await nats.connect(self._uri, **{"max_reconnect_attempts": -1, **self._options})
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            raise _unavailable(f"cannot be reached: {type(error).__name__}") from None
+        self._jetstream = self._client.jetstream()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._client.close()
+
+    def stream_wal(self, schema: str, table: str) -> AsyncIterator[WalChange]:
+        """A table's changes, from the oldest that the stream has, and as they come."""
+        return self._changes(schema, table)
+
+    async def stream_wal_from(
+        self, schema: str, table: str, timestamp: datetime, lsn: LSN | str
+    ) -> AsyncIterator[WalChange]:
+        """A table's changes that came at or after a moment and have a stamp above an LSN: those of the last
+        change that was read, or of a snapshot's header."""
+        above = LSN.parse(lsn) if isinstance(lsn, str) else lsn
+        async for change in self._changes(schema, table, timestamp):
+            if change.lsn > above:
+                yield change
+
+    async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
+        """From the publisher, by fingerprint; TargetUnavailableError when nobody knows it."""
+        asked = f"the schema {fingerprint}"
+        return Schema.parse(await self._request(self._schema_stream, fingerprint.encode(), timeout_s, asked))
+
+    async def get_last_schema(self, schema: str, table: str) -> Schema | None:
+        """The newest of a table; None when it has none yet."""
+        place = _subject(self._schema_stream, schema, table)
+        try:
+            found = await self._jetstream.get_last_msg(self._schema_stream, place)
+        except NotFoundError:
+            return None
+        return Schema.parse(unframed([found.data or b""]))
+
+    async def list_snapshots(self, schema: str, table: str) -> list[StoredSnapshot]:
+        """Of a table, oldest first."""
+        pattern = f"{_subject(self._snap, schema, table)}.*"
+        try:
+            info = await self._jetstream.stream_info(self._snap, subjects_filter=pattern)
+        except NotFoundError:
+            raise _unavailable(f"has no stream {self._snap}") from None
+        found = []
+        for topic, messages in sorted((info.state.subjects or {}).items()):
+            with suppress(ValueError):
+                moment = topic.rpartition(".")[2][:-_SUFFIX]
+                at = datetime.strptime(moment, _TOPIC_FORM).replace(tzinfo=UTC)
+                found.append(StoredSnapshot(topic, at, messages - 2))
+        return found
+
+    async def get_snapshot(self, topic: str, timeout_s: float = 60.0) -> Snapshot:
+        """One that the snapshot stream has."""
+        payloads = self._payloads(self._snap, topic, timeout_s)
+        return Snapshot(SnapshotHeader.parse(topic, await anext(payloads)), payloads)
+
+    async def snapshot(self, schema: str, table: str, timeout_s: float = 60.0) -> Snapshot:
+        """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why."""
+        request = {"database": self._database, "namespace": schema, "table": table}
+        asked = f"a snapshot of {schema}.{table}"
+        topic = await self._request(self._snap, json.dumps(request).encode(), timeout_s, asked)
+        if not topic.startswith(f"{self._snap}.".encode()):
+            raise MessageError("who answered for a snapshot named no subject of snapshots")
+        return await self.get_snapshot(topic.decode(), timeout_s)
+
+    async def _request(self, to: str, data: bytes, timeout_s: float, asked: str) -> bytes:
+        try:
+            found = await self._client.request(to, data, timeout=timeout_s)
+        except (nats.errors.Error, TimeoutError):
+            raise TargetUnavailableError(
+                f"NATS: nobody answered who asked for {asked}",
+                "is the publisher running, and does it publish that table? Its log says why it does not",
+            ) from None
+        answer: bytes = found.data
+        return answer
+
+    async def _changes(
+        self, schema: str, table: str, since: datetime | None = None
+    ) -> AsyncIterator[WalChange]:
+        async for payload, message in self._messages(self._wal, _subject(self._wal, schema, table), since):
+            fingerprint = fingerprint_of(payload)
+            if fingerprint not in self._schemas:
+                self._schemas[fingerprint] = parsed_schema(await self._find(fingerprint, schema, table))
+            sequence = message.metadata.sequence.stream
+            yield change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
+
+    async def _find(self, fingerprint: str, schema: str, table: str) -> str:
+        """A schema's text: from the schema stream, so that no publisher needs to run; else from who knows."""
+        place = _subject(self._schema_stream, schema, table)
+        with suppress(NotFoundError, TargetUnavailableError):
+            last = await self._jetstream.get_last_msg(self._schema_stream, place)
+            async with aclosing(self._messages(self._schema_stream, place)) as messages:
+                async for payload, message in messages:
+                    found = Schema.parse(payload)
+                    if found.fingerprint == fingerprint:
+                        return found.text
+                    if message.metadata.sequence.stream >= (last.seq or 0):
+                        break
+        return (await self.get_schema(fingerprint)).text
+
+    async def _payloads(self, stream: str, place: str, timeout_s: float) -> AsyncIterator[bytes]:
+        messages = self._messages(stream, place)
+        while True:
+            try:
+                payload, _ = await asyncio.wait_for(anext(messages), timeout_s)
+            except TimeoutError:
+                raise _unavailable(f"has sent nothing more of {place} for {timeout_s:g} s") from None
+            yield payload
+
+    async def _messages(
+        self, stream: str, place: str, since: datetime | None = None
+    ) -> AsyncGenerator[tuple[bytes, Msg]]:
+        """Payloads, each with the message that ended it."""
+        unframing = Unframing()
+        policy = DeliverPolicy.ALL if since is None else DeliverPolicy.BY_START_TIME
+        async for message in ordered_messages(self._jetstream, stream, place, policy, since):
+            try:
+                payload = unframing.add(message.data)
+            except ValueError as error:
+                raise MessageError(f"{place}: {error}") from None
+            if payload is not None:
+                yield payload, message
+
+
+def _subject(stream: str, schema: str, table: str) -> str:
+    return subject(stream, str(TableName(schema, table)))
+
+
+def _unavailable(what: str) -> TargetError:
+    return TargetUnavailableError(f"NATS {what}", "is the server there, with JetStream and creek's streams?")

@@ -1,0 +1,123 @@
+"""A snapshot of a table as creek has it: a header, each row in Avro, an end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import TargetError, one_line
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.events.creek.columns import (
+    CreekColumn,
+    avro_name,
+    avro_names,
+    creek_column,
+    fields_of,
+)
+from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
+    Schema,
+    fingerprint,
+    fingerprint_text,
+    to_text,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.values import DELETED
+from airflow_provider_pgrepl.replication.values.writing import texts_of
+
+END = b"EOF"
+_NOTHING = "n"
+"""The replica identity of a table of which none is sent."""
+
+
+@dataclass(frozen=True)
+class SnapshotRows:
+    """How a relation's rows are written.
+
+    Raises TargetError where the lake leaves out a column of which the stream of changes tells.
+    """
+
+    relation: Relation
+    choices: TableChoices
+
+    def __post_init__(self) -> None:
+        missing = [column.name for column in self.relation.columns if column.attnum in self.relation.ignored]
+        if missing:
+            raise TargetError(
+                f"the lake leaves out {', '.join(map(one_line, missing))} of {self.relation.table}, which its"
+                " changes have",
+                hints.resnapshot(self.relation.table),
+            )
+
+    @cached_property
+    def _columns(self) -> list[tuple[Column, CreekColumn]]:
+        relation, choices = self.relation, self.choices
+        return [
+            (
+                column,
+                creek_column(
+                    column,
+                    relation.table,
+                    choices.column(column.name, is_key=column.is_key),
+                    relation.replica_identity,
+                    is_of_identity=column.is_key and relation.replica_identity != _NOTHING,
+                ),
+            )
+            for column in relation.columns
+            if not choices.column(column.name).excluded
+        ]
+
+    @cached_property
+    def schema(self) -> Schema:
+        """Of a row: a record without namespace."""
+        columns = [column for _, column in self._columns]
+        fields = fields_of(zip(avro_names(columns), columns, strict=True), "")
+        return {"name": avro_name(self.relation.table.name), "type": "record", "fields": fields}
+
+    def header(self, lsn: LSN, at: datetime, rows: int) -> bytes:
+        """`lsn`: what committed at or before it is in the rows, and no stamp of a later change is at or below
+        it. `at`: all such changes are in the stream of changes at or after that moment."""
+        name, kind, fields = self.schema.values()  # type: ignore[union-attr]
+        return json.dumps(
+            {
+                "topic": "",
+                "fingerprint": fingerprint_text(fingerprint(self.schema)),
+                "schema": to_text(
+                    {"type": kind, "name": name, "fields": [_as_creeks(one) for one in fields]}
+                ),
+                "tx_id": 0,
+                "lsn": str(lsn),
+                "at": at.isoformat().replace("+00:00", "Z"),
+                "approx_rows": rows,
+            },
+            separators=(",", ":"),
+            ensure_ascii=False,
+        ).encode()
+
+    def encode(self, rows: pa.Table) -> list[bytes]:
+        """Each row of the lake's table. Raises ValueRangeError."""
+        encoded = [
+            column.encode(texts_of(rows[of.name].combine_chunks(), of.pg_type))
+            for of, column in self._columns
+        ]
+        return list(map(b"".join, zip(*encoded, strict=True))) if encoded else [b""] * rows.num_rows
+
+
+def current(rows: pa.Table) -> pa.Table:
+    """Without the rows that the lake keeps though they are deleted."""
+    return (
+        rows.filter(pc.invert(pc.fill_null(rows[DELETED], False))) if DELETED in rows.column_names else rows
+    )
+
+
+def _as_creeks(field: dict[str, Any]) -> dict[str, Any]:
+    """With its properties in the order in which creek writes those of a row."""
+    order = ("name", "type", "pgType", "pgKey", "pgName")
+    return {name: field[name] for name in order if name in field}

@@ -1,0 +1,295 @@
+"""Snapshots on request over NATS: with the stream of changes after one, whoever comes late has the table."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.errors import TargetUnavailableError
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.creek.client import CreekClient, Snapshot
+from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
+from airflow_provider_pgrepl.replication.lsn import LSN
+from demo.nats import NatsServer
+from tests.support.every_type import NESTED, PLAIN, literal
+from tests.support.jetstream import CreekStream, running_nats
+from tests.support.landed import Landed
+from tests.support.publishing import changing, finish, publishing
+from tests.support.replicated import execute, wait_until
+
+TABLES = ("public.t", "public.other", "public.soft")
+Work = Callable[[CreekClient], Coroutine[Any, Any, Any]]
+
+
+@pytest.fixture(scope="module")
+def jetstream() -> Iterator[NatsServer]:
+    with running_nats("max_payload: 120000") as server:
+        yield server
+
+
+class Published(Landed):
+    """A pipeline with a lake and a publisher to NATS."""
+
+    uri: str
+
+    def publisher(self, **settings: Any) -> None:
+        given = {"target": "nats", "database": self.pipeline.name, **settings}
+        self.configure(publishers={"events": given})
+
+    def client(self, work: Work) -> Any:
+        async def with_client() -> Any:
+            async with CreekClient(self.uri, self.pipeline.name) as creek:
+                return await work(creek)
+
+        return asyncio.run(with_client())
+
+    def snapshot(self, table: str) -> tuple[Snapshot, list[Row]]:
+        async def whole(creek: CreekClient) -> tuple[Snapshot, list[Row]]:
+            found = await creek.snapshot("public", table, 60)
+            return found, [row async for row in found]
+
+        found: tuple[Snapshot, list[Row]] = self.client(whole)
+        return found
+
+    def changes(self, table: str, snapshot: Snapshot | None = None) -> list[WalChange]:
+        """All that the stream has of a table, from a snapshot on."""
+
+        async def read(creek: CreekClient) -> list[WalChange]:
+            if snapshot is None:
+                changes = creek.stream_wal("public", table)
+            else:
+                header = snapshot.header
+                changes = creek.stream_wal_from("public", table, header.at, header.lsn)
+            found = []
+            try:
+                while True:
+                    found.append(await asyncio.wait_for(anext(changes), 3))
+            except TimeoutError:
+                return found
+
+        found: list[WalChange] = self.client(read)
+        return found
+
+
+@pytest.fixture
+def begin(
+    dsn: str, tmp_path: Path, jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Published]:
+    """A pipeline of some tables, begun."""
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
+
+    def make(*tables: str, **options: Any) -> Published:
+        pipeline = Published(dsn, tmp_path, tables, flush_interval_s=0.05, **options)
+        pipeline.begin()
+        pipeline.publisher()
+        pipeline.uri = jetstream.uri
+        return pipeline
+
+    return make
+
+
+@pytest.fixture
+def published(dsn: str, begin: Callable[..., Published]) -> Published:
+    named = [name.removeprefix("public.") for name in TABLES]
+    execute(
+        dsn,
+        *(f"create table {name}(id int primary key, v text)" for name in named),
+        "alter table other alter v set storage external",
+    )
+    return begin(*TABLES, per_table={"public.soft": {"deletes": "soft"}})
+
+
+def rebuilt(rows: list[Row], changes: list[WalChange]) -> dict[Any, Any]:
+    """A table as a consumer keeps it that applies each change, by the rule for creek's messages."""
+    table = {row["id"]: row["v"] for row in rows}
+    for change in changes:
+        if change.op == "t":
+            table.clear()
+        if change.before is not None and change.op in ("d", "u_pk"):
+            table.pop(change.before["id"], None)
+        if change.after is not None:
+            table[change.after["id"]] = change.after["v"]
+    return table
+
+
+def shown(dsn: str, table: str) -> dict[Any, Any]:
+    connection = psycopg2.connect(dsn)
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"select id, v from {table}")
+            return dict(cursor.fetchall())
+    finally:
+        connection.close()
+
+
+def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(published):
+    execute(published.dsn, "insert into t select g, 'old' from generate_series(1, 20000) g")
+    published.receive()
+    published.apply()
+    execute(published.dsn, "update t set v = 'not applied' where id <= 300")
+    with publishing(published):
+        wait_until(lambda: is_connected(published), 90, "the publisher to be connected")
+        with changing(published):
+            taken = {table: published.snapshot(table) for table in ("t", "other")}
+            again = published.snapshot("t")
+    finish(published)
+    for table, (snapshot, rows) in {**taken, "t ": again}.items():
+        name = table.strip()
+        changes = published.changes(name, snapshot)
+        assert all(change.lsn > snapshot.header.lsn for change in changes)
+        assert rebuilt(rows, changes) == shown(published.dsn, name), name
+        assert snapshot.header.approx_rows == len(rows)
+        assert snapshot.header.keys == ("id",)
+    assert again[0].header.topic > taken["t"][0].header.topic
+    assert changes, "some came after the last snapshot"
+
+
+def is_connected(published: Published) -> bool:
+    """The stream of snapshots is the last that a publisher makes."""
+    return f"CREEK_snap_{published.pipeline.name}" in streams(published)
+
+
+def streams(published: Published) -> list[str]:
+    async def names(creek: CreekClient) -> list[str]:
+        return [info.config.name or "" for info in await creek._jetstream.streams_info()]
+
+    found: list[str] = published.client(names)
+    return found
+
+
+def test_snapshots_are_listed_and_read_again(published):
+    execute(published.dsn, "insert into other values (1, 'a'), (2, null)")
+    published.receive()
+    finish(published)
+    with publishing(published):
+        wait_until(lambda: is_answered(published), 90, "the publisher to answer")
+        first, rows = published.snapshot("other")
+        _, nothing = published.snapshot("t")
+    assert nothing == []
+    assert sorted(rows, key=lambda row: row["id"]) == [{"id": 1, "v": "a"}, {"id": 2, "v": None}]
+
+    async def again(creek: CreekClient) -> Any:
+        listed = await creek.list_snapshots("public", "other")
+        found = await creek.get_snapshot(listed[-1].topic)
+        return listed, found.header, [row async for row in found]
+
+    listed, header, read = published.client(again)
+    assert (listed[-1].topic, listed[-1].rows, header, read) == (first.header.topic, 2, first.header, rows)
+    assert all(one.rows == 2 for one in listed)
+
+
+def is_answered(published: Published) -> bool:
+    try:
+        published.snapshot("other")
+    except TargetUnavailableError:
+        return False
+    return True
+
+
+def test_a_row_of_a_snapshot_is_what_its_change_said(dsn, begin):
+    columns = PLAIN | {name: of for name, of in NESTED.items() if name != "c_list"}
+    declared = ", ".join(f"{name} {of[0]}" for name, of in columns.items())
+    literals = [[literal(name, of[1 + which]) for name, of in PLAIN.items()] for which in (0, 1)]
+    nested = [of[1] for name, of in NESTED.items() if name != "c_list"]
+    execute(
+        dsn,
+        "create type part as (a integer, b text)",
+        f"create table every(id int primary key, {declared}, l int[], e text[])",
+    )
+    more = begin("public.every")
+    rows = [", ".join([*ones, *nested, "'{1,2}'", "array['a,b', '\"', '']"]) for ones in literals]
+    execute(
+        more.dsn,
+        *(f"insert into every values ({number}, {row})" for number, row in enumerate(rows)),
+        "insert into every (id) values (7)",
+    )
+    more.receive()
+    more.apply()
+    with publishing(more):
+        wait_until(lambda: len(CreekStream(more.uri, more.pipeline.name).raw(stream(more))) == 3, 90)
+        _, found = more.snapshot("every")
+    changed = [change.after for change in more.changes("every")]
+    assert sorted(found, key=lambda row: row["id"]) == sorted(changed, key=lambda row: row["id"])
+
+
+def stream(published: Published) -> str:
+    return f"CREEK_wal_{published.pipeline.name}"
+
+
+def test_rows_that_are_deleted_softly_are_in_no_snapshot(published):
+    execute(published.dsn, "insert into soft values (1, 'a'), (2, 'b')")
+    published.receive()
+    published.apply()
+    execute(published.dsn, "delete from soft where id = 1")
+    published.receive()
+    published.apply()
+    execute(published.dsn, "insert into soft values (3, 'c')", "delete from soft where id = 3")
+    published.receive()
+    with publishing(published):
+        wait_until(lambda: is_answered(published), 90, "the publisher to answer")
+        _, rows = published.snapshot("soft")
+    assert rows == [{"id": 2, "v": "b"}]
+
+
+def test_nobody_answers_for_what_is_not_published(published):
+    published.publisher(tables=["public.other"])
+    execute(published.dsn, "insert into other values (1, repeat('x', 150000))")
+    published.receive()
+    with publishing(published):
+        wait_until(lambda: is_connected(published), 90, "the publisher to be connected")
+        wal = CreekStream(published.uri, published.pipeline.name)
+        snap = wal.wal.replace("_wal_", "_snap_")
+        for request in (b"", b"[]", b'{"database": 1, "namespace": [], "table": {}}', b"\xff"):
+            wal.put(snap, request, reply="somebody")
+        wrong = {"database": "another", "namespace": "public", "table": "other"}
+        wal.put(snap, json.dumps(wrong).encode(), reply="somebody")
+        odd = {"database": published.pipeline.name, "namespace": "public", "table": "\x00\ud800"}
+        wal.put(snap, json.dumps(odd).encode(), reply="somebody")
+        for table in ("t", "missing"):
+            with pytest.raises(TargetUnavailableError, match="nobody answered"):
+                published.client(lambda creek, table=table: creek.snapshot("public", table, 3))
+        # A row that is too large: the snapshot has a header, and no end.
+        with pytest.raises(TargetUnavailableError, match="nothing more"):
+            rows = published.client(lambda creek: whole(creek, "other", 20))
+            assert rows == []
+        execute(published.dsn, "update other set v = 'small'")
+        published.receive()
+        _, found = published.snapshot("other")
+    assert found == [{"id": 1, "v": "small"}]
+    log = published.log_tail()
+    assert "150,0" in log
+    assert "xxxx" not in log
+
+
+async def whole(creek: CreekClient, table: str, timeout_s: float) -> list[Row]:
+    found = await creek.snapshot("public", table, timeout_s)
+    return [row async for row in found]
+
+
+def test_schemas_are_found_by_the_client(published):
+    execute(published.dsn, "insert into t values (1, 'a')", "alter table t add w int")
+    execute(published.dsn, "insert into t values (2, 'b', 3)")
+    published.receive()
+    finish(published)
+    first, second = published.changes("t")
+    assert (first.after, second.after) == ({"id": 1, "v": "a"}, {"id": 2, "v": "b", "w": 3})
+    assert (first.op, first.schema, first.table, first.before) == ("c", "public", "t", None)
+    last = published.client(lambda creek: creek.get_last_schema("public", "t"))
+    assert last.fingerprint == second.fingerprint
+    assert published.client(lambda creek: creek.get_last_schema("public", "other")) is None
+    with publishing(published):
+        wait_until(lambda: is_answered(published), 90)
+        older = published.client(lambda creek: creek.get_schema(first.fingerprint))
+    assert (older.source, older.fingerprint) == ("public.t", first.fingerprint)
+
+    async def after_the_first(creek: CreekClient) -> WalChange:
+        return await anext(creek.stream_wal_from("public", "t", first.sent_at, str(LSN(first.lsn))))
+
+    assert published.client(after_the_first) == second
