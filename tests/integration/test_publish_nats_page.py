@@ -14,6 +14,8 @@ from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
+from tests.support.landed import Landed
+from tests.support.publishing import publishing
 from tests.support.received import Received
 from tests.support.replicated import execute, kill, wait_until
 
@@ -98,3 +100,31 @@ def _statement(chance: random.Random) -> str:
             "truncate orders" if chance.random() < 0.02 else "select",
         ]
     )
+
+
+def test_who_comes_late_by_the_page_has_the_whole_table(dsn: str, tmp_path: Path, monkeypatch) -> None:
+    (program,) = (block for block in blocks("python") if "creek.snapshot" in block)
+    script = tmp_path / "late.py"
+    script.write_text(program)
+    execute(dsn, "create table orders(id int primary key, amount numeric)")
+    landed = Landed(dsn, tmp_path, ("public.orders",), flush_interval_s=0.05)
+    landed.begin()
+    landed.configure(publishers={"events": {"target": "nats", "database": "shop"}})
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    execute(dsn, "insert into orders select g, g / 4.0 from generate_series(1, 500) g")
+    landed.receive()
+    landed.apply()
+    with running_nats() as server:
+        monkeypatch.setenv(TARGET_VARIABLE, server.uri)
+        with publishing(landed):
+            wait_until(lambda: CreekStream(server.uri, "shop").schemas(), 90, "the publisher to be there")
+            late = subprocess.Popen(
+                [sys.executable, str(script), server.uri, "10"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
+            execute(dsn, "delete from orders where id % 2 = 0", "update orders set amount = 1 where id < 100")
+            landed.receive()
+            said, _ = late.communicate(timeout=120)
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select count(*), sum(amount)::numeric(20, 2) from orders")
+        count, total = cursor.fetchone()
+    assert said == f"{count} orders, {total} in all\n"
