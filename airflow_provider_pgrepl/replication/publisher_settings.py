@@ -24,6 +24,7 @@ _ONLY_OF = {
     "unrouted": "rabbitmq",
     "namespace": "nats",
     "database": "nats",
+    "wire": "nats",
 }
 """Which target a setting is of, where it is not of all."""
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -36,11 +37,11 @@ class PublisherSettings:
 
     `conn_id`: the Airflow connection of the target. `tables`: as `schema.name` or `schema.*`; None is all of
     the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `namespace` and `database`, of
-    NATS: what its streams are called by. `begin`: where the first run begins, `oldest` or `newest`.
-    `on_error`: what becomes of a table when an event of it cannot be made, or the target refuses
-    it for what it is. `unrouted`: whether an event that no queue takes is such an error, or is dropped.
-    `max_event_bytes`: what the target takes at most. `publish_keep_h`: for how long changes that are not
-    published are kept. `metrics`: `host:port` of a Prometheus endpoint.
+    NATS: what its streams are called by; `wire`: the version of creek's wire. `begin`: where the first run
+    begins, `oldest` or `newest`. `on_error`: what becomes of a table when an event of it cannot be made, or
+    the target refuses it for what it is. `unrouted`: whether an event that no queue takes is such an error,
+    or is dropped. `max_event_bytes`: what the target takes at most. `publish_keep_h`: for how long changes
+    that are not published are kept. `metrics`: `host:port` of a Prometheus endpoint.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PublisherSettings:
     exchange: str = ""
     namespace: str = "CREEK"
     database: str = ""
+    wire: Literal["v1", "v2"] = "v2"
     begin: Literal["oldest", "newest"] = "oldest"
     on_error: OnError = "stop_table"
     unrouted: Unrouted = "error"
@@ -98,6 +100,8 @@ class PublisherSettings:
     def place(self) -> str:
         """Where at its target it sends events: no two publishers to one place."""
         if self.target == "nats":
+            if self.wire == "v1":
+                return f"the subjects {self.namespace}.{self.database}.*"
             return f"the streams {self.namespace}_*_{self.database}"
         return f"exchange {self.exchange}"
 

@@ -1,7 +1,8 @@
 """What creek's own Go client read of our streams, kept as a transcript: it must stay what we send.
 
 tests/golden/creek_client.json was made with creek at b88e46c: tests/golden/creek_client.go, built beside
-creek's source as cmd/readall, and named by PGREPL_CREEK_CLIENT for a run of this file.
+creek's source as cmd/readall, and named by PGREPL_CREEK_CLIENT for a run of this file. creek_consumer.json
+likewise with creek-pg-client at 2c8718e, built with creek at 38f5909, and named by PGREPL_CREEK_CONSUMER.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import base64
 import json
 import os
 import subprocess
-from datetime import date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg2.extensions
 import pyarrow as pa
 import pytest
 
@@ -36,14 +38,21 @@ from airflow_provider_pgrepl.replication.events.creek.messages import (
     row_of,
 )
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.lsn import LSN
+from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.landed import Landed
 from tests.support.publishing import publishing
-from tests.support.replicated import execute, wait_until
+from tests.support.replicated import execute, kill, wait_until
 
-PROGRAM = os.environ.get("PGREPL_CREEK_CLIENT", "")
-FILE = Path(__file__).parents[1] / "golden" / "creek_client.json"
-KEPT = ("epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "relation_id", "relation_version", "op")
+CLIENT, CONSUMER = (os.environ.get(name, "") for name in ("PGREPL_CREEK_CLIENT", "PGREPL_CREEK_CONSUMER"))
+FOLDER = Path(__file__).parents[1] / "golden"
+KEPT = (
+    *("epoch", "commit_lsn", "ordinal", "xid", "commit_ts", "relation_id", "relation_version", "op"),
+    *("new", "old", "unchanged"),
+)
+CONSUMED = ("b", "i2", "i8", "f4", "f8", "vc", "tx", "d", "ts", "tz", "u", "jb", "n", "ia")
+"""Columns that creek's consumer can write."""
 COLUMNS = {
     "b": ("bool", "true"),
     "i2": ("int2", "-300"),
@@ -73,16 +82,12 @@ COLUMNS = {
 }
 
 
-@pytest.mark.skipif(not PROGRAM, reason="makes the transcript anew: PGREPL_CREEK_CLIENT names creek's client")
+@pytest.mark.skipif(not CLIENT, reason="makes the transcript anew: PGREPL_CREEK_CLIENT names creek's client")
 def test_creeks_client_reads_all(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PGREPL_DSN", dsn)
     declared = ", ".join(f"{name} {of[0]}" for name, of in COLUMNS.items())
     values = ", ".join(of[1] for of in COLUMNS.values())
     execute(dsn, f"create table every(id int primary key, {declared})")
-    # The lake holds no infinities: in the snapshot they are null.
-    landed = Landed(dsn, tmp_path, ("public.every",), flush_interval_s=0.05, infinity="null")
-    landed.begin()
-    landed.configure(publishers={"events": {"target": "nats", "database": "shop"}})
+    landed = begin(dsn, tmp_path, monkeypatch, "v2")
     execute(
         dsn,
         f"insert into every values (1, {values})",
@@ -100,46 +105,102 @@ def test_creeks_client_reads_all(dsn: str, tmp_path: Path, monkeypatch: pytest.M
         stream = CreekStream(server.uri, "shop")
         with publishing(landed):
             wait_until(lambda: len(stream.raw(stream.wal)) == 9, 90)
-            said = subprocess.run(
-                [PROGRAM, server.uri, "shop", "public", "every", "9"],
-                capture_output=True,
-                text=True,
-                timeout=90,
-                check=False,
-            )
-        assert said.returncode == 0, said.stderr
-        lines = [json.loads(line) for line in said.stdout.splitlines()]
-        messages = [base64.b64encode(unframed([one.data])).decode() for one in stream.raw(stream.wal)]
-        snapshot = [base64.b64encode(unframed([one.data])).decode() for one in stream.raw("CREEK_snap_shop")]
-        schemas = [base64.b64encode(unframed([one.data])).decode() for one in stream.raw(stream.schema)]
-    rows = [
-        {**{name: row[name] for name in KEPT}, **{name: row[name] for name in ("new", "old", "unchanged")}}
-        for row in landed.changelog_rows()
-        if row["op"] in "IUDT"
-    ]
+            said = run(CLIENT, server.uri, "shop", "public", "every", "9")
+        lines = [json.loads(line) for line in said.splitlines()]
+        assert [one for one in lines if "after" in one] == [{"after": 0}], "the snapshot had all"
+        write("client", landed, stream, "CREEK_wal_shop", "CREEK_schema_shop", "CREEK_snap_shop", read=lines)
+
+
+@pytest.mark.skipif(not CONSUMER, reason="likewise: PGREPL_CREEK_CONSUMER names creek's consumer")
+def test_creeks_postgresql_consumer_keeps_a_copy(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {name: COLUMNS[name] for name in CONSUMED}
+    declared = ", ".join(f"{name} {of[0]}" for name, of in chosen.items())
+    values = ", ".join(of[1] for of in chosen.values())
+    execute(dsn, f"create table every(id int primary key, {declared})")
+    landed = begin(dsn, tmp_path, monkeypatch, "v1")
+    execute(dsn, f"insert into every select g, {values} from generate_series(1, 50) g")
+    landed.receive()
+    landed.apply()
+    parts = psycopg2.extensions.parse_dsn(dsn)
+    copy = f"{parts['dbname']}_copy"
+    execute(dsn, f"create database {copy}")
+    uri = f"postgres://{parts['user']}@{parts['host']}:{parts['port']}/{copy}?sslmode=disable"
+    with running_nats() as server:
+        monkeypatch.setenv(TARGET_VARIABLE, server.uri)
+        monkeypatch.setenv("PROMETHEUS_PORT", "0")
+        stream = CreekStream(server.uri, "shop")
+        ours = (CONSUMER, "--nats-uri", server.uri, "--db-uri", uri)
+        pair = "shop.public.every:public.every"
+        with publishing(landed):
+            wait_until(lambda: len(stream.raw("CREEK_wal")) == 50, 90)
+            for command in ("create-schemas", "snapshot", "add-tables"):
+                run(*ours, command, pair)
+            serving = subprocess.Popen([*ours, "serve"], start_new_session=True)
+            try:
+                execute(
+                    dsn,
+                    "update every set tx = 'changed' where id <= 10",
+                    "delete from every where id between 40 and 45",
+                    "update every set id = 100 where id = 20",
+                    f"insert into every select g, {values} from generate_series(200, 220) g",
+                )
+                landed.receive()
+                source = rows_of(dsn)
+                wait_until(lambda: rows_of(dsn.replace(parts["dbname"], copy)) == source, 60)
+            finally:
+                kill(serving)
+        assert len(source) == 65
+        write("consumer", landed, stream, "CREEK_wal", "CREEK_schema", "CREEK_snap", read=[])
+
+
+def begin(dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch, wire: str) -> Landed:
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    # The lake holds no infinities: in the snapshot they are null.
+    landed = Landed(dsn, folder, ("public.every",), flush_interval_s=0.05, infinity="null")
+    landed.begin()
+    landed.configure(publishers={"events": {"target": "nats", "database": "shop", "wire": wire}})
+    return landed
+
+
+def run(*command: str) -> str:
+    said = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert said.returncode == 0, said.stderr
+    return said.stdout
+
+
+def rows_of(dsn: str) -> list[Any]:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(f"select id, {', '.join(CONSUMED)} from every order by id")
+        return cursor.fetchall()
+
+
+def write(
+    name: str, landed: Landed, stream: CreekStream, wal: str, schema: str, snap: str, read: Any
+) -> None:
+    kept = {
+        kind: [base64.b64encode(unframed([one.data])).decode() for one in stream.raw(of)]
+        for kind, of in (("changes", wal), ("schemas", schema), ("snapshot", snap))
+    }
+    rows = [{key: row[key] for key in KEPT} for row in landed.changelog_rows() if row["op"] in "IUDT"]
     records = RelationIndex(relations_uri(landed.pipeline.lake_root)).by_version()
-    (record,) = {rows[0]["relation_version"]: records[rows[0]["relation_version"]]}.values()
-    assert [one for one in lines if "after" in one] == [{"after": 0}], "the snapshot had all"
-    FILE.write_text(
-        json.dumps(
-            {
-                "relation": record.to_json(),
-                "rows": rows,
-                "changes": messages,
-                "snapshot": snapshot,
-                "schemas": schemas,
-                "read": lines,
-            },
-            indent=1,
-            default=lambda moment: moment.isoformat(),
-        )
-        + "\n"
+    record = records[rows[0]["relation_version"]]
+    text = json.dumps(
+        {"relation": record.to_json(), "rows": rows, **kept, "read": read},
+        indent=1,
+        default=lambda moment: moment.isoformat(),
     )
+    (FOLDER / f"creek_{name}.json").write_text(f"{text}\n")
 
 
 @pytest.fixture(scope="module")
 def transcript() -> Any:
-    return json.loads(FILE.read_text())
+    return read_transcript("client")
+
+
+def read_transcript(name: str) -> Any:
+    return json.loads((FOLDER / f"creek_{name}.json").read_text())
 
 
 def read(transcript: Any, kind: str) -> list[Any]:
@@ -155,22 +216,26 @@ def schema_of(transcript: Any) -> Any:
     return parsed_schema(json.loads(schema)["schema"])
 
 
-def test_what_is_sent_is_what_creeks_client_has_read(transcript):
+@pytest.mark.parametrize(("name", "has_last"), [("client", False), ("consumer", True)])
+def test_what_is_sent_is_what_creeks_programs_have_read(name, has_last):
     """Byte for byte, from the rows of the changelog that were sent then."""
+    transcript = read_transcript(name)
     record = RelationRecord.from_json(transcript["relation"])
     rows = [{**row, "commit_ts": datetime.fromisoformat(row["commit_ts"])} for row in transcript["rows"]]
-    schema = pa.schema([ROW_SCHEMA.field(name) for name in rows[0]])
+    schema = pa.schema([ROW_SCHEMA.field(key) for key in rows[0]])
 
     class Known:
         def find(self, _: int) -> RelationRecord:
             return record
 
-    events = CreekEvents("shop", Known(), lambda _: TableChoices(), TableSelection())  # type: ignore[arg-type]
+    events = CreekEvents("shop", has_last, Known(), lambda _: TableChoices(), TableSelection())  # type: ignore[arg-type]
     made = events.of(pa.Table.from_pylist(rows, schema))
     for event, payload in zip(made, payloads(transcript, "changes"), strict=True):
-        change = change_of(payload, schema_of(transcript), {}, 0)
-        sent_at = int(change.sent_at.timestamp()) * 1_000_000 + change.sent_at.microsecond
-        assert event.unstamped.stamped(change.lsn, unique_long(sent_at)) == payload
+        sent = row_of(payload[10:], schema_of(transcript))
+        stamps = [LSN.parse(sent["source"].get(name, "0/0")) for name in ("lsn", "last_lsn")]
+        sent_at = (sent["sent_at"] - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+        assert event.unstamped.stamped(stamps[0], unique_long(sent_at), stamps[1]) == payload
+        assert ("last_lsn" in sent["source"]) == has_last
 
 
 def test_another_decoder_reads_what_creeks_client_has_read(transcript):

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.events.creek.client import CreekClient, Snapshot
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
+from airflow_provider_pgrepl.replication.events.creek.subjects import Version, Wire
 from airflow_provider_pgrepl.replication.lsn import LSN
 from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
@@ -37,14 +38,15 @@ class Published(Landed):
     """A pipeline with a lake and a publisher to NATS."""
 
     uri: str
+    wire: Version = "v2"
 
     def publisher(self, **settings: Any) -> None:
-        given = {"target": "nats", "database": self.pipeline.name, **settings}
+        given = {"target": "nats", "database": self.pipeline.name, "wire": self.wire, **settings}
         self.configure(publishers={"events": given})
 
     def client(self, work: Work) -> Any:
         async def with_client() -> Any:
-            async with CreekClient(self.uri, self.pipeline.name) as creek:
+            async with CreekClient(self.uri, self.pipeline.name, wire=self.wire) as creek:
                 return await work(creek)
 
         return asyncio.run(with_client())
@@ -129,7 +131,10 @@ def shown(dsn: str, table: str) -> dict[Any, Any]:
         connection.close()
 
 
-def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(published):
+@pytest.mark.parametrize("wire", ["v1", "v2"])
+def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(published, wire):
+    published.wire = wire
+    published.publisher()
     execute(published.dsn, "insert into t select g, 'old' from generate_series(1, 20000) g")
     published.receive()
     published.apply()
@@ -153,15 +158,13 @@ def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(pub
 
 def is_connected(published: Published) -> bool:
     """The stream of snapshots is the last that a publisher makes."""
-    return f"CREEK_snap_{published.pipeline.name}" in streams(published)
 
+    async def subjects(creek: CreekClient) -> list[str]:
+        streams = await creek._jetstream.streams_info()
+        return [subject for info in streams for subject in info.config.subjects or ()]
 
-def streams(published: Published) -> list[str]:
-    async def names(creek: CreekClient) -> list[str]:
-        return [info.config.name or "" for info in await creek._jetstream.streams_info()]
-
-    found: list[str] = published.client(names)
-    return found
+    wire = Wire("CREEK", published.pipeline.name, published.wire)
+    return wire.all_subjects("snap") in published.client(subjects)
 
 
 def test_snapshots_are_listed_and_read_again(published):
@@ -293,3 +296,23 @@ def test_schemas_are_found_by_the_client(published):
         return await anext(creek.stream_wal_from("public", "t", first.sent_at, str(LSN(first.lsn))))
 
     assert published.client(after_the_first) == second
+
+
+def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
+    published.wire = "v1"
+    for database in ("north", "south"):
+        published.publisher(database=database)
+        execute(published.dsn, f"insert into t select count(*), '{database}' from t")
+        published.receive()
+        finish(published)
+
+    async def read(creek: CreekClient) -> list[Any]:
+        changes = creek.stream_wal("public", "t")
+        return [(await anext(changes)).after["v"], (await creek.get_last_schema("public", "t")).source]
+
+    async def of(database: str) -> list[Any]:
+        async with CreekClient(jetstream.uri, database, wire="v1") as creek:
+            return await read(creek)
+
+    assert asyncio.run(of("north")) == ["north", "public.t"]
+    assert asyncio.run(of("south")) == ["south", "public.t"]

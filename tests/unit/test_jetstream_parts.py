@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.encoding import decimals
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload, unframed
-from airflow_provider_pgrepl.replication.events.creek.subjects import subject
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of, is_of_a_reply
 from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -106,4 +106,16 @@ def test_a_numeric_of_another_scale_keeps_all_its_digits(text, scale, expected):
     [("public.t", "w.public.t"), ('"a.b"."c d"', "w.a%2Eb.c%20d"), ('"x>*"."%\n"', "w.x%3E%2A.%25%0A")],
 )
 def test_a_subject_has_three_words_however_a_table_is_called(table, expected):
-    assert subject("w", table) == expected
+    assert Wire("N", "d", "v2").subject("wal", table) == expected.replace("w.", "N_wal_d.", 1)
+    assert Wire("N", "d", "v1").subject("snap", table) == expected.replace("w.", "N.d.snap.", 1)
+
+
+def test_streams_and_requests_are_called_as_creek_calls_them():
+    first, second = Wire("CREEK", "db", "v1"), Wire("CREEK", "db")
+    assert (first.stream("wal"), second.stream("wal")) == ("CREEK_wal", "CREEK_wal_db")
+    assert (first.all_subjects("schema"), second.all_subjects("schema")) == (
+        "CREEK.db.schema.>",
+        "CREEK_schema_db.>",
+    )
+    assert (first.request("schema"), first.request("snap")) == ("CREEK._schema", "CREEK._snapshot")
+    assert (second.request("schema"), second.request("snap")) == ("CREEK_schema_db", "CREEK_snap_db")

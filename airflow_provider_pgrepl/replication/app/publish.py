@@ -104,8 +104,9 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait)
         with contextlib.ExitStack() as stack:
             if settings.target == "nats":
-                requests = stack.enter_context(SnapshotRequests(_snapshot_command(arguments), settings))
-                cast("JetStream", target).ask_snapshot = requests.ask
+                command = _snapshot_command(arguments)
+                requests = stack.enter_context(SnapshotRequests(command, pipeline, settings))
+                cast("JetStream", target).accept_snapshot = requests.accept
             if settings.metrics:
                 stack.enter_context(_metrics(pipeline, settings, publisher))
             try:

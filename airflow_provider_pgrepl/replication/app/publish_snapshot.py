@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.app.publish import open_target
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows, current
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
@@ -45,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--publisher", required=True, metavar="NAME", help="of the file's publishers, to NATS"
     )
     parser.add_argument("--table", required=True, metavar="TABLE", help="one of the publisher's")
-    parser.add_argument(
-        "--reply-to", default="", metavar="SUBJECT", help="who is told the snapshot's subject"
-    )
+    parser.add_argument("--subject", default="", metavar="SUBJECT", help="of the snapshot; else a new one")
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
@@ -59,16 +58,12 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     # With a client that is known to be there.
     from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import send_snapshot
 
+    wire = Wire(settings.namespace, settings.database, settings.wire)
+    subject = arguments.subject or wire.new_snapshot(str(table), datetime.now(UTC))
     begin_compiling()
     with StopSignal() as stop:
         try:
-            subject = send_snapshot(
-                servers,
-                settings,
-                table,
-                lambda at: _payloads(pipeline, table, at, stop),
-                arguments.reply_to,
-            )
+            send_snapshot(servers, settings, subject, lambda at: _payloads(pipeline, table, at, stop))
         except TimeToEnd:
             log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
             return process.RETRY_MAY_HELP

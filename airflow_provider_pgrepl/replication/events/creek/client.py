@@ -38,11 +38,15 @@ from airflow_provider_pgrepl.replication.events.creek.messages import (
 )
 from airflow_provider_pgrepl.replication.events.creek.ordered_messages import ordered_messages
 from airflow_provider_pgrepl.replication.events.creek.snapshot import END
-from airflow_provider_pgrepl.replication.events.creek.subjects import stream_name, subject
+from airflow_provider_pgrepl.replication.events.creek.subjects import (
+    TOPIC_FORM,
+    TOPIC_SUFFIX,
+    Kind,
+    Version,
+    Wire,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
-
-_TOPIC_FORM, _SUFFIX = "%Y%m%d%H%M%S_%f", len("_xxxx")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +86,12 @@ class CreekClient:
     MessageError for what is none of creek's.
     """
 
-    def __init__(self, uri: str, database: str, namespace: str = "CREEK", **options: Any) -> None:
+    def __init__(
+        self, uri: str, database: str, namespace: str = "CREEK", wire: Version = "v2", **options: Any
+    ) -> None:
         self._uri, self._database, self._options = uri, database, options
-        self._wal, self._schema_stream, self._snap = (
-            stream_name(namespace, kind, database) for kind in ("wal", "schema", "snap")
-        )
+        self._wire = Wire(namespace, database, wire)
+        self._schema_stream, self._snap = self._wire.stream("schema"), self._wire.stream("snap")
         self._schemas: dict[str, Any] = {}
 
     async def __aenter__(self) -> Self:
@@ -117,11 +122,11 @@ class CreekClient:
     async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
         """From the publisher, by fingerprint; TargetUnavailableError when nobody knows it."""
         asked = f"the schema {fingerprint}"
-        return Schema.parse(await self._request(self._schema_stream, fingerprint.encode(), timeout_s, asked))
+        return Schema.parse(await self._request("schema", fingerprint.encode(), timeout_s, asked))
 
     async def get_last_schema(self, schema: str, table: str) -> Schema | None:
         """The newest of a table; None when it has none yet."""
-        place = _subject(self._schema_stream, schema, table)
+        place = self._subject("schema", schema, table)
         try:
             found = await self._jetstream.get_last_msg(self._schema_stream, place)
         except NotFoundError:
@@ -130,7 +135,7 @@ class CreekClient:
 
     async def list_snapshots(self, schema: str, table: str) -> list[StoredSnapshot]:
         """Of a table, oldest first."""
-        pattern = f"{_subject(self._snap, schema, table)}.*"
+        pattern = f"{self._subject('snap', schema, table)}.*"
         try:
             info = await self._jetstream.stream_info(self._snap, subjects_filter=pattern)
         except NotFoundError:
@@ -138,8 +143,8 @@ class CreekClient:
         found = []
         for topic, messages in sorted((info.state.subjects or {}).items()):
             with suppress(ValueError):
-                moment = topic.rpartition(".")[2][:-_SUFFIX]
-                at = datetime.strptime(moment, _TOPIC_FORM).replace(tzinfo=UTC)
+                moment = topic.rpartition(".")[2][:-TOPIC_SUFFIX]
+                at = datetime.strptime(moment, TOPIC_FORM).replace(tzinfo=UTC)
                 found.append(StoredSnapshot(topic, at, messages - 2))
         return found
 
@@ -152,14 +157,14 @@ class CreekClient:
         """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why."""
         request = {"database": self._database, "namespace": schema, "table": table}
         asked = f"a snapshot of {schema}.{table}"
-        topic = await self._request(self._snap, json.dumps(request).encode(), timeout_s, asked)
-        if not topic.startswith(f"{self._snap}.".encode()):
+        topic = await self._request("snap", json.dumps(request).encode(), timeout_s, asked)
+        if not topic.startswith(f"{self._subject('snap', schema, table)}.".encode()):
             raise MessageError("who answered for a snapshot named no subject of snapshots")
         return await self.get_snapshot(topic.decode(), timeout_s)
 
-    async def _request(self, to: str, data: bytes, timeout_s: float, asked: str) -> bytes:
+    async def _request(self, kind: Kind, data: bytes, timeout_s: float, asked: str) -> bytes:
         try:
-            found = await self._client.request(to, data, timeout=timeout_s)
+            found = await self._client.request(self._wire.request(kind), data, timeout=timeout_s)
         except (nats.errors.Error, TimeoutError):
             raise TargetUnavailableError(
                 f"NATS: nobody answered who asked for {asked}",
@@ -171,7 +176,8 @@ class CreekClient:
     async def _changes(
         self, schema: str, table: str, since: datetime | None = None
     ) -> AsyncIterator[WalChange]:
-        async for payload, message in self._messages(self._wal, _subject(self._wal, schema, table), since):
+        place = self._subject("wal", schema, table)
+        async for payload, message in self._messages(self._wire.stream("wal"), place, since):
             fingerprint = fingerprint_of(payload)
             if fingerprint not in self._schemas:
                 self._schemas[fingerprint] = parsed_schema(await self._find(fingerprint, schema, table))
@@ -180,7 +186,7 @@ class CreekClient:
 
     async def _find(self, fingerprint: str, schema: str, table: str) -> str:
         """A schema's text: from the schema stream, so that no publisher needs to run; else from who knows."""
-        place = _subject(self._schema_stream, schema, table)
+        place = self._subject("schema", schema, table)
         with suppress(NotFoundError, TargetUnavailableError):
             last = await self._jetstream.get_last_msg(self._schema_stream, place)
             async with aclosing(self._messages(self._schema_stream, place)) as messages:
@@ -201,6 +207,9 @@ class CreekClient:
                 raise _unavailable(f"has sent nothing more of {place} for {timeout_s:g} s") from None
             yield payload
 
+    def _subject(self, kind: Kind, schema: str, table: str) -> str:
+        return self._wire.subject(kind, str(TableName(schema, table)))
+
     async def _messages(
         self, stream: str, place: str, since: datetime | None = None
     ) -> AsyncGenerator[tuple[bytes, Msg]]:
@@ -214,10 +223,6 @@ class CreekClient:
                 raise MessageError(f"{place}: {error}") from None
             if payload is not None:
                 yield payload, message
-
-
-def _subject(stream: str, schema: str, table: str) -> str:
-    return subject(stream, str(TableName(schema, table)))
 
 
 def _unavailable(what: str) -> TargetError:

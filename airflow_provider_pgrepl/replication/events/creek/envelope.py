@@ -35,11 +35,13 @@ _TIMESTAMP = {"type": "long", "logicalType": "timestamp-micros"}
 
 @dataclass(frozen=True)
 class Envelope:
-    """How changes of one relation are sent. `columns`: all that are, in their order."""
+    """How changes of one relation are sent. `columns`: all that are, in their order. `has_last`: each tells
+    the stamp of the one before it, as the wire's first version does."""
 
     database: str
     table: TableName
     columns: Sequence[CreekColumn]
+    has_last: bool = False
 
     @property
     def keys(self) -> list[CreekColumn]:
@@ -62,6 +64,7 @@ class Envelope:
             {"name": "schema", "type": "string"},
             {"name": "table", "type": "string"},
             {"name": "tx_id", "type": "long"},
+            *([{"name": "last_lsn", "type": "string"}] if self.has_last else []),
             {"name": "lsn", "type": "string"},
         ]
         fields = [
@@ -122,10 +125,12 @@ class Unstamped:
     head: bytes
     op: bytes
     rows: bytes
+    has_last: bool = False
 
-    def stamped(self, stamp: int, sent_at: bytes) -> bytes:
-        """`stamp`: an LSN of its own; `sent_at`: a long of microseconds since 1970."""
-        return b"".join([self.head, string(str(LSN(stamp)).encode()), self.op, sent_at, self.rows])
+    def stamped(self, stamp: int, sent_at: bytes, last: int = 0) -> bytes:
+        """`stamp`: an LSN of its own; `last`: that before; `sent_at`: a long of microseconds since 1970."""
+        before = string(str(LSN(last)).encode()) if self.has_last else b""
+        return b"".join([self.head, before, string(str(LSN(stamp)).encode()), self.op, sent_at, self.rows])
 
 
 def code_of(op: Operation, *, has_old: bool) -> bytes:

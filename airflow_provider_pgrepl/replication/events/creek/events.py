@@ -36,17 +36,18 @@ class CreekEvent(Event):
 
 
 class CreekEvents(ByRelation[CreekEvent]):
-    """Events of the tables of a database, which consumers know by its name."""
+    """Events of the tables of a database, which consumers know by its name. `has_last`: as of Envelope."""
 
     def __init__(
         self,
         database: str,
+        has_last: bool,
         relations: KnownRelations,
         choices_of: ChoicesOf,
         wanted: TableSelection,
     ) -> None:
         super().__init__(relations, choices_of, wanted)
-        self._database = database
+        self._database, self._has_last = database, has_last
 
     def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
         choices, identity = self.choices_of(record.name), record.message.replica_identity
@@ -60,7 +61,9 @@ class CreekEvents(ByRelation[CreekEvent]):
             )
             for index, column in self.columns_of(record)
         }
-        return _Shape(record, columns, Envelope(self._database, record.name, list(columns.values())))
+        return _Shape(
+            record, columns, Envelope(self._database, record.name, list(columns.values()), self._has_last)
+        )
 
 
 class _Shape:
@@ -107,6 +110,7 @@ class _Shape:
                     head,
                     code_of(OPERATIONS[op], has_old=bool(old_row)),
                     (key or _NOTHING) + ((after[row] if op != "D" else _NOTHING) or _NOTHING),
+                    envelope.has_last,
                 ),
                 missing=tuple(self._names[index] for index in missing[row] if index in self._names)
                 if row in missing

@@ -42,4 +42,6 @@ class _Encoded:
 
 def maker_of(settings: PublisherSettings) -> Maker:
     """What makes the events of a publisher, given what is read."""
-    return partial(CreekEvents, settings.database) if settings.target == "nats" else JsonEvents
+    if settings.target == "nats":
+        return partial(CreekEvents, settings.database, settings.wire == "v1")
+    return JsonEvents

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import Ask, JetStreamLink
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import Accept, JetStreamLink
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
 from airflow_provider_pgrepl.replication.events.publishing.target import Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -31,8 +31,8 @@ class JetStream:
                 " what is special in a password is percent-encoded",
             )
         self._settings, self._stamps = settings, Stamps()
-        self.ask_snapshot: Ask | None = None
-        """Called for each who asks for a snapshot, with the request and where the answer goes."""
+        self.accept_snapshot: Accept | None = None
+        """Given each request for a snapshot; the subject to which it will be sent, or None."""
         self._link: JetStreamLink | None = None
 
     @property
@@ -50,7 +50,7 @@ class JetStream:
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login or a right is refused."""
         self.close()
-        link = JetStreamLink(self.servers, self._settings, self._stamps, self.ask_snapshot)
+        link = JetStreamLink(self.servers, self._settings, self._stamps, self.accept_snapshot)
         link.start()
         self._link = link
 

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.events.creek.encoding import unique_lon
 from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload
-from airflow_provider_pgrepl.replication.events.creek.subjects import stream_name, subject
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import (
     away,
     error_of,
@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 
 log = logging.getLogger(__name__)
 
-Ask = Callable[[bytes, str], None]
+Accept = Callable[[bytes], str | None]
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
 _ANSWER_S = 60.0
 """How long the server may take to acknowledge; one that stalls is found by its pings before."""
@@ -49,11 +49,16 @@ class JetStreamLink:
     """All but `start`, `send` and `stop` runs in its thread."""
 
     def __init__(
-        self, servers: list[str], settings: PublisherSettings, stamps: Stamps, ask_snapshot: Ask | None = None
+        self,
+        servers: list[str],
+        settings: PublisherSettings,
+        stamps: Stamps,
+        accept_snapshot: Accept | None = None,
     ) -> None:
         self._servers, self._settings, self._stamps = servers, settings, stamps
-        self._ask_snapshot = ask_snapshot
-        self._stream = stream_name(settings.namespace, "wal", settings.database)
+        self._accept_snapshot = accept_snapshot
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
+        self._stream = self._wire.stream("wal")
         self._waiting: deque[OnTheWay] = deque()
         self._on_the_way: dict[str, tuple[OnTheWay, float]] = {}
         self._sendings: dict[int, Sending] = {}
@@ -133,10 +138,10 @@ class JetStreamLink:
         self._client = await asyncio.wait_for(connecting, _CONNECT_S * 0.8)
         try:
             self._is_connected = True
-            self._streams = Streams(self._client, self._settings)
+            self._streams = Streams(self._client, self._wire)
             await self._streams.prepare()
-            if self._ask_snapshot is not None:
-                await self._streams.serve(self._ask_snapshot)
+            if self._accept_snapshot is not None:
+                await self._streams.serve(self._accept_snapshot)
             self._inbox = self._client.new_inbox()
             await self._client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
             self._ready.set()
@@ -168,7 +173,7 @@ class JetStreamLink:
     async def _said(self, error: Exception) -> None:
         if not self._is_connected:
             return
-        if is_of_a_reply(error, self._streams.names):
+        if is_of_a_reply(error, self._wire.own):
             log.warning("NATS does not let this user answer somebody who asked for a schema")
             return
         self._fail(error_of(error))
@@ -199,7 +204,8 @@ class JetStreamLink:
                 self._settle(one, Refusal(event, "its schema is larger than NATS takes"))
                 return
             self._announced = event.envelope
-        body = event.unstamped.stamped(self._stamps.next(event.position.commit_lsn), sent_at)
+        last = self._stamps.last
+        body = event.unstamped.stamped(self._stamps.next(event.position.commit_lsn), sent_at, last)
         # JetStream drops what has an id that it had of late. Of what is sent again it must drop nothing: it
         # would drop what it has and take what was refused, out of order.
         headers = {"Nats-Msg-Id": f"{event.id}-{event.generation}", "Pgrepl-Id": event.id}
@@ -213,7 +219,7 @@ class JetStreamLink:
         self._on_the_way[tag] = one, time.monotonic()
         event.body = body
         self._bytes += len(body)
-        target = subject(self._stream, event.table)
+        target = self._wire.subject("wal", event.table)
         await self._client.publish(target, framed(body), reply=f"{self._inbox}.{tag}", headers=headers)
 
     def _reason_to_refuse(self, body: bytes, headers: dict[str, str]) -> str:
@@ -243,7 +249,9 @@ class JetStreamLink:
         elif isinstance(error, dict):
             self._fail(away(f"the stream does not take an event: {error.get('description')}"))
         else:
-            self._fail(away(f"stream {self._stream} does not take {subject(self._stream, one.event.table)}"))
+            self._fail(
+                away(f"stream {self._stream} does not take {self._wire.subject('wal', one.event.table)}")
+            )
         if self._waiting and len(self._on_the_way) < _WINDOW // 2:
             self._wake.set()
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import nats
@@ -14,11 +13,10 @@ import nats
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload
 from airflow_provider_pgrepl.replication.events.creek.snapshot import END
-from airflow_provider_pgrepl.replication.events.creek.subjects import subject
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import away, error_of
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import Streams
-from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 log = logging.getLogger(__name__)
@@ -32,37 +30,29 @@ Payloads = tuple[bytes, Iterable[list[bytes]]]
 def send_snapshot(
     servers: Sequence[str],
     settings: PublisherSettings,
-    table: TableName,
+    subject: str,
     read: Callable[[datetime], Payloads],
-    reply_to: str = "",
-) -> str:
-    """The subject to which a snapshot was sent. `read` is given a moment of the server's clock before which
-    the stream of changes has nothing of what `read` does not find. Who asked, at `reply_to`, is told the
-    subject as soon as the header is there. One that fails has no end.
+) -> None:
+    """Send a snapshot to a subject. `read` is given a moment of the server's clock before which the stream of
+    changes has nothing of what `read` does not find. One that fails has no end.
 
     Raises what `read` and its rows raise; TargetUnavailableError, TargetError.
     """
-    sender = _Sender(settings, table)
     try:
-        asyncio.run(sender.send(list(servers), read, reply_to))
+        asyncio.run(_Sender(settings, subject).send(list(servers), read))
     except TimeToEnd:
         raise
     except Exception as error:  # noqa: BLE001 - the client raises many, and none is to be shown as it is
         raise error_of(error) from None
-    return sender.subject
-
-
-def topic(now: datetime) -> str:
-    """The last word of a snapshot's subject: `YYYYMMDDHHMMSS_micros_xxxx`."""
-    return f"{now:%Y%m%d%H%M%S_%f}_{secrets.token_hex(2)}"
 
 
 class _Sender:
-    def __init__(self, settings: PublisherSettings, table: TableName) -> None:
-        self._settings, self._table = settings, table
+    def __init__(self, settings: PublisherSettings, subject: str) -> None:
+        self._name, self._subject = settings.name, subject
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._sent = 0
 
-    async def send(self, servers: list[str], read: Callable[[datetime], Payloads], reply_to: str) -> None:
+    async def send(self, servers: list[str], read: Callable[[datetime], Payloads]) -> None:
         self._client = await nats.connect(
             servers,
             allow_reconnect=False,
@@ -72,20 +62,16 @@ class _Sender:
             max_outstanding_pings=2,
             disconnected_cb=self._disconnected,
             error_cb=self._said,
-            name=f"pgrepl snapshot {self._settings.name}",
+            name=f"pgrepl snapshot {self._name}",
         )
         self._lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
-            self._streams = Streams(self._client, self._settings)
+            self._streams = Streams(self._client, self._wire)
             self._jetstream = self._client.jetstream()
             await self._streams.make()
             since = await self._streams.newest_change_at()
             header, rows = await asyncio.to_thread(read, since)
-            stream = self._streams.names[2]
-            self.subject = f"{subject(stream, str(self._table))}.{topic(datetime.now(UTC))}"
             await self._publish([header])
-            if reply_to:
-                await self._client.publish(reply_to, self.subject.encode())
             for some in rows:
                 await self._publish(some)
             await self._publish([END])
@@ -94,11 +80,10 @@ class _Sender:
 
     async def _publish(self, payloads: list[bytes]) -> None:
         """Raises TargetError for one that is too large, TargetUnavailableError."""
-        room = largest_payload(self._client.max_payload) - _HEADERS_BYTES - len(self.subject)
+        room = largest_payload(self._client.max_payload) - _HEADERS_BYTES - len(self._subject)
         if (longest := max(map(len, payloads))) > room:
             raise TargetError(
-                f"a row of {self._table} has {longest:,} bytes, more than the server's max_payload has room"
-                " for",
+                f"a row has {longest:,} bytes, more than the server's max_payload has room for",
                 "give the server a larger max_payload (64 MB at most)",
             )
         sending = [await self._start(payload) for payload in payloads]
@@ -107,14 +92,15 @@ class _Sender:
         await asyncio.wait(both, timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
             raise away("the connection was lost, or nothing was acknowledged for a minute")
-        if any(answer.stream != self._streams.names[2] for answer in answers.result()):
-            raise away(f"stream {self._streams.names[2]} does not take snapshots")
+        stream = self._wire.stream("snap")
+        if any(answer.stream != stream for answer in answers.result()):
+            raise away(f"stream {stream} does not take snapshots")
 
     async def _start(self, payload: bytes) -> asyncio.Future[Any]:
         self._sent += 1
-        headers = {"Nats-Msg-Id": f"{self.subject}-{self._sent}"}
+        headers = {"Nats-Msg-Id": f"{self._subject}-{self._sent}"}
         return await self._jetstream.publish_async(
-            self.subject, framed(payload), wait_stall=_ANSWER_S, headers=headers
+            self._subject, framed(payload), wait_stall=_ANSWER_S, headers=headers
         )
 
     async def _disconnected(self) -> None:

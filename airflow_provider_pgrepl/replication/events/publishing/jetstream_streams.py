@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,9 +13,8 @@ from nats.js.errors import APIError, NotFoundError
 
 from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, unframed
-from airflow_provider_pgrepl.replication.events.creek.subjects import stream_name, subject
+from airflow_provider_pgrepl.replication.events.creek.subjects import KINDS, Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import is_too_large
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 _API_S = 20.0
 
@@ -24,14 +24,11 @@ class UnsendableSchemaError(Exception):
 
 
 class Streams:
-    """Methods raise what the client raises. `names`: of the changes, the schemas and the snapshots."""
+    """Methods raise what the client raises."""
 
-    def __init__(self, client: Any, settings: PublisherSettings) -> None:
+    def __init__(self, client: Any, wire: Wire) -> None:
         self._client, self._jetstream = client, client.jetstream(timeout=_API_S)
-        self.names = [
-            stream_name(settings.namespace, kind, settings.database) for kind in ("wal", "schema", "snap")
-        ]
-        self._schema = self.names[1]
+        self._wire, self._schema = wire, wire.stream("schema")
         self._places: dict[str, int] = {}
         """Where in the stream a schema is, by fingerprint."""
         self._newest: dict[str, str] = {}
@@ -39,36 +36,42 @@ class Streams:
 
     async def make(self) -> None:
         """Make the streams that are not there. One that is there is taken as it is, with whatever limits
-        somebody gave it."""
-        for stream in self.names:
+        somebody gave it; where databases share one, this one's subjects are added to it."""
+        for kind in KINDS:
+            stream, subjects = self._wire.stream(kind), self._wire.all_subjects(kind)
             try:
-                await self._jetstream.stream_info(stream)
+                found = (await self._jetstream.stream_info(stream)).config
             except NotFoundError:
                 await self._jetstream.add_stream(
-                    name=stream, subjects=[f"{stream}.>"], description=f"Creek stream relating to {stream}"
+                    name=stream, subjects=[subjects], description=f"Creek stream relating to {stream}"
                 )
+                continue
+            if self._wire.version == "v1" and subjects not in (known := found.subjects or []):
+                await self._jetstream.update_stream(found.evolve(subjects=[*known, subjects]))
 
     async def prepare(self) -> None:
         """Make the streams, and read which schemas there are."""
         await self.make()
         await self._read_schemas()
-        await self._client.subscribe(self._schema, cb=self._answer)
+        await self._client.subscribe(self._wire.request("schema"), cb=self._answer)
 
-    async def serve(self, ask: Callable[[bytes, str], None]) -> None:
-        """Have `ask` called for whoever asks for a snapshot, with the request and where the answer goes."""
+    async def serve(self, accept: Callable[[bytes], str | None]) -> None:
+        """Whoever asks for a snapshot is told its subject, if `accept`, which may take a while, gives one."""
 
         async def asked(request: Msg) -> None:
             if self._may_be_answered(request):
-                ask(request.data, request.reply)
+                subject = await asyncio.to_thread(accept, request.data)
+                if subject is not None:
+                    await request.respond(subject.encode())
 
-        await self._client.subscribe(self.names[2], cb=asked)
+        await self._client.subscribe(self._wire.request("snap"), cb=asked)
 
     async def newest_change_at(self) -> datetime:
         """By the server's clock, when the last change came that the stream has, or the stream was made: none
         that comes after is from before."""
-        wal = self.names[0]
+        wal = self._wire.stream("wal")
         try:
-            last = await self._jetstream.get_last_msg(wal, f"{wal}.>")
+            last = await self._jetstream.get_last_msg(wal, self._wire.all_subjects("wal"))
             found: datetime | None = last.time
         except NotFoundError:
             found = (await self._jetstream.stream_info(wal)).created
@@ -77,7 +80,7 @@ class Streams:
 
     async def announce(self, envelope: Envelope) -> None:
         """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
-        place, fingerprint = subject(self._schema, str(envelope.table)), envelope.fingerprint_text
+        place, fingerprint = self._wire.subject("schema", str(envelope.table)), envelope.fingerprint_text
         if self._newest.get(place) == fingerprint:
             return
         message = await self._find(fingerprint)
@@ -95,7 +98,7 @@ class Streams:
         self._places[fingerprint], self._newest[place] = found.seq, fingerprint
 
     async def _read_schemas(self) -> None:
-        pattern = f"{self._schema}.>"
+        pattern = self._wire.all_subjects("schema")
         try:
             await self._jetstream.get_last_msg(self._schema, pattern)
         except NotFoundError:
@@ -123,7 +126,7 @@ class Streams:
 
     def _may_be_answered(self, request: Msg) -> bool:
         """Nothing is written into a stream for who may not write there."""
-        return bool(request.reply) and not request.reply.startswith(("$", *self.names))
+        return bool(request.reply) and not request.reply.startswith(("$", *self._wire.own))
 
     async def _answer(self, request: Msg) -> None:
         """creek answers nothing to a fingerprint that it does not know."""

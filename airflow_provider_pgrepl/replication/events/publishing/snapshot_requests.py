@@ -9,11 +9,16 @@ import subprocess
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from datetime import UTC, datetime
 
-from airflow_provider_pgrepl.errors import one_line
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.storage import has_delta
+from airflow_provider_pgrepl.replication.storage.refusal import delta_errors
 
 log = logging.getLogger(__name__)
 
@@ -22,16 +27,18 @@ _LOOK_S, _END_S = 0.5, 10.0
 
 
 class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
-    """Serves one request after the other while the block runs. `command`: begins a snapshot's process, which
-    answers itself; nobody answers a request that cannot be served, as with creek.
+    """Serves one request after the other while the block runs. `command`: begins a snapshot's process.
 
     A process of its own, so that reading a large table costs the stream of changes neither time nor memory.
+    As with creek, who asks is told a subject at once, or is not answered; a snapshot that then fails has no
+    end.
     """
 
-    def __init__(self, command: Sequence[str], settings: PublisherSettings) -> None:
-        self._command, self._database = command, settings.database
+    def __init__(self, command: Sequence[str], pipeline: Pipeline, settings: PublisherSettings) -> None:
+        self._command, self._lake_root = command, pipeline.lake_root
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._wanted = TableSelection.parse(settings.tables)
-        self._requests: queue.Queue[tuple[TableName, str]] = queue.Queue(_MOST_WAITING)
+        self._accepted: queue.Queue[tuple[TableName, str]] = queue.Queue(_MOST_WAITING)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pgrepl-snapshots", daemon=True)
         self._thread.start()
@@ -40,49 +47,65 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         self._is_over.set()
         self._thread.join(2 * _END_S)
 
-    def ask(self, request: bytes, reply_to: str) -> None:
-        """Take a request; never waits."""
+    def accept(self, request: bytes) -> str | None:
+        """The subject to which a snapshot will be sent; None for a request that is not served."""
         table = self._table_of(request)
         if table is None:
-            return
-        try:
-            self._requests.put_nowait((table, reply_to))
-        except queue.Full:
-            log.warning("a snapshot of %s is not made: %d others are waited for", table, _MOST_WAITING)
+            return None
+        why = self._why_not(table)
+        subject = self._wire.new_snapshot(str(table), datetime.now(UTC))
+        if not why:
+            try:
+                self._accepted.put_nowait((table, subject))
+            except queue.Full:
+                why = f"{_MOST_WAITING} others are waited for"
+        if why:
+            log.warning("a snapshot of %s is not made: %s", table, why)
+            return None
+        return subject
 
     def _table_of(self, request: bytes) -> TableName | None:
         try:
             given = json.loads(request)
             database, schema, name = (given[key] for key in ("database", "namespace", "table"))
+            # No name has half a character, which JSON may have.
+            f"{schema}{name}".encode()
             if not all(isinstance(one, str) for one in (database, schema, name)):
                 raise TypeError
         except (ValueError, KeyError, TypeError):
             log.warning("a request for a snapshot is none: it names no database, namespace and table")
             return None
-        table = TableName(schema, name)
-        if database != self._database or not self._wanted.has(-1, {table}):
-            log.warning("a snapshot of %s of %s is not made: it is not published", table, one_line(database))
-            return None
-        return table
+        # In the wire's first version databases share the subject.
+        return TableName(schema, name) if database == self._wire.database else None
+
+    def _why_not(self, table: TableName) -> str:
+        """Empty when it is published, and in the lake."""
+        if not self._wanted.has(-1, {table}):
+            return "it is not published"
+        try:
+            with delta_errors("the lake table cannot be looked for"):
+                is_there = has_delta(f"{self._lake_root}/{table.path}")
+        except PgReplError as error:
+            return error.message
+        return "" if is_there else "the lake does not hold it"
 
     def _serve(self) -> None:
         while not self._is_over.is_set():
             try:
-                table, reply_to = self._requests.get(timeout=_LOOK_S)
+                table, subject = self._accepted.get(timeout=_LOOK_S)
             except queue.Empty:
                 continue
-            self._run(table, reply_to)
+            self._run(table, subject)
 
-    def _run(self, table: TableName, reply_to: str) -> None:
+    def _run(self, table: TableName, subject: str) -> None:
         try:
             process = subprocess.Popen(
-                [*self._command, f"--table={table}", f"--reply-to={reply_to}"],
+                [*self._command, f"--table={table}", f"--subject={subject}"],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
             )
-        except (OSError, ValueError) as error:
-            # A name may be one that no argument can be.
-            log.error("a snapshot of %s cannot be begun: %s", table, type(error).__name__)
+        except OSError as error:
+            log.error("a snapshot of %s cannot be begun: %s", table, error.strerror)
             return
         while process.poll() is None:
             if self._is_over.wait(_LOOK_S):
