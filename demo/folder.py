@@ -47,8 +47,8 @@ class Folder:
         return self.root / "tmp"
 
     @property
-    def rabbitmq(self) -> Path:
-        return self.root / "rabbitmq"
+    def broker(self) -> Path:
+        return self.root / "broker"
 
     @property
     def pipeline(self) -> Path:
@@ -77,7 +77,7 @@ class Folder:
 
     def clear(self) -> None:
         """Remove the data of the demo before this one."""
-        for path in (self.postgres, self.airflow, self.lake, self.logs, self.temporary, self.rabbitmq):
+        for path in (self.postgres, self.airflow, self.lake, self.logs, self.temporary, self.broker):
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():
                 raise DemoError(f"Cannot remove {path}; is it another user's? Remove it: sudo rm -rf {path}")

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, check_java, delta_jars
+from demo import nats, rabbitmq
 from demo.errors import DemoError
 from demo.folder import ROOT
 from demo.options import Options
-from demo.rabbitmq import programs
 
 NEEDED_GIB = 3
 
@@ -24,8 +24,10 @@ def check(options: Options, folder: Path) -> None:
         raise DemoError("The demo needs Linux: it finds its processes by /proc.")
     _check_disk(folder)
     check_port("PostgreSQL", options.pg_port, "PG_PORT")
-    if options.events and programs() is None:
+    if options.events == "rabbitmq" and rabbitmq.programs() is None:
         raise DemoError("EVENTS=rabbitmq needs RabbitMQ: sh setup/rabbitmq.sh")
+    if options.events == "nats" and nats.program() is None:
+        raise DemoError("EVENTS=nats needs NATS: sh setup/nats.sh")
     check_port("Airflow", options.airflow_port, "AIRFLOW_PORT")
     os.environ[JARS_VARIABLE] = str(ROOT / ".jars")
     try:

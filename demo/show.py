@@ -63,9 +63,8 @@ class Show:
         os.environ["TMPDIR"] = str(folder.temporary)
         publishers: dict[str, Any] = {}
         if options.events:
-            from demo.events import PUBLISHERS, Events
-
-            publishers, self._events = PUBLISHERS, Events(folder.rabbitmq)
+            self._events = _events_of(options.events, folder)
+            publishers = self._events.publishers
         pipeline = Pipeline(
             name="bench",
             tables=TABLES,
@@ -208,3 +207,14 @@ class Show:
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._began:5.0f} s] {text}", flush=True)
+
+
+def _events_of(broker: str, folder: Folder) -> Events:
+    """Only one broker's client needs to be there."""
+    if broker == "nats":
+        from demo.nats_events import NatsEvents
+
+        return NatsEvents(folder.broker)
+    from demo.rabbitmq_events import RabbitMQEvents
+
+    return RabbitMQEvents(folder.broker)

@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from demo import nats, rabbitmq
 from demo.postgres import free_port
-from demo.rabbitmq import programs
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running():
+@pytest.mark.parametrize("broker", ["rabbitmq", "nats"])
+def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
     # Not pytest's folder: PostgreSQL's own user must be able to enter it.
     with tempfile.TemporaryDirectory(prefix="pgrepl-demo-") as folder:
         Path(folder).chmod(0o755)
         options = ["--exit", "--scale", "1", "--duration", "5", "--rate", "100", "--folder", f"{folder}/demo"]
-        events = ["--events", "rabbitmq"] if programs() else []
+        is_there = (rabbitmq.programs() if broker == "rabbitmq" else nats.program()) is not None
+        events = ["--events", broker] if is_there else []
         ports = ["--pg-port", str(free_port()), "--airflow-port", str(free_port())]
         command = [sys.executable, "-m", "demo", *options, *events, *ports]
         # Other tests of this process have an Airflow of their own.
