@@ -9,6 +9,8 @@ from datetime import UTC, date, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import pytest
 
@@ -17,10 +19,12 @@ from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import main
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from demo.nats import NatsServer
+from demo.postgres import free_port
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekMessage, CreekStream, creek_applied, running_nats
+from tests.support.publishing import publishing
 from tests.support.received import Received
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -325,3 +329,34 @@ def test_random_changes_rebuild_the_tables(published, dsn):
         cursor.execute("select id, v from other")
         assert rows == dict(cursor.fetchall())
     assert_stamps_grow(messages)
+
+
+def test_dashboards_made_for_creek_show_the_publisher(published):
+    port = free_port()
+    published.publisher(metrics=f"127.0.0.1:{port}")
+    execute(published.dsn, "insert into t values (1), (2)", "update other set v = 'x'", "delete from t")
+    published.receive()
+
+    def shown() -> str:
+        try:
+            with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                return answer.read().decode()
+        except URLError:
+            return ""
+
+    labels = 'creek_pg_source="public.t",creek_producer_pg_op="%s",creek_stream_type="wal"'
+    read = f"creek_producer_pg_reads{{{labels}}} 2.0"
+    with publishing(published):
+        wait_until(lambda: read % "delete" in shown(), 90, "the changes to be counted")
+        lines = shown()
+    assert read % "insert" in lines
+    for line in (
+        "creek_producer_wal_subscriptions 1.0",
+        "creek_producer_pg_behind_bytes 0.0",
+        "creek_producer_pg_behind_time 0.0",
+        'log_messages_total{application="creek_producer",level="error"} 0.0',
+        'pgrepl_publisher_connected{pipeline="',
+    ):
+        assert line in lines, line
+    position = next(line for line in lines.splitlines() if line.startswith("creek_producer_lsn "))
+    assert float(position.split()[1]) >= published.durable_lsn

@@ -7,7 +7,7 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -108,7 +108,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
                 requests = stack.enter_context(SnapshotRequests(command, pipeline, settings))
                 cast("JetStream", target).accept_snapshot = requests.accept
             if settings.metrics:
-                stack.enter_context(_metrics(pipeline, settings, publisher))
+                stack.enter_context(_metrics(pipeline, settings, publisher, target))
             try:
                 reached = publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
             except FencedError as error:
@@ -125,13 +125,27 @@ def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
     return [sys.executable, "-m", module, *given]
 
 
+@contextlib.contextmanager
 def _metrics(
-    pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher
-) -> contextlib.AbstractContextManager[int]:
+    pipeline: Pipeline, settings: PublisherSettings, publisher: Publisher, target: Target
+) -> Iterator[None]:
     from airflow_provider_pgrepl.replication.events.publishing.metrics import serve_metrics
 
+    more = []
+    if settings.target == "nats":
+        from airflow_provider_pgrepl.replication.events.publishing.creek_metrics import CreekMetrics
+
+        more.append(CreekMetrics(cast("JetStream", target), lambda: publisher.progress))
+    ours = logging.getLogger("airflow_provider_pgrepl")
     labels = (pipeline.name, settings.name)
-    return serve_metrics(settings.metrics_address(), labels, lambda: publisher.progress)
+    with serve_metrics(settings.metrics_address(), labels, lambda: publisher.progress, *more):
+        for one in more:
+            ours.addHandler(one)
+        try:
+            yield
+        finally:
+            for one in more:
+                ours.removeHandler(one)
 
 
 def _end(publisher: Publisher, reached: bool, *, is_limited: bool) -> int:

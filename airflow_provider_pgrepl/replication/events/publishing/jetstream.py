@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import Accept, JetStreamLink
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import Accept, JetStreamLink, Sent
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
 from airflow_provider_pgrepl.replication.events.publishing.target import Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -31,6 +31,7 @@ class JetStream:
                 " what is special in a password is percent-encoded",
             )
         self._settings, self._stamps = settings, Stamps()
+        self.sent = Sent()
         self.accept_snapshot: Accept | None = None
         """Given each request for a snapshot; the subject to which it will be sent, or None."""
         self._link: JetStreamLink | None = None
@@ -50,7 +51,7 @@ class JetStream:
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login or a right is refused."""
         self.close()
-        link = JetStreamLink(self.servers, self._settings, self._stamps, self.accept_snapshot)
+        link = JetStreamLink(self.servers, self._settings, self._stamps, self.sent, self.accept_snapshot)
         link.start()
         self._link = link
 

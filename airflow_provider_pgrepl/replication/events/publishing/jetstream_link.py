@@ -7,8 +7,10 @@ import json
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 import nats
@@ -36,6 +38,20 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 
 log = logging.getLogger(__name__)
 
+
+@dataclass
+class Sent:
+    """What a target has acknowledged since the publisher began: events by operation and table, and when the
+    newest of them committed."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    commit_ts: datetime | None = None
+
+    @property
+    def tables(self) -> set[str]:
+        return {table for _, table in self.counts.copy()}
+
+
 Accept = Callable[[bytes], str | None]
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
 _ANSWER_S = 60.0
@@ -53,10 +69,11 @@ class JetStreamLink:
         servers: list[str],
         settings: PublisherSettings,
         stamps: Stamps,
+        sent: Sent,
         accept_snapshot: Accept | None = None,
     ) -> None:
         self._servers, self._settings, self._stamps = servers, settings, stamps
-        self._accept_snapshot = accept_snapshot
+        self._sent, self._accept_snapshot = sent, accept_snapshot
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._stream = self._wire.stream("wal")
         self._waiting: deque[OnTheWay] = deque()
@@ -256,6 +273,10 @@ class JetStreamLink:
             self._wake.set()
 
     def _settle(self, one: OnTheWay, refusal: Refusal | None = None) -> None:
+        if refusal is None:
+            event = one.event
+            self._sent.counts[event.op, event.table] += 1
+            self._sent.commit_ts = event.commit_ts
         one.settle(refusal)
         if one.sending.wait(0):
             self._sendings.pop(id(one.sending), None)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
@@ -21,7 +22,7 @@ _COUNTERS = {
 }
 
 
-class _Collector:
+class _Collector(Collector):
     def __init__(self, labels: tuple[str, str], progress: Callable[[], PublisherProgress]) -> None:
         self._labels, self._progress = labels, progress
 
@@ -45,14 +46,19 @@ class _Collector:
 
 @contextmanager
 def serve_metrics(
-    address: tuple[str, int], labels: tuple[str, str], progress: Callable[[], PublisherProgress]
+    address: tuple[str, int],
+    labels: tuple[str, str],
+    progress: Callable[[], PublisherProgress],
+    *more: Collector,
 ) -> Iterator[int]:
-    """Serve `/metrics` at host and port while the block runs; its port. `labels`: pipeline and publisher.
+    """Serve `/metrics` at host and port while the block runs; its port. `labels`: pipeline and publisher;
+    `more`: collectors beside the publisher's own.
 
     Raises ConfigError when the address cannot be had.
     """
     registry = CollectorRegistry()
-    registry.register(_Collector(labels, progress))
+    for collector in (_Collector(labels, progress), *more):
+        registry.register(collector)
     host, port = address
     try:
         server, thread = start_http_server(port, host, registry)
