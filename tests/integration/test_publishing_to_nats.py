@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
 from demo.nats import NatsServer
 from demo.postgres import free_port
 from tests.conftest import closing_connection
+from tests.support.certificates import make_certificate
 from tests.support.jetstream import CreekMessage, CreekStream, creek_applied, running_nats
 from tests.support.publishing import publishing
 from tests.support.received import Received
@@ -360,3 +361,52 @@ def test_dashboards_made_for_creek_show_the_publisher(published):
         assert line in lines, line
     position = next(line for line in lines.splitlines() if line.startswith("creek_producer_lsn "))
     assert float(position.split()[1]) >= published.durable_lsn
+
+
+@pytest.fixture(scope="module")
+def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    make_certificate(folder / "server.crt", folder / "server.key")
+    return folder / "server.crt"
+
+
+@pytest.fixture(scope="module")
+def guarded(trusted: Path) -> Iterator[NatsServer]:
+    """A server that speaks TLS with who has a login."""
+    key = trusted.with_suffix(".key")
+    tls = f'tls {{ cert_file: "{trusted}", key_file: "{key}" }}'
+    with running_nats(f"{tls}\nauthorization {{ user: someone, password: geheim }}") as server:
+        yield server
+
+
+def test_who_the_machine_trusts_gets_the_events(published, guarded, trusted, monkeypatch):
+    uri = f"tls://someone:geheim@localhost:{guarded.port}"
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    monkeypatch.setenv(TARGET_VARIABLE, uri)
+    published.stream = CreekStream(uri, published.pipeline.name)
+    found = published.changed("insert into t(id) select generate_series(1, 100)")
+    assert [message.value["after"]["id"] for message in found] == [*range(1, 101)]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_who_it_does_not_trust_or_has_another_name_gets_nothing(
+    published, guarded, trusted, monkeypatch, caplog, host
+):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    if host != "localhost":
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    monkeypatch.setenv(TARGET_VARIABLE, f"tls://someone:geheim@{host}:{guarded.port}")
+    execute(published.dsn, "insert into t(id) values (1)")
+    published.receive()
+    assert published.run_publisher() == process.WILL_NOT_HELP
+    assert "its certificate was refused" in caplog.text
+    assert ("self-signed" if host == "localhost" else "IP address mismatch") in caplog.text
+    assert "geheim" not in caplog.text
+
+
+def test_a_password_that_is_refused_ends_the_publisher(published, guarded, trusted, monkeypatch, caplog):
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    monkeypatch.setenv(TARGET_VARIABLE, f"tls://someone:falsch@localhost:{guarded.port}")
+    assert published.run_publisher() == process.WILL_NOT_HELP
+    assert "the login was refused" in caplog.text
+    assert "falsch" not in caplog.text
