@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
-from airflow_provider_pgrepl.replication.app import process, publish_snapshot
+from airflow_provider_pgrepl.replication.app import consume, process, publish_snapshot
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
@@ -273,6 +273,10 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
     publish_snapshot.add_arguments(command)
     command.set_defaults(work=publish_snapshot.run)
+    purpose = "keep tables of other databases in PostgreSQL, by what comes over NATS"
+    command = commands.add_parser("consume", help=purpose, description=purpose)
+    consume.add_arguments(command)
+    command.set_defaults(pipeline=None, work=consume.run)
     warm_up = "compile what this host will run, before the first start waits for it"
     command = commands.add_parser("warm-up", help=warm_up, description=warm_up)
     command.set_defaults(pipeline=None, work=_warm_up)

@@ -30,13 +30,15 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
 )
 from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 
 OTHER, WIDE = TableName("public", "other"), TableName("public", "ty")
 TX_AT = datetime(2023, 1, 23, 12, 30, 0, 123456, UTC)
 STAMP = LSN.parse("0/1A2B3C8")
+POSITION = EventPosition.after_transaction(Epoch(1), STAMP)
 
 
 def column(name: str, oid: int, *, key: bool = False, typmod: int = -1, **named: Any) -> CreekColumn:
@@ -290,12 +292,13 @@ def test_a_snapshots_header_is_creeks():
     relation = relation_of(
         OTHER, Column("id", 1, 23, -1, "integer", is_key=True), Column("data", 2, 25, -1, "text")
     )
-    header = SnapshotRows(relation, TableChoices()).header(STAMP, TX_AT, 2)
+    header = SnapshotRows(relation, TableChoices()).header(POSITION, TX_AT, 2)
     assert header.decode() == (
         '{"topic":"","fingerprint":"tehSZhnhMvI=","schema":"{\\"type\\":\\"record\\",\\"name\\":\\"other\\",'
         '\\"fields\\":[{\\"name\\":\\"id\\",\\"type\\":\\"int\\",\\"pgType\\":\\"int4\\",\\"pgKey\\":true},'
         '{\\"name\\":\\"data\\",\\"type\\":[\\"null\\",\\"string\\"],\\"pgType\\":\\"text\\",\\"pgKey\\":false}]}",'
-        '"tx_id":0,"lsn":"0/1A2B3C8","at":"2023-01-23T12:30:00.123456Z","approx_rows":2}'
+        '"tx_id":0,"lsn":"0/1A2B3C8","at":"2023-01-23T12:30:00.123456Z","approx_rows":2,'
+        '"position":"1:0/1A2B3C8:end"}'
     )
 
 
@@ -316,7 +319,7 @@ def test_a_snapshots_row_of_a_wide_table_has_creeks_fingerprint():
         Column("en", 10, 99_999, -1, "any"),
     )
     snapshot = SnapshotRows(relation, TableChoices())
-    header = json.loads(snapshot.header(STAMP, TX_AT, 1))
+    header = json.loads(snapshot.header(POSITION, TX_AT, 1))
     assert header["fingerprint"] == "jbnZxqKfgPs="
     rows = pa.table(
         {

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows, current
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
 
-_AT_ONCE = 5_000
-"""Rows that are encoded at once, and on their way."""
+_AT_ONCE, _AT_ONCE_BYTES = 5_000, 8 << 20
+"""How much is encoded at once, and on its way."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -104,14 +105,16 @@ def _payloads(
         raise LakeError(str(warning), "ask again when the replication has come to it") from None
     snapshot = SnapshotRows(relation, pipeline.choices(table))
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)
-    return snapshot.header(view.lsn, at, rows.num_rows), _encoded(snapshot, rows, stop)
+    position = EventPosition.after_transaction(view.epoch, view.lsn)
+    return snapshot.header(position, at, rows.num_rows), _encoded(snapshot, rows, stop)
 
 
 def _encoded(snapshot: SnapshotRows, rows: pa.Table, stop: StopSignal) -> Iterator[list[bytes]]:
-    for start in range(0, rows.num_rows, _AT_ONCE):
+    step = max(1, min(_AT_ONCE, rows.num_rows * _AT_ONCE_BYTES // max(1, rows.nbytes)))
+    for start in range(0, rows.num_rows, step):
         if stop.is_set:
             raise TimeToEnd
-        yield snapshot.encode(rows.slice(start, _AT_ONCE))
+        yield snapshot.encode(rows.slice(start, step))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any, Self
 import nats
 import nats.errors
 from nats.aio.msg import Msg
-from nats.js.api import DeliverPolicy
+from nats.js.api import ConsumerConfig, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.events.creek.messages import (
     parsed_schema,
     row_of,
 )
-from airflow_provider_pgrepl.replication.events.creek.ordered_messages import ordered_messages
+from airflow_provider_pgrepl.replication.events.creek.ordered_messages import after_sequence, ordered_messages
 from airflow_provider_pgrepl.replication.events.creek.snapshot import END
 from airflow_provider_pgrepl.replication.events.creek.subjects import (
     TOPIC_FORM,
@@ -56,6 +56,15 @@ class StoredSnapshot:
     topic: str
     at: datetime
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """When a stream was made, and which places its messages have; `last`: of the database."""
+
+    made: str
+    first: int
+    last: int
 
 
 class Snapshot:
@@ -93,6 +102,7 @@ class CreekClient:
         self._wire = Wire(namespace, database, wire)
         self._schema_stream, self._snap = self._wire.stream("schema"), self._wire.stream("snap")
         self._schemas: dict[str, Any] = {}
+        self._texts: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
         try:
@@ -118,6 +128,34 @@ class CreekClient:
         async for change in self._changes(schema, table, timestamp):
             if change.lsn > above:
                 yield change
+
+    async def changes_after(self, sequence: int) -> AsyncIterator[tuple[list[WalChange], int]]:
+        """All tables' changes after a place in the stream, some at a time and none when none came for a
+        second; each time with the place up to which the stream was read."""
+        place, unframing = self._wire.all_subjects("wal"), Unframing()
+        async for messages in ordered_messages(
+            self._jetstream, self._wire.stream("wal"), place, after_sequence(sequence)
+        ):
+            found = [
+                await self._change(payload, message)
+                for message in messages
+                if (payload := _payload(unframing, message)) is not None
+            ]
+            if messages:
+                sequence = messages[-1].metadata.sequence.stream
+            yield found, sequence
+
+    async def stream_bounds(self) -> StreamBounds:
+        """Of the stream of changes."""
+        stream = self._wire.stream("wal")
+        try:
+            info = await self._jetstream.stream_info(stream)
+            last = await self._jetstream.get_last_msg(stream, self._wire.all_subjects("wal"))
+        except NotFoundError as error:
+            if "stream" in str(error.description):
+                raise _unavailable(f"has no stream {stream}") from None
+            return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq)
+        return StreamBounds(str(info.created), info.state.first_seq, last.seq or 0)
 
     async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
         """From the publisher, by fingerprint; TargetUnavailableError when nobody knows it."""
@@ -178,15 +216,26 @@ class CreekClient:
     ) -> AsyncIterator[WalChange]:
         place = self._subject("wal", schema, table)
         async for payload, message in self._messages(self._wire.stream("wal"), place, since):
-            fingerprint = fingerprint_of(payload)
-            if fingerprint not in self._schemas:
-                self._schemas[fingerprint] = parsed_schema(await self._find(fingerprint, schema, table))
-            sequence = message.metadata.sequence.stream
-            yield change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
+            yield await self._change(payload, message)
 
-    async def _find(self, fingerprint: str, schema: str, table: str) -> str:
-        """A schema's text: from the schema stream, so that no publisher needs to run; else from who knows."""
-        place = self._subject("schema", schema, table)
+    async def _change(self, payload: bytes, message: Msg) -> WalChange:
+        fingerprint = fingerprint_of(payload)
+        if fingerprint not in self._schemas:
+            # The subject ends with the table's two words, as that of its schemas does.
+            words = ".".join(message.subject.split(".")[-2:])
+            self._schemas[fingerprint] = parsed_schema(await self.schema_text(fingerprint, words))
+        sequence = message.metadata.sequence.stream
+        return change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
+
+    async def schema_text(self, fingerprint: str, words: str) -> str:
+        """An Avro schema: from the schema stream, so that no publisher needs to run; else from who knows.
+        `words`: how subjects of its table end."""
+        if fingerprint not in self._texts:
+            self._texts[fingerprint] = await self._find(fingerprint, words)
+        return self._texts[fingerprint]
+
+    async def _find(self, fingerprint: str, words: str) -> str:
+        place = f"{self._wire.all_subjects('schema')[:-1]}{words}"
         with suppress(NotFoundError, TargetUnavailableError):
             last = await self._jetstream.get_last_msg(self._schema_stream, place)
             async with aclosing(self._messages(self._schema_stream, place)) as messages:
@@ -216,13 +265,18 @@ class CreekClient:
         """Payloads, each with the message that ended it."""
         unframing = Unframing()
         policy = DeliverPolicy.ALL if since is None else DeliverPolicy.BY_START_TIME
-        async for message in ordered_messages(self._jetstream, stream, place, policy, since):
-            try:
-                payload = unframing.add(message.data)
-            except ValueError as error:
-                raise MessageError(f"{place}: {error}") from None
-            if payload is not None:
-                yield payload, message
+        begin = ConsumerConfig(deliver_policy=policy, opt_start_time=since)
+        async for messages in ordered_messages(self._jetstream, stream, place, begin):
+            for message in messages:
+                if (payload := _payload(unframing, message)) is not None:
+                    yield payload, message
+
+
+def _payload(unframing: Unframing, message: Msg) -> bytes | None:
+    try:
+        return unframing.add(message.data)
+    except ValueError as error:
+        raise MessageError(f"{message.subject}: {error}") from None
 
 
 def _unavailable(what: str) -> TargetError:

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.values.family import Unholdable
 from airflow_provider_pgrepl.replication.values.numeric import precision_and_scale
 
 _DEFAULT_IDENTITY, _FULL_IDENTITY = "d", "f"
-_INFINITY = "infinity_modifier"
+INFINITY = "infinity_modifier"
 _SYMBOLS = ["infinity", "negative_infinity_ca5991f51367e3e4"]
 INFINITIES = dict(zip(_SYMBOLS, ("infinity", "-infinity"), strict=True))
 """What the enum's symbols stand for."""
@@ -143,7 +143,7 @@ def fields_of(named: Iterable[tuple[str, CreekColumn]], namespace: str) -> list[
 
 
 def _infinity_enum(namespace: str) -> tuple[Schema, str]:
-    name = f"{namespace}.{_INFINITY}" if namespace else _INFINITY
+    name = f"{namespace}.{INFINITY}" if namespace else INFINITY
     return {"name": name, "type": "enum", "symbols": _SYMBOLS}, name
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import fastavro
 
 from airflow_provider_pgrepl.errors import MessageError
-from airflow_provider_pgrepl.replication.events.creek.columns import INFINITIES
+from airflow_provider_pgrepl.replication.events.creek.columns import INFINITIES, INFINITY
 from airflow_provider_pgrepl.replication.events.creek.envelope import MAGIC
 from airflow_provider_pgrepl.replication.events.creek.fingerprint import fingerprint_text
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -39,7 +39,7 @@ class Schema:
             found = json.loads(data)
             moment = datetime.fromisoformat(found["created_at"])
             return cls(str(found["fingerprint"]), str(found["schema"]), str(found["source"]), moment)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise MessageError("a message of the schema stream is no schema of creek's") from None
 
 
@@ -79,6 +79,8 @@ class SnapshotHeader:
     at: datetime
     approx_rows: int
     keys: tuple[str, ...]
+    position: str = ""
+    """After which changes, by their ids; empty when creek itself has sent it."""
 
     @classmethod
     def parse(cls, topic: str, data: bytes) -> SnapshotHeader:
@@ -94,8 +96,9 @@ class SnapshotHeader:
                 datetime.fromisoformat(found["at"]),
                 int(found["approx_rows"]),
                 tuple(field["name"] for field in schema["fields"] if field.get("pgKey")),
+                str(found.get("position", "")),
             )
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise MessageError(f"{topic} does not begin with the header of a snapshot") from None
 
 
@@ -142,7 +145,7 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
 def row_of(data: bytes, schema: Any) -> Row:
     """Raises MessageError, also for a moment that Python cannot hold."""
     try:
-        found = fastavro.schemaless_reader(io.BytesIO(data), schema)
+        found = fastavro.schemaless_reader(io.BytesIO(data), schema, return_named_type=True)
     except Exception as error:  # noqa: BLE001 - bytes may be anything
         raise MessageError(f"a message cannot be read: {type(error).__name__}") from None
     plain: Row = _plain(found)
@@ -150,9 +153,12 @@ def row_of(data: bytes, schema: Any) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """With infinities as PostgreSQL writes them."""
+    """Values of named types come with the names; infinities are as PostgreSQL writes them."""
+    if isinstance(value, tuple):
+        name, value = value
+        return INFINITIES.get(value, value) if name.endswith(INFINITY) else _plain(value)
     if isinstance(value, dict):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, list):
         return [_plain(one) for one in value]
-    return INFINITIES.get(value, value) if isinstance(value, str) else value
+    return value

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from datetime import datetime
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from itertools import count
 from typing import Any
 
 import nats.errors
@@ -15,32 +16,40 @@ from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 from airflow_provider_pgrepl.errors import TargetUnavailableError
 
 _BATCH = 256
-_LOOK_S, _PAUSE_S = 5.0, 0.5
+_LOOK_S, _PAUSE_S = 1.0, 0.5
 _KEPT_S = 300.0
 """How long the server keeps a consumer that fetches nothing, while its reader is busy."""
 _LOST = (nats.errors.Error, APIError, NotFoundError, ServiceUnavailableError, OSError)
 
 
 async def ordered_messages(
-    jetstream: Any, stream: str, subject: str, policy: DeliverPolicy, since: datetime | None = None
-) -> AsyncIterator[Msg]:
-    """Endless. `policy`: ALL, or BY_START_TIME with `since`. Raises TargetUnavailableError when the stream is
-    not there at the beginning."""
-    last = 0
-    config = ConsumerConfig(deliver_policy=policy, opt_start_time=since)
+    jetstream: Any, stream: str, subject: str, begin: ConsumerConfig
+) -> AsyncIterator[list[Msg]]:
+    """Endless: some messages at a time, none when none came for a second. `begin`: where, by its policy of
+    delivery. Raises TargetUnavailableError when the stream is not there at the beginning."""
     await _check(jetstream, stream)
     while True:
+        last = 0
         try:
-            async for message in _consumed(jetstream, stream, subject, config):
-                last = message.metadata.sequence.stream
-                yield message
+            async with aclosing(_consumed(jetstream, stream, subject, begin)) as consumed:
+                async for messages in consumed:
+                    yield messages
+                    if messages:
+                        last = messages[-1].metadata.sequence.stream
         except _LOST:
             await asyncio.sleep(_PAUSE_S)
         if last:
-            config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=last + 1)
+            begin = after_sequence(last)
 
 
-async def _consumed(jetstream: Any, stream: str, subject: str, begin: ConsumerConfig) -> AsyncIterator[Msg]:
+def after_sequence(sequence: int) -> ConsumerConfig:
+    """With the first message after one."""
+    return ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=sequence + 1)
+
+
+async def _consumed(
+    jetstream: Any, stream: str, subject: str, begin: ConsumerConfig
+) -> AsyncGenerator[list[Msg]]:
     """Of one consumer, until one is missing, or the consumer."""
     config = begin.evolve(ack_policy=AckPolicy.NONE, inactive_threshold=_KEPT_S, mem_storage=True)
     consumer = await jetstream.pull_subscribe(subject, stream=stream, config=config)
@@ -51,13 +60,14 @@ async def _consumed(jetstream: Any, stream: str, subject: str, begin: ConsumerCo
                 messages = await consumer.fetch(_BATCH, timeout=_LOOK_S)
             except TimeoutError:
                 await consumer.consumer_info()
-                continue
-            for message in messages:
-                # What a lost connection has swallowed, the server takes for delivered.
-                if message.metadata.sequence.consumer != expected:
-                    return
-                expected += 1
-                yield message
+                messages = []
+            numbers = [message.metadata.sequence.consumer for message in messages]
+            # What a lost connection has swallowed, the server takes for delivered.
+            whole = sum(1 for number, wanted in zip(numbers, count(expected)) if number == wanted)
+            yield messages[:whole]
+            if whole < len(messages):
+                return
+            expected += whole
     finally:
         await _quietly_ended(consumer)
 

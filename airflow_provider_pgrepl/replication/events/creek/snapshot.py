@@ -27,13 +27,16 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
     fingerprint_text,
     to_text,
 )
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.values import DELETED
+from airflow_provider_pgrepl.replication.values import DELETED, typed_column
 from airflow_provider_pgrepl.replication.values.writing import texts_of
 
 END = b"EOF"
-_NOTHING = "n"
+_LIKE_END = b"\xc5\x00OF"
+"""A row whose bytes would be those of the end: -35, -40 and 35. A number may be written longer (Avro 1.12,
+"Binary Encoding": a variable length)."""
+_NUMERIC, _NOTHING = 1700, "n"
 """The replica identity of a table of which none is sent."""
 
 
@@ -41,7 +44,8 @@ _NOTHING = "n"
 class SnapshotRows:
     """How a relation's rows are written.
 
-    Raises TargetError where the lake leaves out a column of which the stream of changes tells.
+    Raises TargetError where the lake leaves out a column of which the stream of changes tells, or has other
+    keys than that.
     """
 
     relation: Relation
@@ -55,6 +59,19 @@ class SnapshotRows:
                 " changes have",
                 hints.resnapshot(self.relation.table),
             )
+        other = [of.name for of, column in self._columns if column.is_key and self._is_other(of)]
+        if other:
+            raise TargetError(
+                f"{', '.join(map(one_line, other))} of the key of {self.relation.table} is a decimal in the lake,"
+                " and its changes have the number as it was written",
+                "keep it as a string in the lake (types), or publish no snapshots of the table",
+            )
+
+    def _is_other(self, column: Column) -> bool:
+        """Whether the lake has the value without its text, as of 1.50."""
+        is_free = column.type_oid == _NUMERIC and column.typmod < 0
+        typed = typed_column(column, self.relation.table, self.choices)
+        return is_free and pa.types.is_decimal(typed.lake_type)
 
     @cached_property
     def _columns(self) -> list[tuple[Column, CreekColumn]]:
@@ -81,9 +98,9 @@ class SnapshotRows:
         fields = fields_of(zip(avro_names(columns), columns, strict=True), "")
         return {"name": avro_name(self.relation.table.name), "type": "record", "fields": fields}
 
-    def header(self, lsn: LSN, at: datetime, rows: int) -> bytes:
-        """`lsn`: what committed at or before it is in the rows, and no stamp of a later change is at or below
-        it. `at`: all such changes are in the stream of changes at or after that moment."""
+    def header(self, position: EventPosition, at: datetime, rows: int) -> bytes:
+        """`position`: what committed at or before it is in the rows, and no stamp of a later change is at or
+        below its LSN. `at`: all such changes are in the stream of changes at or after that moment."""
         name, kind, fields = self.schema.values()  # type: ignore[union-attr]
         return json.dumps(
             {
@@ -93,9 +110,11 @@ class SnapshotRows:
                     {"type": kind, "name": name, "fields": [_as_creeks(one) for one in fields]}
                 ),
                 "tx_id": 0,
-                "lsn": str(lsn),
+                "lsn": str(position.commit_lsn),
                 "at": at.isoformat().replace("+00:00", "Z"),
                 "approx_rows": rows,
+                # Not of creek's: after which changes, by their ids.
+                "position": str(position),
             },
             separators=(",", ":"),
             ensure_ascii=False,
@@ -107,7 +126,9 @@ class SnapshotRows:
             column.encode(texts_of(rows[of.name].combine_chunks(), of.pg_type))
             for of, column in self._columns
         ]
-        return list(map(b"".join, zip(*encoded, strict=True))) if encoded else [b""] * rows.num_rows
+        if not encoded:
+            return [b""] * rows.num_rows
+        return [_LIKE_END if row == END else row for row in map(b"".join, zip(*encoded, strict=True))]
 
 
 def current(rows: pa.Table) -> pa.Table:

@@ -40,7 +40,7 @@ class Wire:
 
     def subject(self, kind: Kind, table: str) -> str:
         """What is special in a name is percent-encoded. `table`: `schema.name`."""
-        return f"{self._prefix(kind)}.{_words(table)}"
+        return f"{self._prefix(kind)}.{words_of(table)}"
 
     def request(self, kind: Kind) -> str:
         """Where schemas (`schema`) and snapshots (`snap`) are asked for."""
@@ -52,15 +52,16 @@ class Wire:
 
     @property
     def own(self) -> tuple[str, ...]:
-        """How all subjects begin that are the streams' or the publisher's."""
-        return (f"{self.namespace}.",) if self.version == "v1" else tuple(map(self.stream, KINDS))
+        """How all subjects begin that are the streams', of whichever database, or the publishers'."""
+        return (f"{self.namespace}.", f"{self.namespace}_")
 
     def _prefix(self, kind: Kind) -> str:
         return f"{self.namespace}.{self.database}.{kind}" if self.version == "v1" else self.stream(kind)
 
 
 @lru_cache(10_000)
-def _words(table: str) -> str:
+def words_of(table: str) -> str:
+    """How subjects of a table end."""
     name = TableName.parse(table)
     return f"{_word(name.schema)}.{_word(name.name)}"
 

@@ -1,0 +1,283 @@
+"""CopyDatabase: the tables that are kept, and where each is, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn, Self
+from uuid import UUID
+
+import psycopg2
+import psycopg2.extensions
+import psycopg2.extras
+
+from airflow_provider_pgrepl.errors import FencedError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
+from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape
+from airflow_provider_pgrepl.replication.events.creek.messages import Row, SnapshotHeader, WalChange
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+
+Applied = tuple[TableName, TableShape, WalChange]
+"""A change, with the source that it is of."""
+_PAGE = 500
+_STATE = """
+CREATE SCHEMA IF NOT EXISTS _pgrepl_consumer;
+CREATE TABLE IF NOT EXISTS _pgrepl_consumer.streams (
+    consumer text, database text, made text NOT NULL, sequence bigint NOT NULL,
+    PRIMARY KEY (consumer, database));
+CREATE TABLE IF NOT EXISTS _pgrepl_consumer.tables (
+    consumer text, database text, source text, target text NOT NULL,
+    stamp bigint NOT NULL, change text NOT NULL, sequence bigint NOT NULL, error text NOT NULL,
+    PRIMARY KEY (consumer, database, source));
+"""
+_COLUMNS = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+class TableFailedError(TargetError):
+    """A table does not take a change, or a row of its snapshot."""
+
+    source: TableName
+
+
+class CopyDatabase:
+    """One consumer's tables of one database; used by one thread at a time.
+
+    Raises TargetUnavailableError when PostgreSQL is away, and FencedError when another process moves the same
+    tables.
+    """
+
+    def __init__(self, dsn: str, consumer: str, database: str) -> None:
+        self._whose = consumer, database
+        self._known: dict[TableName, tuple[TableShape, dict[str, str]]] = {}
+        self._stream: KeptStream | None = None
+        with _answering():
+            self._connection = psycopg2.connect(dsn, application_name=f"pgrepl consume {consumer}")
+            with self._connection, self._connection.cursor() as cursor:
+                cursor.execute("SET TIME ZONE 'UTC'; SET search_path TO pg_catalog; SET DateStyle TO ISO")
+                cursor.execute("SELECT pg_advisory_xact_lock(hashtext('_pgrepl_consumer'))")
+                cursor.execute(_STATE)
+
+    def close(self) -> None:
+        """End the connection; what is not committed is undone."""
+        self._connection.close()
+
+    def read(self) -> tuple[KeptStream, dict[TableName, KeptTable]]:
+        """Where the stream is, and the tables by their sources."""
+        with _answering(), self._connection, self._connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s",
+                self._whose,
+            )
+            found = cursor.fetchone()
+            self._stream = KeptStream(*found) if found else None
+            cursor.execute(
+                "SELECT source, target, stamp, change, sequence, error FROM _pgrepl_consumer.tables"
+                " WHERE consumer = %s AND database = %s",
+                self._whose,
+            )
+            tables = [
+                KeptTable(TableName.parse(source), TableName.parse(target), LSN(stamp), *rest)
+                for source, target, stamp, *rest in cursor.fetchall()
+            ]
+        return self._stream or KeptStream(), {table.source: table for table in tables}
+
+    def loading(self, source: TableName, target: TableName, shape: TableShape) -> Loading:
+        """A table that is taken whole."""
+        return Loading(self, source, target, shape)
+
+    def apply(
+        self, kept: Mapping[TableName, KeptTable], changes: Sequence[Applied], stream: KeptStream
+    ) -> dict[TableName, KeptTable]:
+        """All changes in one transaction, in their order; where their tables are then.
+
+        Raises TableFailedError; nothing is applied then.
+        """
+        after: dict[TableName, KeptTable] = {}
+        with self.transaction() as cursor:
+            for source, shape, change in changes:
+                table = after.get(source, kept[source])
+                if not table.has(change):
+                    self._run(cursor, table, shape, change)
+                    table = replace(table, stamp=change.lsn, change=change.id or table.change)
+                after[source] = table
+            for table in after.values():
+                self.write_table(cursor, table)
+            self.write_stream(cursor, stream)
+        self._stream = stream
+        return after
+
+    def write_failed(self, table: KeptTable) -> None:
+        """Write down that nothing more is applied to a table."""
+        with self.transaction() as cursor:
+            self.write_table(cursor, table)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Any]:
+        """One that whoever else has moved the stream makes fail, before anything is written."""
+        with _answering(), self._connection, self._connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s"
+                " FOR UPDATE",
+                self._whose,
+            )
+            found = cursor.fetchone()
+            if (KeptStream(*found) if found else None) != self._stream:
+                consumer, database = self._whose
+                raise FencedError(
+                    f"another process of consumer {consumer} has moved on the tables of {database}",
+                    "end that one, or give this one another name",
+                )
+            yield cursor
+
+    def write_stream(self, cursor: Any, stream: KeptStream) -> None:
+        cursor.execute(
+            "INSERT INTO _pgrepl_consumer.streams (consumer, database, made, sequence)"
+            " VALUES (%s, %s, %s, %s) ON CONFLICT (consumer, database) DO UPDATE"
+            " SET (made, sequence) = (excluded.made, excluded.sequence)",
+            (*self._whose, stream.made, stream.sequence),
+        )
+
+    def write_table(self, cursor: Any, table: KeptTable) -> None:
+        place = (str(table.target), int(table.stamp), table.change, table.sequence, table.error)
+        cursor.execute(
+            "INSERT INTO _pgrepl_consumer.tables"
+            " (consumer, database, source, target, stamp, change, sequence, error)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (consumer, database, source) DO UPDATE"
+            " SET (target, stamp, change, sequence, error)"
+            " = (excluded.target, excluded.stamp, excluded.change, excluded.sequence, excluded.error)",
+            (*self._whose, str(table.source), *place),
+        )
+
+    def types(self, cursor: Any, target: TableName, shape: TableShape) -> dict[str, str]:
+        """SQL of the types of a target's columns; those that it lacks are added."""
+        known = self._known.get(target)
+        if known is None or known[0] is not shape:
+            for statement in shape.missing_sql(target, self._read_types(cursor, target)):
+                cursor.execute(statement)
+            known = self._known[target] = shape, self._read_types(cursor, target)
+        return known[1]
+
+    def began(self, stream: KeptStream) -> None:
+        """The stream is where it was written to be."""
+        self._stream = stream
+
+    def forget_types(self) -> None:
+        """What was added is undone."""
+        self._known.clear()
+
+    def _run(self, cursor: Any, table: KeptTable, shape: TableShape, change: WalChange) -> None:
+        target = table.target
+        with _taking(table.source, target, self):
+            if change.op == "t":
+                cursor.execute(f"TRUNCATE {target.sql}")
+                return
+            types = self.types(cursor, target, shape)
+            if change.op == "u_pk" and shape.keys and change.before and change.after:
+                # Not deleted and made again: what was not sent stays with the row.
+                before = {f"before_{field}": value for field, value in change.before.items()}
+                cursor.execute(
+                    shape.move_sql(target, types, change.unchanged), adapted({**change.after, **before})
+                )
+                if cursor.rowcount:
+                    return
+            elif change.op in ("d", "u_pk") and change.before is not None:
+                cursor.execute(shape.delete_sql(target, types), adapted(change.before))
+            if change.op != "d" and change.after is not None:
+                cursor.execute(shape.insert_sql(target, types, change.unchanged), adapted(change.after))
+
+    @staticmethod
+    def _read_types(cursor: Any, target: TableName) -> dict[str, str]:
+        cursor.execute(_COLUMNS, (target.sql,))
+        return dict(cursor.fetchall())
+
+
+class Loading:
+    """A table that is taken whole, in one transaction: its rows are then those that were added, or, when the
+    block raises, what they were."""
+
+    def __init__(self, copy: CopyDatabase, source: TableName, target: TableName, shape: TableShape) -> None:
+        self._copy, self._source, self._target, self._shape = copy, source, target, shape
+
+    def __enter__(self) -> Self:
+        self._transaction = self._copy.transaction()
+        self._cursor = self._transaction.__enter__()
+        with _taking(self._source, self._target, self._copy):
+            self._cursor.execute(self._shape.create_sql(self._target))
+            types = self._copy.types(self._cursor, self._target, self._shape)
+            self._cursor.execute(f"DELETE FROM {self._target.sql}")  # noqa: S608 - a quoted name
+        self._insert = self._shape.insert_sql(self._target, types)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._transaction.__exit__(*error)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        with _taking(self._source, self._target, self._copy):
+            psycopg2.extras.execute_batch(self._cursor, self._insert, list(map(adapted, rows)), _PAGE)
+
+    def finish(self, header: SnapshotHeader, stream: KeptStream) -> KeptTable:
+        """Where the table is, which is written down with its rows."""
+        table = KeptTable(self._source, self._target, header.lsn, header.position)
+        self._copy.write_table(self._cursor, table)
+        self._copy.write_stream(self._cursor, stream)
+        self._copy.began(stream)
+        return table
+
+
+def adapted(row: Row) -> dict[str, Any]:
+    """Values as the driver takes them."""
+    return {field: _plain(value) for field, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, UUID):
+        return str(value)
+    return [_plain(one) for one in value] if isinstance(value, list) else value
+
+
+@contextmanager
+def _taking(source: TableName, target: TableName, copy: CopyDatabase) -> Iterator[None]:
+    """What a table does not take is its own failure. The server's own message may hold values."""
+    failed: psycopg2.Error | None = None
+    try:
+        yield
+    except psycopg2.OperationalError:
+        raise
+    except psycopg2.Error as error:
+        failed = error
+    if failed is not None:
+        copy.forget_types()
+        _raise_failed(source, target, failed)
+
+
+def _raise_failed(source: TableName, target: TableName, failed: psycopg2.Error) -> NoReturn:
+    names = (failed.diag.constraint_name, failed.diag.column_name)
+    where = ", ".join(name for name in names if name)
+    error = TableFailedError(
+        f"{target} does not take a change: {type(failed).__name__}{f' ({where})' if where else ''}",
+        "the server's log says more; mend the table and start the consumer again, or have the table taken"
+        f" whole: --resnapshot {target}",
+    )
+    error.source = source
+    raise error
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    failed = ""
+    try:
+        yield
+    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
+        failed = type(error).__name__
+    if failed:
+        raise TargetUnavailableError(
+            f"the database of the copy does not answer: {failed}",
+            "is it there, and are host and login right? What is applied is kept, and the rest comes again",
+        )

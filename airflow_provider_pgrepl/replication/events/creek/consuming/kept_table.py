@@ -1,0 +1,38 @@
+"""Where a consumer is: in the stream of a database, and with each of its tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.replication.events.creek.messages import WalChange
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+
+
+@dataclass(frozen=True)
+class KeptStream:
+    """All messages up to `sequence` are applied, but for tables that failed. `made`: when the server made the
+    stream, since one that is made anew counts from 1 again."""
+
+    made: str = ""
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """`stamp`: of the last change in it; `change`: its id, empty when that is not known. `error`: why nothing
+    after the message `sequence` is applied."""
+
+    source: TableName
+    target: TableName
+    stamp: LSN
+    change: str
+    sequence: int = 0
+    error: str = ""
+
+    def has(self, change: WalChange) -> bool:
+        """Whether a change is in the table. One that is sent again has a higher stamp, and the same id."""
+        if change.id and self.change:
+            return EventPosition.parse(change.id) <= EventPosition.parse(self.change)
+        return change.lsn <= self.stamp

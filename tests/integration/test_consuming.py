@@ -1,0 +1,300 @@
+"""`pgrepl consume`: tables of one database, kept in another by what comes over NATS."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg2.extensions
+import pytest
+
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from demo.nats import NatsServer
+from tests.conftest import closing_connection
+from tests.support.jetstream import CreekStream, running_nats
+from tests.support.landed import Landed
+from tests.support.publishing import finish, publishing
+from tests.support.replicated import ROOT, execute, kill, wait_until
+
+TABLES = ("public.t", "public.other", "public.heap")
+
+
+@pytest.fixture(scope="module")
+def jetstream() -> Iterator[NatsServer]:
+    with running_nats() as server:
+        yield server
+
+
+class Copied(Landed):
+    """A pipeline that is published to NATS, and a database in which its tables are kept."""
+
+    copy_dsn: str
+    file_of_consumer: Path
+    stream: CreekStream
+
+    def configure_copy(self, tables: dict[str, str] | None = None, **more: Any) -> None:
+        named = tables or {f"{self.pipeline.name}.{table}": f"copied.{table[7:]}" for table in TABLES}
+        self.file_of_consumer.write_text(json.dumps({"name": "copy", "tables": named, **more}))
+
+    def start_consumer(self, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "airflow_provider_pgrepl", "consume", str(self.file_of_consumer)]
+        env = {**os.environ, "PGREPL_CONSUMER_DSN": self.copy_dsn, "PYTHONPATH": str(ROOT)}
+        with self.log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, *arguments], env=env, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def consume(self, *arguments: str, code: int = process.DONE) -> None:
+        assert self.start_consumer("--until", "caught-up", *arguments).wait(120) == code, self.log_tail()
+
+    def send(self, *statements: str) -> None:
+        """Have statements published."""
+        execute(self.dsn, *statements)
+        self.receive()
+        finish(self)
+
+    def assert_equal(self, *tables: str) -> None:
+        for table in tables or TABLES:
+            name = table[7:]
+            assert rows(self.copy_dsn, f"copied.{name}") == rows(self.dsn, table), name
+
+
+def rows(dsn: str, table: str) -> list[Any]:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(f"select t::text from {table} t order by 1")
+        return cursor.fetchall()
+
+
+@pytest.fixture
+def copied(
+    dsn: str, tmp_path: Path, jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Copied]:
+    monkeypatch.setenv("PGREPL_DSN", dsn)
+    monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
+    execute(
+        dsn,
+        "create table t(id int, part text, v text, n numeric(10,2), at timestamptz, j jsonb, u uuid, d date,"
+        " b bool, f float8, a int[], big text, primary key (id, part))",
+        "alter table t alter big set storage external",
+        "create table other(id int primary key, v text)",
+        "create table heap(a int, j json)",
+        "alter table heap replica identity full",
+    )
+    pipeline = Copied(dsn, tmp_path, TABLES, flush_interval_s=0.05)
+    pipeline.begin()
+    pipeline.configure(publishers={"events": {"target": "nats", "database": pipeline.pipeline.name}})
+    pipeline.stream = CreekStream(jetstream.uri, pipeline.pipeline.name)
+    name = psycopg2.extensions.parse_dsn(dsn)["dbname"]
+    execute(dsn, f"create database {name}_copy")
+    pipeline.copy_dsn = dsn.replace(name, f"{name}_copy")
+    execute(pipeline.copy_dsn, "create schema copied")
+    pipeline.file_of_consumer = tmp_path / "consumer.json"
+    pipeline.configure_copy()
+    yield pipeline
+    execute(dsn, f"drop database {name}_copy with (force)")
+
+
+def statement(chance: random.Random) -> str:
+    key, part = chance.randint(1, 30), chance.choice("ab")
+    values = f"{key}, '{part}', 'v{chance.random()}', {chance.random():.2f}, now(), '{{\"a\": [1]}}'"
+    return chance.choice(
+        [
+            f"insert into t values ({values}, gen_random_uuid(), '2024-02-29', true, 0.1, '{{1,2}}',"
+            f" repeat('{key}', 3000)) on conflict do nothing",
+            f"update t set v = 'u{chance.random()}' where id = {key}",
+            f"update t set id = id + 100 where id = {key}"
+            f" and not exists (select from t where id = {key + 100})",
+            f"delete from t where id in ({key}, {key + 100})",
+            f"insert into other values ({key}, null) on conflict (id) do update set v = {key}",
+            f"delete from other where id = {key}",
+            f"insert into heap values ({key % 3}, '[{key % 2}]'), ({key % 3}, null)",
+            f"update heap set a = a + 1 where a = {key % 3}",
+            f"delete from heap where a > {key % 5}",
+            "truncate t, heap" if chance.random() < 0.1 else "select",
+        ]
+    )
+
+
+def test_a_copy_is_exact_whoever_is_killed(copied):
+    chance = random.Random(7)
+    execute(copied.dsn, *(statement(chance) for _ in range(200)))
+    copied.receive()
+    copied.apply()
+    with publishing(copied):
+        wait_until(lambda: copied.stream.schemas(), 90, "the publisher to be there")
+        copied.consume()
+    for _ in range(3):
+        publisher = copied.start("publish", "--publisher", "events")
+        consumer = copied.start_consumer()
+        for _ in range(8):
+            execute(copied.dsn, *(statement(chance) for _ in range(40)))
+            copied.receive()
+            time.sleep(chance.uniform(0.0, 0.8))
+        kill(publisher)
+        kill(consumer)
+    finish(copied)
+    copied.consume()
+    copied.assert_equal()
+    copied.consume()
+    copied.assert_equal()
+
+
+def test_columns_that_come_later_are_added(copied):
+    begun(copied, "insert into other values (1, 'a')")
+    copied.send("alter table other add w numeric(5,2) default 1.5", "insert into other values (2, 'b', 2.5)")
+    copied.consume()
+    with closing_connection(copied.copy_dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select id, v, w::text from copied.other order by id")
+        assert cursor.fetchall() == [(1, "a", None), (2, "b", "2.50")]
+        cursor.execute("select format_type(atttypid, atttypmod) from pg_attribute where attname = 'w'")
+        assert cursor.fetchall() == [("numeric(5,2)",)]
+
+
+def begun(copied: Copied, *statements: str, during: Callable[[], None] = lambda: None) -> None:
+    """The copy as of some statements."""
+    execute(copied.dsn, *statements)
+    copied.receive()
+    copied.apply()
+    with publishing(copied):
+        wait_until(lambda: copied.stream.schemas(), 90, "the publisher to be there")
+        copied.consume()
+        during()
+    finish(copied)
+
+
+def test_a_table_that_refuses_a_change_stops_alone_and_goes_on_with_it(copied):
+    begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
+    execute(copied.copy_dsn, "alter table copied.other add check (v <> 'geheim')")
+    copied.send(
+        "insert into other values (2, 'b')",
+        "insert into other values (3, 'geheim')",
+        "insert into t values (2, 'a')",
+        "insert into other values (4, 'd')",
+    )
+    copied.consume(code=process.WILL_NOT_HELP)
+    copied.assert_equal("public.t", "public.heap")
+    assert "copied.other does not take a change: CheckViolation (other_v_check)" in copied.log_tail()
+    assert "geheim" not in copied.log_tail()
+    copied.send("insert into other values (5, 'e')", "insert into t values (3, 'a')")
+    execute(copied.copy_dsn, "alter table copied.other drop constraint other_v_check")
+    copied.consume()
+    copied.assert_equal()
+
+
+def test_who_lost_the_stream_says_so_and_takes_all_whole(copied):
+    begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
+    copied.send("insert into other values (2, 'b')")
+    copied.stream.purge()
+    copied.send("insert into other values (3, 'c')")
+    copied.consume(code=process.WILL_NOT_HELP)
+    assert "does not hold what comes next" in copied.log_tail()
+    copied.apply()
+    with publishing(copied):
+        wait_until(lambda: copied.stream.schemas(), 90, "the publisher to be there")
+        wait_until(lambda: resnapshot(copied), 60, "the tables to be taken")
+    copied.assert_equal()
+
+
+def resnapshot(copied: Copied) -> bool:
+    return copied.start_consumer("--until", "caught-up", "--resnapshot", "all").wait(120) == process.DONE
+
+
+def test_a_second_consumer_of_the_same_name_ends(copied):
+    begun(copied, "insert into other values (1, 'a')")
+    first, second = copied.start_consumer(), copied.start_consumer()
+    try:
+        copied.send(*(f"insert into other values ({key}, 'b')" for key in range(10, 20)))
+        wait_until(lambda: first.poll() is not None or second.poll() is not None, 60, "one to end")
+    finally:
+        kill(first)
+        kill(second)
+    assert "another process of consumer copy has moved on" in copied.log_tail()
+    copied.consume()
+    copied.assert_equal()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("[]", "must hold an object"),
+        ('{"name": "copy"}', "tables: must be an object"),
+        ('{"name": "copy", "tables": {"public.t": "public.t"}}', "names no tables"),
+        ('{"name": "copy", "tables": {"a.s.t": "c.t", "b.s.t": "c.t"}}', "a target that another has"),
+        ('{"name": "copy", "tables": {"a.s.t": "c.t"}, "wire": "v3"}', "wire: 'v3' must be one of"),
+        ('{"name": "Copy", "tables": {"a.s.t": "c.t"}}', "name: must be"),
+        ('{"name": "copy", "tabels": {}}', "unknown key 'tabels'"),
+    ],
+)
+def test_a_file_that_says_something_else_is_refused(copied, given, said):
+    copied.file_of_consumer.write_text(given)
+    copied.consume(code=process.WILL_NOT_HELP)
+    assert said in copied.log_tail()
+
+
+def test_two_databases_are_kept_in_one_over_the_older_wire(copied, dsn):
+    both = {}
+    for database in ("north", "south"):
+        copied.configure(publishers={"events": {"target": "nats", "database": database, "wire": "v1"}})
+        both[f"{database}.public.other"] = f"copied.{database}"
+        copied.send(f"insert into other select count(*), '{database}' from other")
+        copied.apply()
+        copied.configure_copy(both, wire="v1")
+        with publishing(copied):
+            wait_until(lambda: is_served(copied), 90, "the publisher to answer")
+    copied.send("insert into other values (9, 'last of the south')")
+    copied.consume()
+    assert [text for (text,) in rows(copied.copy_dsn, "copied.north")] == ["(0,north)"]
+    assert len(rows(copied.copy_dsn, "copied.south")) == 3
+
+
+def is_served(copied: Copied) -> bool:
+    code = copied.start_consumer("--until", "caught-up").wait(120)
+    assert code in (process.DONE, process.RETRY_MAY_HELP, process.WILL_NOT_HELP), copied.log_tail()
+    return code == process.DONE
+
+
+def test_a_table_of_the_users_own_keeps_its_types_and_columns(copied):
+    execute(
+        copied.copy_dsn,
+        "create table copied.other(note text default 'ours', v varchar(40), id bigint primary key)",
+        "create table copied.t(id int, part varchar, iv text, b bool, big text, primary key (part, id))",
+    )
+    begun(
+        copied,
+        "insert into other values (1, 'a')",
+        "insert into t(id, part, b, big) values (1, 'a', true, 'x')",
+    )
+    copied.send(
+        "update other set v = 'b', id = 2", "insert into other values (3, null)", "update t set b = false"
+    )
+    copied.consume()
+    with closing_connection(copied.copy_dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select id, v, note from copied.other order by id")
+        assert cursor.fetchall() == [(2, "b", "ours"), (3, None, "ours")]
+        cursor.execute("select id, part, b, big, j from copied.t")
+        assert cursor.fetchall() == [(1, "a", False, "x", None)]
+
+
+def test_it_goes_on_when_nats_comes_back(copied, tmp_path, monkeypatch):
+    with running_nats() as server:
+        monkeypatch.setenv(TARGET_VARIABLE, server.uri)
+        copied.stream = CreekStream(server.uri, copied.pipeline.name)
+        begun(copied, "insert into other values (1, 'a')")
+        consumer = copied.start_consumer()
+        try:
+            for key in range(2, 5):
+                copied.send(f"insert into other values ({key}, 'b')")
+                wait_until(lambda key=key: len(rows(copied.copy_dsn, "copied.other")) == key, 60)
+                server.kill()
+                server.start()
+        finally:
+            kill(consumer)
+    copied.assert_equal("public.other")
