@@ -13,8 +13,9 @@ import pytest
 
 from airflow_provider_pgrepl.errors import TargetUnavailableError
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.events.creek.client import CreekClient, Snapshot
+from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
+from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
 from airflow_provider_pgrepl.replication.events.creek.subjects import Version, Wire
 from airflow_provider_pgrepl.replication.lsn import LSN
 from demo.nats import NatsServer
@@ -66,8 +67,7 @@ class Published(Landed):
             if snapshot is None:
                 changes = creek.stream_wal("public", table)
             else:
-                header = snapshot.header
-                changes = creek.stream_wal_from("public", table, header.at, header.lsn)
+                changes = creek.stream_wal_after("public", table, snapshot.header)
             found = []
             try:
                 while True:

@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.encoding import decimals
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload, unframed
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of, is_of_a_reply
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of
 from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.lsn import LSN
 
@@ -44,21 +44,6 @@ def test_what_passes_by_itself_is_tried_again(reason):
     error = error_of(reason)
     assert isinstance(error, TargetUnavailableError)
     assert "geheim" not in str(error)
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ('nats: permissions violation for publish to "_INBOX.x.y"', True),
-        ('nats: permissions violation for publish to "somewhere"', True),
-        ('nats: permissions violation for publish to "CREEK_wal_d.public.t"', False),
-        ('nats: permissions violation for publish to "$JS.API.STREAM.INFO.x"', False),
-        ('nats: permissions violation for subscription to "_INBOX.x"', False),
-        ("nats: stale connection", False),
-    ],
-)
-def test_who_may_not_be_answered_ends_nothing(said, expected):
-    assert is_of_a_reply(nats.errors.Error(said), ["CREEK_wal_d", "CREEK_schema_d"]) is expected
 
 
 def test_stamps_grow_within_a_run_and_over_runs():

@@ -14,7 +14,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -27,17 +26,15 @@ from nats.js.errors import NotFoundError
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.framing import Unframing, unframed
 from airflow_provider_pgrepl.replication.events.creek.messages import (
-    Row,
     Schema,
     SnapshotHeader,
     WalChange,
     change_of,
     fingerprint_of,
     parsed_schema,
-    row_of,
 )
 from airflow_provider_pgrepl.replication.events.creek.ordered_messages import after_sequence, ordered_messages
-from airflow_provider_pgrepl.replication.events.creek.snapshot import END
+from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot, StoredSnapshot, StreamBounds
 from airflow_provider_pgrepl.replication.events.creek.subjects import (
     TOPIC_FORM,
     TOPIC_SUFFIX,
@@ -48,44 +45,7 @@ from airflow_provider_pgrepl.replication.events.creek.subjects import (
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 
-
-@dataclass(frozen=True, slots=True)
-class StoredSnapshot:
-    """A snapshot that the snapshot stream has. `rows`: without header and end; -1: only begun."""
-
-    topic: str
-    at: datetime
-    rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class StreamBounds:
-    """When a stream was made, and which places its messages have; `last`: of the database."""
-
-    made: str
-    first: int
-    last: int
-
-
-class Snapshot:
-    """A snapshot's header, and its rows by asynchronous iteration, once.
-
-    That raises TargetUnavailableError when none comes for `timeout_s`: who made it has failed, and it has no
-    end. What was read of it then is not whole.
-    """
-
-    def __init__(self, header: SnapshotHeader, payloads: AsyncIterator[bytes]) -> None:
-        self.header = header
-        self._payloads, self._schema = payloads, parsed_schema(header.schema)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Row:
-        payload = await anext(self._payloads)
-        if payload == END:
-            raise StopAsyncIteration
-        return row_of(payload, self._schema)
+_CONNECT_S = 10.0
 
 
 class CreekClient:
@@ -105,10 +65,18 @@ class CreekClient:
         self._texts: dict[str, str] = {}
 
     async def __aenter__(self) -> Self:
+        said: list[str] = []
+
+        async def say(error: Exception) -> None:
+            said[:] = [str(error) or type(error).__name__]
+
+        options = {"max_reconnect_attempts": -1, "error_cb": say, **self._options}
         try:
-            self._client = await nats.connect(self._uri, **{"max_reconnect_attempts": -1, **self._options})
+            # It tries for ever by itself, as it shall later.
+            self._client = await asyncio.wait_for(nats.connect(self._uri, **options), _CONNECT_S)
         except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise _unavailable(f"cannot be reached: {type(error).__name__}") from None
+            why = said[0] if said else type(error).__name__
+            raise _unavailable(f"cannot be reached: {why}") from None
         self._jetstream = self._client.jetstream()
         return self
 
@@ -123,10 +91,18 @@ class CreekClient:
         self, schema: str, table: str, timestamp: datetime, lsn: LSN | str
     ) -> AsyncIterator[WalChange]:
         """A table's changes that came at or after a moment and have a stamp above an LSN: those of the last
-        change that was read, or of a snapshot's header."""
+        change that was read."""
         above = LSN.parse(lsn) if isinstance(lsn, str) else lsn
         async for change in self._changes(schema, table, timestamp):
             if change.lsn > above:
+                yield change
+
+    async def stream_wal_after(
+        self, schema: str, table: str, snapshot: SnapshotHeader
+    ) -> AsyncIterator[WalChange]:
+        """A table's changes that a snapshot of it has not."""
+        async for change in self._changes(schema, table, snapshot.at):
+            if not snapshot.has(change):
                 yield change
 
     async def changes_after(self, sequence: int) -> AsyncIterator[tuple[list[WalChange], int]]:
@@ -169,7 +145,11 @@ class CreekClient:
             found = await self._jetstream.get_last_msg(self._schema_stream, place)
         except NotFoundError:
             return None
-        return Schema.parse(unframed([found.data or b""]))
+        try:
+            payload = unframed([found.data or b""])
+        except ValueError as error:
+            raise MessageError(f"{place}: {error}") from None
+        return Schema.parse(payload)
 
     async def list_snapshots(self, schema: str, table: str) -> list[StoredSnapshot]:
         """Of a table, oldest first."""
@@ -236,14 +216,18 @@ class CreekClient:
 
     async def _find(self, fingerprint: str, words: str) -> str:
         place = f"{self._wire.all_subjects('schema')[:-1]}{words}"
-        with suppress(NotFoundError, TargetUnavailableError):
-            last = await self._jetstream.get_last_msg(self._schema_stream, place)
-            async with aclosing(self._messages(self._schema_stream, place)) as messages:
-                async for payload, message in messages:
-                    found = Schema.parse(payload)
-                    if found.fingerprint == fingerprint:
-                        return found.text
-                    if message.metadata.sequence.stream >= (last.seq or 0):
+        begin = ConsumerConfig(deliver_policy=DeliverPolicy.ALL)
+        with suppress(TargetUnavailableError):
+            batches = ordered_messages(self._jetstream, self._schema_stream, place, begin)
+            async with aclosing(batches):
+                async for messages in batches:
+                    for message in messages:
+                        # What is none is somebody else's.
+                        with suppress(ValueError, MessageError):
+                            found = Schema.parse(unframed([message.data]))
+                            if found.fingerprint == fingerprint:
+                                return found.text
+                    if not messages:
                         break
         return (await self.get_schema(fingerprint)).text
 

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.errors import MessageError
 from airflow_provider_pgrepl.replication.events.creek.columns import INFINITIES, INFINITY
 from airflow_provider_pgrepl.replication.events.creek.envelope import MAGIC
 from airflow_provider_pgrepl.replication.events.creek.fingerprint import fingerprint_text
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 _HEAD_BYTES = 10
@@ -81,6 +82,13 @@ class SnapshotHeader:
     keys: tuple[str, ...]
     position: str = ""
     """After which changes, by their ids; empty when creek itself has sent it."""
+
+    def has(self, change: WalChange) -> bool:
+        """Whether a change of the table is in the snapshot. By its id, which it keeps when it is sent again,
+        where both have one; stamps may be ahead of the source."""
+        if self.position and change.id:
+            return EventPosition.parse(change.id) <= EventPosition.parse(self.position)
+        return change.lsn <= self.lsn
 
     @classmethod
     def parse(cls, topic: str, data: bytes) -> SnapshotHeader:

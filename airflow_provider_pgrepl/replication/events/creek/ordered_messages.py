@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from datetime import datetime
 from itertools import count
 from typing import Any
 
@@ -13,21 +14,27 @@ from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
-from airflow_provider_pgrepl.errors import TargetUnavailableError
+from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 
 _BATCH = 256
 _LOOK_S, _PAUSE_S = 1.0, 0.5
 _KEPT_S = 300.0
 """How long the server keeps a consumer that fetches nothing, while its reader is busy."""
-_LOST = (nats.errors.Error, APIError, NotFoundError, ServiceUnavailableError, OSError)
+_PASSING = (NotFoundError, ServiceUnavailableError)
+_LOST = (nats.errors.Error, APIError, OSError)
+_PASSING_OR_AWAY = (*_PASSING, nats.errors.Error, OSError, TimeoutError)
 
 
 async def ordered_messages(
     jetstream: Any, stream: str, subject: str, begin: ConsumerConfig
-) -> AsyncIterator[list[Msg]]:
+) -> AsyncGenerator[list[Msg]]:
     """Endless: some messages at a time, none when none came for a second. `begin`: where, by its policy of
-    delivery. Raises TargetUnavailableError when the stream is not there at the beginning."""
-    await _check(jetstream, stream)
+    delivery.
+
+    Raises TargetUnavailableError when the stream is not there, or refuses its reader; TargetError when it was
+    made anew meanwhile: its numbers begin again, and what it had may be lost.
+    """
+    made = await _made(jetstream, stream)
     while True:
         last = 0
         try:
@@ -36,8 +43,15 @@ async def ordered_messages(
                     yield messages
                     if messages:
                         last = messages[-1].metadata.sequence.stream
-        except _LOST:
+        except _LOST as error:
+            if isinstance(error, APIError) and not isinstance(error, _PASSING):
+                raise _refused(stream, error) from None
             await asyncio.sleep(_PAUSE_S)
+            if await _made_when_there(jetstream, stream) != made:
+                raise TargetError(
+                    f"NATS: stream {stream} was made anew while it was read",
+                    "what it had may be lost: begin with a new snapshot",
+                ) from None
         if last:
             begin = after_sequence(last)
 
@@ -79,11 +93,33 @@ async def _quietly_ended(consumer: Any) -> None:
         return
 
 
-async def _check(jetstream: Any, stream: str) -> None:
+async def _made(jetstream: Any, stream: str) -> datetime | None:
+    """When a stream was made."""
     try:
-        await jetstream.stream_info(stream)
+        found: datetime | None = (await jetstream.stream_info(stream)).created
     except (*_LOST, TimeoutError) as error:
         raise TargetUnavailableError(
             f"NATS has no stream {stream}, or does not say so ({type(error).__name__})",
             "look at namespace and database, and that its publisher has run",
         ) from None
+    return found
+
+
+async def _made_when_there(jetstream: Any, stream: str) -> datetime | None:
+    """The same of a stream that was there, as soon as the server answers."""
+    while True:
+        try:
+            found: datetime | None = (await jetstream.stream_info(stream)).created
+        except _PASSING_OR_AWAY as error:
+            if isinstance(error, NotFoundError):
+                return None
+            await asyncio.sleep(_PAUSE_S)
+        else:
+            return found
+
+
+def _refused(stream: str, error: APIError) -> TargetUnavailableError:
+    return TargetUnavailableError(
+        f"NATS: stream {stream} does not let itself be read: {error.description}",
+        "look at its limits, and the rights of the user",
+    )

@@ -62,8 +62,8 @@ class SnapshotRows:
         other = [of.name for of, column in self._columns if column.is_key and self._is_other(of)]
         if other:
             raise TargetError(
-                f"{', '.join(map(one_line, other))} of the key of {self.relation.table} is a decimal in the lake,"
-                " and its changes have the number as it was written",
+                f"{', '.join(map(one_line, other))} of the key of {self.relation.table} is a decimal in the"
+                " lake, and its changes have the number as it was written",
                 "keep it as a string in the lake (types), or publish no snapshots of the table",
             )
 

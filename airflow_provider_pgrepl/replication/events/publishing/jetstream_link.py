@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -25,9 +25,9 @@ from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import (
     away,
     error_of,
-    is_of_a_reply,
     is_too_large,
 )
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept, Requests
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import (
     Streams,
     UnsendableSchemaError,
@@ -52,7 +52,6 @@ class Sent:
         return {table for _, table in self.counts.copy()}
 
 
-Accept = Callable[[bytes], str | None]
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
 _ANSWER_S = 60.0
 """How long the server may take to acknowledge; one that stalls is found by its pings before."""
@@ -87,6 +86,7 @@ class JetStreamLink:
         self._loop = self._runner.get_loop()
         self._wake = asyncio.Event()
         self._client: Any = None
+        self._requests: Requests | None = None
         self._announced: Envelope | None = None
         self._is_connected = False
 
@@ -157,8 +157,8 @@ class JetStreamLink:
             self._is_connected = True
             self._streams = Streams(self._client, self._wire)
             await self._streams.prepare()
-            if self._accept_snapshot is not None:
-                await self._streams.serve(self._accept_snapshot)
+            self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept_snapshot)
+            await self._requests.start()
             self._inbox = self._client.new_inbox()
             await self._client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
             self._ready.set()
@@ -170,6 +170,8 @@ class JetStreamLink:
             self._fail(error_of(error))
             raise
         finally:
+            if self._requests is not None:
+                await _quietly(self._requests.stop())
             await _quietly(self._client.close())
 
     async def _wait(self) -> None:
@@ -189,9 +191,6 @@ class JetStreamLink:
 
     async def _said(self, error: Exception) -> None:
         if not self._is_connected:
-            return
-        if is_of_a_reply(error, self._wire.own):
-            log.warning("NATS does not let this user answer somebody who asked for a schema")
             return
         self._fail(error_of(error))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Collection
 from typing import Any
 
 import nats.errors
@@ -53,13 +52,6 @@ def away(what: str) -> TargetUnavailableError:
 def refused(what: str) -> TargetError:
     """The server takes nothing before somebody has changed something."""
     return TargetError(f"NATS: {what}", _HINT)
-
-
-def is_of_a_reply(reason: BaseException, streams: Collection[str]) -> bool:
-    """Whether the server only refused an answer to somebody, at a subject that is none of ours."""
-    _, found, subject = str(reason).lower().partition(f"{_DENIED} for publish to ")
-    own = ("$js.", *(stream.lower() for stream in streams))
-    return bool(found) and not subject.strip().strip('"').startswith(own)
 
 
 def is_too_large(error: dict[str, Any]) -> bool:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from nats.aio.msg import Msg
 from nats.js.errors import APIError, NotFoundError
 
 from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
@@ -29,8 +26,8 @@ class Streams:
     def __init__(self, client: Any, wire: Wire) -> None:
         self._client, self._jetstream = client, client.jetstream(timeout=_API_S)
         self._wire, self._schema = wire, wire.stream("schema")
-        self._places: dict[str, int] = {}
-        """Where in the stream a schema is, by fingerprint."""
+        self._messages: dict[str, bytes] = {}
+        """Schema messages, by fingerprint."""
         self._newest: dict[str, str] = {}
         """Of each table, by its subject, the fingerprint of its newest schema."""
 
@@ -53,18 +50,6 @@ class Streams:
         """Make the streams, and read which schemas there are."""
         await self.make()
         await self._read_schemas()
-        await self._client.subscribe(self._wire.request("schema"), cb=self._answer)
-
-    async def serve(self, accept: Callable[[bytes], str | None]) -> None:
-        """Whoever asks for a snapshot is told its subject, if `accept`, which may take a while, gives one."""
-
-        async def asked(request: Msg) -> None:
-            if self._may_be_answered(request):
-                subject = await asyncio.to_thread(accept, request.data)
-                if subject is not None:
-                    await request.respond(subject.encode())
-
-        await self._client.subscribe(self._wire.request("snap"), cb=asked)
 
     async def newest_change_at(self) -> datetime:
         """By the server's clock, when the last change came that the stream has, or the stream was made: none
@@ -83,19 +68,19 @@ class Streams:
         place, fingerprint = self._wire.subject("schema", str(envelope.table)), envelope.fingerprint_text
         if self._newest.get(place) == fingerprint:
             return
-        message = await self._find(fingerprint)
+        message = self.find(fingerprint)
         if message is None or json.loads(message)["source"] != envelope.source:
             message = envelope.schema_message(datetime.now(UTC))
         packet = framed(message)
         if len(packet) > self._client.max_payload:
             raise UnsendableSchemaError
         try:
-            found = await self._jetstream.publish(place, packet)
+            await self._jetstream.publish(place, packet)
         except APIError as error:
             if is_too_large({"err_code": error.err_code}):
                 raise UnsendableSchemaError from None
             raise
-        self._places[fingerprint], self._newest[place] = found.seq, fingerprint
+        self._messages[fingerprint], self._newest[place] = message, fingerprint
 
     async def _read_schemas(self) -> None:
         pattern = self._wire.all_subjects("schema")
@@ -109,32 +94,13 @@ class Streams:
             message = await subscription.next_msg(timeout=_API_S)
             left = message.metadata.num_pending
             if (fields := _fields(message.data)) is not None:
-                self._places[fields["fingerprint"]] = message.metadata.sequence.stream
+                self._messages[fields["fingerprint"]] = unframed([message.data])
                 self._newest[message.subject] = fields["fingerprint"]
         await subscription.unsubscribe()
 
-    async def _find(self, fingerprint: str) -> bytes | None:
-        """The schema message with a fingerprint, if the stream has one."""
-        if fingerprint not in self._places:
-            return None
-        try:
-            found = await self._jetstream.get_msg(self._schema, self._places[fingerprint])
-        except NotFoundError:
-            return None
-        fields = _fields(found.data or b"")
-        return None if fields is None or fields["fingerprint"] != fingerprint else unframed([found.data])
-
-    def _may_be_answered(self, request: Msg) -> bool:
-        """Nothing is written into a stream for who may not write there."""
-        return bool(request.reply) and not request.reply.startswith(("$", *self._wire.own))
-
-    async def _answer(self, request: Msg) -> None:
-        """creek answers nothing to a fingerprint that it does not know."""
-        if not self._may_be_answered(request):
-            return
-        message = await self._find(request.data.decode(errors="replace"))
-        if message is not None:
-            await request.respond(message)
+    def find(self, fingerprint: str) -> bytes | None:
+        """The schema message with a fingerprint, if the stream has, or had, one."""
+        return self._messages.get(fingerprint)
 
 
 def _fields(packet: bytes) -> dict[str, Any] | None:
@@ -142,5 +108,5 @@ def _fields(packet: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(unframed([packet]))
         return found if isinstance(found["fingerprint"], str) and isinstance(found["source"], str) else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None

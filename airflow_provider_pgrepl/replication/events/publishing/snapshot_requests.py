@@ -7,6 +7,7 @@ import logging
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
@@ -23,7 +24,8 @@ from airflow_provider_pgrepl.replication.storage.refusal import delta_errors
 log = logging.getLogger(__name__)
 
 _MOST_WAITING = 16
-_LOOK_S, _END_S = 0.5, 10.0
+_LOOK_S, _END_S, _MOST_S = 0.5, 10.0, 6 * 3600.0
+_LONGEST_NAME, _SAY_EVERY_S = 63, 5.0
 
 
 class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
@@ -39,6 +41,8 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._wanted = TableSelection.parse(settings.tables)
         self._accepted: queue.Queue[tuple[TableName, str]] = queue.Queue(_MOST_WAITING)
+        self._waiting: dict[TableName, str] = {}
+        self._lock, self._said_at = threading.Lock(), -_SAY_EVERY_S
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="pgrepl-snapshots", daemon=True)
         self._thread.start()
@@ -52,17 +56,29 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         table = self._table_of(request)
         if table is None:
             return None
+        with self._lock:
+            if (waiting := self._waiting.get(table)) is not None:
+                # Not begun yet, it has all that one of its own would have.
+                return waiting
         why = self._why_not(table)
         subject = self._wire.new_snapshot(str(table), datetime.now(UTC))
         if not why:
             try:
-                self._accepted.put_nowait((table, subject))
+                with self._lock:
+                    self._accepted.put_nowait((table, subject))
+                    self._waiting[table] = subject
             except queue.Full:
                 why = f"{_MOST_WAITING} others are waited for"
         if why:
-            log.warning("a snapshot of %s is not made: %s", table, why)
+            self._say(table, why)
             return None
         return subject
+
+    def _say(self, table: TableName, why: str) -> None:
+        """Not each time: whoever asks may ask very often."""
+        if time.monotonic() - self._said_at >= _SAY_EVERY_S:
+            self._said_at = time.monotonic()
+            log.warning("a snapshot of %s is not made: %s", table, why)
 
     def _table_of(self, request: bytes) -> TableName | None:
         try:
@@ -72,8 +88,10 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
             f"{schema}{name}".encode()
             if not all(isinstance(one, str) for one in (database, schema, name)):
                 raise TypeError
-        except (ValueError, KeyError, TypeError):
-            log.warning("a request for a snapshot is none: it names no database, namespace and table")
+            if max(map(len, (schema, name))) > _LONGEST_NAME:
+                raise ValueError
+        except (ValueError, KeyError, TypeError, RecursionError):
+            log.debug("a request for a snapshot is none: it names no database, namespace and table")
             return None
         # In the wire's first version databases share the subject.
         return TableName(schema, name) if database == self._wire.database else None
@@ -95,6 +113,8 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
                 table, subject = self._accepted.get(timeout=_LOOK_S)
             except queue.Empty:
                 continue
+            with self._lock:
+                self._waiting.pop(table, None)
             self._run(table, subject)
 
     def _run(self, table: TableName, subject: str) -> None:
@@ -107,8 +127,9 @@ class SnapshotRequests(AbstractContextManager["SnapshotRequests"]):
         except OSError as error:
             log.error("a snapshot of %s cannot be begun: %s", table, error.strerror)
             return
+        end = time.monotonic() + _MOST_S
         while process.poll() is None:
-            if self._is_over.wait(_LOOK_S):
+            if self._is_over.wait(_LOOK_S) or time.monotonic() > end:
                 process.terminate()
                 break
         try:

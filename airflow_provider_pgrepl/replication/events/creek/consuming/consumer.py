@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
-from airflow_provider_pgrepl.replication.events.creek.client import CreekClient, StreamBounds
+from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
 from airflow_provider_pgrepl.replication.events.creek.consuming.copy_database import (
     Applied,
     CopyDatabase,
@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.events.creek.consuming.copy_database im
 from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
 from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
+from airflow_provider_pgrepl.replication.events.creek.stored import StreamBounds
 from airflow_provider_pgrepl.replication.events.creek.subjects import words_of
 from airflow_provider_pgrepl.replication.names import TableName
 
