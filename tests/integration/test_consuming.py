@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.creek.consuming.settings import ConsumerSettings
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
@@ -298,3 +300,10 @@ def test_it_goes_on_when_nats_comes_back(copied, tmp_path, monkeypatch):
         finally:
             kill(consumer)
     copied.assert_equal("public.other")
+
+
+def test_the_file_of_the_page_is_a_valid_one():
+    page = (ROOT / "docs" / "how-to" / "keep-a-copy.md").read_text()
+    (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    settings = ConsumerSettings.of(json.loads(text))
+    assert [str(target) for target in settings.tables["shop"].values()] == ["shop.orders", "shop.customers"]

@@ -410,3 +410,17 @@ def test_a_password_that_is_refused_ends_the_publisher(published, guarded, trust
     assert published.run_publisher() == process.WILL_NOT_HELP
     assert "the login was refused" in caplog.text
     assert "falsch" not in caplog.text
+
+
+def test_a_publisher_under_another_name_goes_on_above_the_stamps_that_are_there(published):
+    published.changed("insert into t(id) values (1)")
+    published.changed("insert into t(id) values (2)")
+    given = {"target": "nats", "database": published.pipeline.name, "begin": "newest"}
+    published.configure(publishers={"renamed": given})
+    renamed = ["--pipeline", str(published.file), "--publisher", "renamed", "--until", "caught-up"]
+    execute(published.dsn, "insert into t(id) values (3)")
+    published.receive()
+    assert main([*renamed, "--after", published.stream.messages()[-1].id]) == process.DONE
+    messages = published.stream.messages()
+    assert [message.value["after"]["id"] for message in messages] == [1, 2, 3]
+    assert_stamps_grow(messages)

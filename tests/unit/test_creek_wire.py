@@ -292,7 +292,7 @@ def test_a_snapshots_header_is_creeks():
     relation = relation_of(
         OTHER, Column("id", 1, 23, -1, "integer", is_key=True), Column("data", 2, 25, -1, "text")
     )
-    header = SnapshotRows(relation, TableChoices()).header(POSITION, TX_AT, 2)
+    header = SnapshotRows(relation, TableChoices()).header(POSITION, STAMP, TX_AT, 2)
     assert header.decode() == (
         '{"topic":"","fingerprint":"tehSZhnhMvI=","schema":"{\\"type\\":\\"record\\",\\"name\\":\\"other\\",'
         '\\"fields\\":[{\\"name\\":\\"id\\",\\"type\\":\\"int\\",\\"pgType\\":\\"int4\\",\\"pgKey\\":true},'
@@ -319,7 +319,7 @@ def test_a_snapshots_row_of_a_wide_table_has_creeks_fingerprint():
         Column("en", 10, 99_999, -1, "any"),
     )
     snapshot = SnapshotRows(relation, TableChoices())
-    header = json.loads(snapshot.header(POSITION, TX_AT, 1))
+    header = json.loads(snapshot.header(POSITION, STAMP, TX_AT, 1))
     assert header["fingerprint"] == "jbnZxqKfgPs="
     rows = pa.table(
         {

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import pyarrow as pa
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.publish import open_target
@@ -22,16 +24,20 @@ from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRo
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
+    from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace
 
 log = logging.getLogger("airflow_provider_pgrepl.publish_snapshot")
 
+_PATIENCE_S, _PAUSE_S = 45.0, 0.5
 _AT_ONCE, _AT_ONCE_BYTES = 5_000, 8 << 20
 """How much is encoded at once, and on its way."""
 
@@ -57,14 +63,16 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     table = _wanted(settings, arguments.table)
     servers = cast("JetStream", open_target(settings, process.target_uri())).servers
     # With a client that is known to be there.
-    from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import send_snapshot
+    from airflow_provider_pgrepl.replication.events.publishing.jetstream_snapshot import Wanted, send_snapshot
 
     wire = Wire(settings.namespace, settings.database, settings.wire)
     subject = arguments.subject or wire.new_snapshot(str(table), datetime.now(UTC))
     begin_compiling()
     with StopSignal() as stop:
         try:
-            send_snapshot(servers, settings, subject, lambda at: _payloads(pipeline, table, at, stop))
+            position, at = _shown_and_published(pipeline, settings, table, stop)
+            read = partial(_payloads, pipeline, table, position, stop=stop)
+            send_snapshot(servers, settings, subject, Wanted(table, position, at, read))
         except TimeToEnd:
             log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
             return process.RETRY_MAY_HELP
@@ -88,25 +96,58 @@ def _wanted(settings: PublisherSettings, given: str) -> TableName:
     return table
 
 
-def _payloads(
-    pipeline: Pipeline, table: TableName, at: datetime, stop: StopSignal
-) -> tuple[bytes, Iterator[list[bytes]]]:
-    """The table as of all that is durable in the changelog now.
+def _shown_and_published(
+    pipeline: Pipeline, settings: PublisherSettings, table: TableName, stop: StopSignal
+) -> tuple[EventPosition, datetime]:
+    """The same, once the lake can show the table as of it: it may hold it from a later position on only, to
+    which the publisher comes soon."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        position, at = _published(pipeline, settings, table)
+        try:
+            arrow_view_as_of(pipeline, lsn=position.commit_lsn, epoch=position.epoch).relation(str(table))
+        except LakeError:
+            if time.monotonic() > end:
+                raise
+        else:
+            return position, at
+        if stop.wait(_PAUSE_S):
+            raise TimeToEnd
 
-    A change that committed later has a stamp above its LSN, and none of it was there to be published: so who
-    reads the stream of changes from `at` on, above that LSN, misses nothing.
-    """
+
+def _published(
+    pipeline: Pipeline, settings: PublisherSettings, table: TableName
+) -> tuple[EventPosition, datetime]:
+    """Up to which end of a transaction all of a table is published, and when that was written down."""
+    record = read_record(pipeline.lake_root, settings.name)
+    if record is None or not record.generation or record.saved_at is None:
+        raise TargetUnavailableError(
+            f"publisher {settings.name} has not published anything yet", "ask again when it has begun"
+        )
+    if any(stopped.table == str(table) for stopped in record.stopped.values()):
+        raise TargetError(
+            f"{table} is not published any more", "`pgrepl status` says why; a snapshot would not be followed"
+        )
+    position = record.position
+    lsn = position.commit_lsn if position.is_after_transaction else LSN(position.commit_lsn - 1)
+    return EventPosition.after_transaction(position.epoch, lsn), record.saved_at
+
+
+def _payloads(
+    pipeline: Pipeline, table: TableName, position: EventPosition, place: StreamPlace, stop: StopSignal
+) -> tuple[bytes, Iterator[list[bytes]]]:
+    """The table as of a position."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", UnverifiedWarning)
-            view = arrow_view_as_of(pipeline)
+            view = arrow_view_as_of(pipeline, lsn=int(position.commit_lsn), epoch=position.epoch)
             relation, rows = view.relation(str(table)), current(view.table(str(table)))
     except UnverifiedWarning as warning:
         raise LakeError(str(warning), "ask again when the replication has come to it") from None
     snapshot = SnapshotRows(relation, pipeline.choices(table))
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)
-    position = EventPosition.after_transaction(view.epoch, view.lsn)
-    return snapshot.header(position, at, rows.num_rows), _encoded(snapshot, rows, stop)
+    header = snapshot.header(position, place.stamp, place.at, rows.num_rows)
+    return header, _encoded(snapshot, rows, stop)
 
 
 def _encoded(snapshot: SnapshotRows, rows: pa.Table, stop: StopSignal) -> Iterator[list[bytes]]:

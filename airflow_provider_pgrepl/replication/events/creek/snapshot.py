@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
     to_text,
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import DELETED, typed_column
 from airflow_provider_pgrepl.replication.values.writing import texts_of
@@ -98,9 +99,9 @@ class SnapshotRows:
         fields = fields_of(zip(avro_names(columns), columns, strict=True), "")
         return {"name": avro_name(self.relation.table.name), "type": "record", "fields": fields}
 
-    def header(self, position: EventPosition, at: datetime, rows: int) -> bytes:
-        """`position`: what committed at or before it is in the rows, and no stamp of a later change is at or
-        below its LSN. `at`: all such changes are in the stream of changes at or after that moment."""
+    def header(self, position: EventPosition, stamp: LSN, at: datetime, rows: int) -> bytes:
+        """`position`: what committed at or before it is in the rows. `stamp`: later changes have higher ones,
+        and those in the rows have not. `at`: later ones came into the stream at that moment or after it."""
         name, kind, fields = self.schema.values()  # type: ignore[union-attr]
         return json.dumps(
             {
@@ -110,7 +111,7 @@ class SnapshotRows:
                     {"type": kind, "name": name, "fields": [_as_creeks(one) for one in fields]}
                 ),
                 "tx_id": 0,
-                "lsn": str(position.commit_lsn),
+                "lsn": str(stamp),
                 "at": at.isoformat().replace("+00:00", "Z"),
                 "approx_rows": rows,
                 # Not of creek's: after which changes, by their ids.

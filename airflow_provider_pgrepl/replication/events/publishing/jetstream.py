@@ -7,8 +7,9 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink, Sent
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept
+from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
 from airflow_provider_pgrepl.replication.events.publishing.target import Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings

@@ -7,10 +7,8 @@ import json
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 import nats
@@ -32,24 +30,14 @@ from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams imp
     Streams,
     UnsendableSchemaError,
 )
+from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
+from airflow_provider_pgrepl.replication.events.publishing.stream_place import ID, STAMP
 from airflow_provider_pgrepl.replication.events.publishing.target import OnTheWay, Refusal, Sending
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Sent:
-    """What a target has acknowledged since the publisher began: events by operation and table, and when the
-    newest of them committed."""
-
-    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    commit_ts: datetime | None = None
-
-    @property
-    def tables(self) -> set[str]:
-        return {table for _, table in self.counts.copy()}
 
 
 _CONNECT_S, _CLOSE_S, _PING_S = 30.0, 10.0, 10
@@ -157,6 +145,8 @@ class JetStreamLink:
             self._is_connected = True
             self._streams = Streams(self._client, self._wire)
             await self._streams.prepare()
+            # Who has lost its record, or its name, still writes into this stream.
+            self._stamps.last = max(self._stamps.last, await self._streams.newest_stamp())
             self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept_snapshot)
             await self._requests.start()
             self._inbox = self._client.new_inbox()
@@ -220,11 +210,11 @@ class JetStreamLink:
                 self._settle(one, Refusal(event, "its schema is larger than NATS takes"))
                 return
             self._announced = event.envelope
-        last = self._stamps.last
-        body = event.unstamped.stamped(self._stamps.next(event.position.commit_lsn), sent_at, last)
+        last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
+        body = event.unstamped.stamped(stamp, sent_at, last)
         # JetStream drops what has an id that it had of late. Of what is sent again it must drop nothing: it
         # would drop what it has and take what was refused, out of order.
-        headers = {"Nats-Msg-Id": f"{event.id}-{event.generation}", "Pgrepl-Id": event.id}
+        headers = {"Nats-Msg-Id": f"{event.id}-{event.generation}", ID: event.id, STAMP: str(LSN(stamp))}
         if event.missing:
             headers["Creek-Unchanged"] = ",".join(event.missing)
         if reason := self._reason_to_refuse(body, headers):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -14,9 +15,12 @@ from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload
 from airflow_provider_pgrepl.replication.events.creek.snapshot import END
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import away, error_of
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import Streams
+from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 log = logging.getLogger(__name__)
@@ -27,19 +31,29 @@ Payloads = tuple[bytes, Iterable[list[bytes]]]
 """A header, and rows some at a time."""
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """A snapshot of a table as of a position, up to which all was published at `published_at`. `read` is
+    given where in the stream of changes that is."""
+
+    table: TableName
+    position: EventPosition
+    published_at: datetime
+    read: Callable[[StreamPlace], Payloads]
+
+
 def send_snapshot(
     servers: Sequence[str],
     settings: PublisherSettings,
     subject: str,
-    read: Callable[[datetime], Payloads],
+    wanted: Wanted,
 ) -> None:
-    """Send a snapshot to a subject. `read` is given a moment of the server's clock before which the stream of
-    changes has nothing of what `read` does not find. One that fails has no end.
+    """Send a snapshot to a subject. One that fails has no end.
 
-    Raises what `read` and its rows raise; TargetUnavailableError, TargetError.
+    Raises what reading its rows raises; TargetUnavailableError, TargetError.
     """
     try:
-        asyncio.run(_Sender(settings, subject).send(list(servers), read))
+        asyncio.run(_Sender(settings, subject).send(list(servers), wanted))
     except TimeToEnd:
         raise
     except Exception as error:  # noqa: BLE001 - the client raises many, and none is to be shown as it is
@@ -52,7 +66,7 @@ class _Sender:
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._sent = 0
 
-    async def send(self, servers: list[str], read: Callable[[datetime], Payloads]) -> None:
+    async def send(self, servers: list[str], wanted: Wanted) -> None:
         self._client = await nats.connect(
             servers,
             allow_reconnect=False,
@@ -69,8 +83,10 @@ class _Sender:
             self._streams = Streams(self._client, self._wire)
             self._jetstream = self._client.jetstream()
             await self._streams.make()
-            since = await self._streams.newest_change_at()
-            header, rows = await asyncio.to_thread(read, since)
+            place = await place_of(
+                self._jetstream, self._wire, str(wanted.table), wanted.position, wanted.published_at
+            )
+            header, rows = await asyncio.to_thread(wanted.read, place)
             await self._publish([header])
             for some in rows:
                 await self._publish(some)

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, unframed
 from airflow_provider_pgrepl.replication.events.creek.subjects import KINDS, Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import is_too_large
+from airflow_provider_pgrepl.replication.events.publishing.stream_place import stamp_of
 
 _API_S = 20.0
 
@@ -51,17 +52,15 @@ class Streams:
         await self.make()
         await self._read_schemas()
 
-    async def newest_change_at(self) -> datetime:
-        """By the server's clock, when the last change came that the stream has, or the stream was made: none
-        that comes after is from before."""
-        wal = self._wire.stream("wal")
+    async def newest_stamp(self) -> int:
+        """Of the last change in the stream; 0 where it tells none."""
         try:
-            last = await self._jetstream.get_last_msg(wal, self._wire.all_subjects("wal"))
-            found: datetime | None = last.time
+            last = await self._jetstream.get_last_msg(
+                self._wire.stream("wal"), self._wire.all_subjects("wal")
+            )
         except NotFoundError:
-            found = (await self._jetstream.stream_info(wal)).created
-        assert found is not None
-        return found
+            return 0
+        return stamp_of(last.headers) or 0
 
     async def announce(self, envelope: Envelope) -> None:
         """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
