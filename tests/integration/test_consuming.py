@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import re
@@ -10,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import psycopg2.extensions
 import pytest
 
+from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.events.creek.consuming.settings import ConsumerSettings
@@ -26,7 +29,7 @@ from tests.support.landed import Landed
 from tests.support.publishing import finish, publishing
 from tests.support.replicated import ROOT, execute, kill, wait_until
 
-TABLES = ("public.t", "public.other", "public.heap")
+TABLES = ("public.t", "public.other", "public.heap", 'public."odd %s"')
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,19 @@ class Copied(Landed):
             )
 
     def consume(self, *arguments: str, code: int = process.DONE) -> None:
-        assert self.start_consumer("--until", "caught-up", *arguments).wait(120) == code, self.log_tail()
+        assert self.run_consumer(*arguments) == code, self.log_tail()
+
+    def run_consumer(self, *arguments: str) -> int:
+        """In the test's process; what it says goes to the log, too."""
+        os.environ["PGREPL_CONSUMER_DSN"] = self.copy_dsn
+        ours = logging.getLogger("airflow_provider_pgrepl")
+        with self.log.open("a") as log, redirect_stderr(log):
+            handler = logging.StreamHandler(log)
+            ours.addHandler(handler)
+            try:
+                return main(["consume", str(self.file_of_consumer), "--until", "caught-up", *arguments])
+            finally:
+                ours.removeHandler(handler)
 
     def send(self, *statements: str) -> None:
         """Have statements published."""
@@ -80,6 +95,7 @@ def copied(
     dsn: str, tmp_path: Path, jetstream: NatsServer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Copied]:
     monkeypatch.setenv("PGREPL_DSN", dsn)
+    monkeypatch.setenv("PGREPL_CONSUMER_DSN", "")
     monkeypatch.setenv(TARGET_VARIABLE, jetstream.uri)
     execute(
         dsn,
@@ -89,6 +105,7 @@ def copied(
         "create table other(id int primary key, v text)",
         "create table heap(a int, j json)",
         "alter table heap replica identity full",
+        'create table "odd %s"(id int primary key, "a%b" text, "select" int, "ä.ö" text)',
     )
     pipeline = Copied(dsn, tmp_path, TABLES, flush_interval_s=0.05)
     pipeline.begin()
@@ -120,6 +137,10 @@ def statement(chance: random.Random) -> str:
             f"insert into heap values ({key % 3}, '[{key % 2}]'), ({key % 3}, null)",
             f"update heap set a = a + 1 where a = {key % 3}",
             f"delete from heap where a > {key % 5}",
+            f"insert into \"odd %s\" values ({key}, 'x%s', 1, 'y') on conflict do nothing",
+            f'update "odd %s" set "a%b" = \'{key}\', id = id + 50 where id = {key % 5}'
+            f' and not exists (select from "odd %s" where id = {key % 5 + 50})',
+            f'delete from "odd %s" where id > {key + 20}',
             "truncate t, heap" if chance.random() < 0.1 else "select",
         ]
     )
@@ -206,7 +227,7 @@ def test_who_lost_the_stream_says_so_and_takes_all_whole(copied):
 
 
 def resnapshot(copied: Copied) -> bool:
-    return copied.start_consumer("--until", "caught-up", "--resnapshot", "all").wait(120) == process.DONE
+    return copied.run_consumer("--resnapshot", "all") == process.DONE
 
 
 def test_a_second_consumer_of_the_same_name_ends(copied):
@@ -258,7 +279,7 @@ def test_two_databases_are_kept_in_one_over_the_older_wire(copied, dsn):
 
 
 def is_served(copied: Copied) -> bool:
-    code = copied.start_consumer("--until", "caught-up").wait(120)
+    code = copied.run_consumer()
     assert code in (process.DONE, process.RETRY_MAY_HELP, process.WILL_NOT_HELP), copied.log_tail()
     return code == process.DONE
 
@@ -307,3 +328,43 @@ def test_the_file_of_the_page_is_a_valid_one():
     (text,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     settings = ConsumerSettings.of(json.loads(text))
     assert [str(target) for target in settings.tables["shop"].values()] == ["shop.orders", "shop.customers"]
+
+
+def test_a_table_that_was_left_out_for_a_while_is_taken_whole(copied):
+    database = copied.pipeline.name
+    begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
+    copied.configure_copy({f"{database}.public.t": "copied.t"})
+    copied.send("insert into other values (2, 'b')")
+    copied.consume()
+    copied.configure_copy()
+    copied.apply()
+    with publishing(copied):
+        wait_until(lambda: copied.stream.schemas(), 90, "the publisher to be there")
+        wait_until(lambda: is_served(copied), 60, "the table to be taken")
+    copied.assert_equal()
+
+
+def test_a_change_that_cannot_be_read_stops_its_table_alone(copied):
+    begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
+    copied.stream.put(f"{copied.stream.wal}.public.other", b"geheim")
+    copied.send("insert into other values (2, 'b')", "insert into t values (2, 'b')")
+    copied.consume(code=process.WILL_NOT_HELP)
+    copied.assert_equal("public.t")
+    assert rows(copied.copy_dsn, "copied.other") == [("(1,a)",)]
+    assert "copied.other is not kept current any more" in copied.log_tail()
+    assert "geheim" not in copied.log_tail()
+
+
+def test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before(copied):
+    begun(copied, "insert into other values (1, 'a')")
+    copied.stream.delete()
+    copied.send("insert into other values (2, 'b')", "insert into other values (3, 'c')")
+    copied.consume(code=process.WILL_NOT_HELP)
+    assert "it was made anew since it was read" in copied.log_tail()
+    copied.apply()
+    with publishing(copied):
+        wait_until(lambda: copied.stream.schemas(), 90, "the publisher to be there")
+        wait_until(lambda: resnapshot(copied), 60, "the tables to be taken")
+    copied.send("insert into other values (4, 'd')")
+    copied.consume()
+    copied.assert_equal()

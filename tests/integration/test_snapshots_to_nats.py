@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.errors import TargetUnavailableError
+from airflow_provider_pgrepl.replication.app import process, publish_snapshot
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
 from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot
 from airflow_provider_pgrepl.replication.events.creek.subjects import Version, Wire
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
+from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
 from airflow_provider_pgrepl.replication.lsn import LSN
 from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
@@ -67,7 +73,9 @@ class Published(Landed):
             if snapshot is None:
                 changes = creek.stream_wal("public", table)
             else:
-                changes = creek.stream_wal_after("public", table, snapshot.header)
+                # As creek's own clients do, which know stamps alone.
+                header = snapshot.header
+                changes = creek.stream_wal_from("public", table, header.at, header.lsn)
             found = []
             try:
                 while True:
@@ -148,7 +156,7 @@ def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(pub
     for table, (snapshot, rows) in {**taken, "t ": again}.items():
         name = table.strip()
         changes = published.changes(name, snapshot)
-        assert all(change.lsn > snapshot.header.lsn for change in changes)
+        assert not any(snapshot.header.has(change) for change in changes), "none comes twice"
         assert rebuilt(rows, changes) == shown(published.dsn, name), name
         assert snapshot.header.approx_rows == len(rows)
         assert snapshot.header.keys == ("id",)
@@ -317,3 +325,81 @@ def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
 
     assert asyncio.run(of("north")) == ["north", "public.t"]
     assert asyncio.run(of("south")) == ["south", "public.t"]
+
+
+def test_a_snapshot_needs_no_request(published, capsys):
+    execute(published.dsn, "insert into other values (1, 'a'), (2, null)")
+    published.receive()
+    published.apply()
+    finish(published)
+    given = ["--pipeline", str(published.file), "--publisher", "events"]
+    assert publish_snapshot.main([*given, "--table", "public.other"]) == process.DONE
+    subject = capsys.readouterr().out.strip()
+
+    async def read(creek: CreekClient) -> list[Row]:
+        return [row async for row in await creek.get_snapshot(subject)]
+
+    assert sorted(published.client(read), key=lambda row: row["id"]) == [
+        {"id": 1, "v": "a"},
+        {"id": 2, "v": None},
+    ]
+    for table in ("other", "public.missing", "else.where"):
+        assert publish_snapshot.main([*given, "--table", table]) == process.WILL_NOT_HELP
+    published.configure(publishers={"events": {"target": "rabbitmq"}})
+    assert publish_snapshot.main([*given, "--table", "public.other"]) == process.WILL_NOT_HELP
+
+
+def test_a_snapshot_finds_its_place_while_others_go_on(published):
+    """Where the newest message of its table is from after it."""
+    execute(published.dsn, *(f"insert into other values ({key}, 'a')" for key in range(20)))
+    published.receive()
+    published.apply()
+    finish(published)
+    record = read_record(published.pipeline.lake_root, "events")
+    assert record is not None
+    execute(published.dsn, *(f"insert into other values ({key}, 'b')" for key in range(20, 40)))
+    published.receive()
+    finish(published)
+    (before, *_, last) = published.changes("other")
+    after_first = EventPosition.parse(before.id)
+
+    async def places(creek: CreekClient) -> list[StreamPlace]:
+        wire = Wire("CREEK", published.pipeline.name)
+        return [
+            await place_of(creek._jetstream, wire, table, position, record.saved_at)
+            for table, position in (
+                ("public.other", record.position),
+                ("public.other", after_first),
+                ("public.other", EventPosition.parse("0:0/0:0")),
+                ("public.t", record.position),
+                ("public.other", EventPosition.parse("9:0/0:0")),
+            )
+        ]
+
+    upto, first, none, other, newest = published.client(places)
+    stamps = [change.lsn for change in published.changes("other")]
+    assert (upto.stamp, first.stamp, newest.stamp) == (stamps[19], stamps[0], last.lsn)
+    assert none.stamp < stamps[0]
+    assert other.stamp == record.position.commit_lsn
+    assert first.at <= upto.at <= newest.at
+
+
+def test_requests_are_served_one_after_the_other(published, tmp_path):
+    settings = published.pipeline.publisher("events")
+    program = "import sys, time, pathlib; pathlib.Path(sys.argv[1]).open('a').write(sys.argv[2] + chr(10))"
+    done = tmp_path / "served"
+    command = [sys.executable, "-c", f"{program}; time.sleep(1); sys.exit(1)", str(done)]
+
+    def request(table: str, database: str = settings.database) -> bytes:
+        return json.dumps({"database": database, "namespace": "public", "table": table}).encode()
+
+    with SnapshotRequests(command, published.pipeline, settings) as requests:
+        first = requests.accept(request("t"))
+        assert first is not None
+        wait_until(done.exists, 20, "the first to be begun")
+        waiting = [requests.accept(request("other")) for _ in range(3)]
+        assert len(set(waiting)) == 1, "one that waits serves all"
+        for odd in (request("missing"), request("t", "else"), b"[" * 100_000, b"{}", request("x" * 70_000)):
+            assert requests.accept(odd) is None
+        wait_until(lambda: len(done.read_text().splitlines()) == 2, 20, "the second to be begun")
+    assert done.read_text().splitlines() == ["--table=public.t", "--table=public.other"]

@@ -124,6 +124,10 @@ class CreekStream:
     def purge(self) -> None:
         self._run(_with_client(self._uri, lambda client: client.jetstream().purge_stream(self.wal)))
 
+    def delete(self) -> None:
+        """Delete the stream of changes."""
+        self._run(_with_client(self._uri, lambda client: client.jetstream().delete_stream(self.wal)))
+
     def put(self, subject: str, data: bytes, reply: str = "") -> None:
         """Publish something, as anybody may."""
         self._run(_with_client(self._uri, lambda client: client.publish(subject, data, reply=reply)))

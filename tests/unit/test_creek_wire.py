@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
     fingerprint_text,
     to_text,
 )
-from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
+from airflow_provider_pgrepl.replication.events.creek.messages import change_of, parsed_schema, row_of
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -353,3 +353,24 @@ def test_a_snapshot_is_refused_where_the_lake_leaves_a_column_out():
     )
     with pytest.raises(TargetError, match=r"the lake leaves out w of public\.other"):
         SnapshotRows(relation, TableChoices())
+
+
+@pytest.mark.parametrize(
+    ("oid", "text", "expected"),
+    [
+        (1082, "0044-03-15 BC", "0044-03-15 BC"),
+        (1082, "12345-01-01", "12345-01-01"),
+        (1083, "24:00:00", "24:00:00"),
+        (1184, "0044-03-15 12:00:00.5+00 BC", "0044-03-15 12:00:00.5 BC"),
+        (1114, "2024-01-01 00:00:00", datetime(2024, 1, 1, tzinfo=UTC)),
+        (1184, "infinity", "infinity"),
+        (1184, "-infinity", "-infinity"),
+        (25, "negative_infinity_ca5991f51367e3e4", "negative_infinity_ca5991f51367e3e4"),
+        (25, "infinity", "infinity"),
+    ],
+)
+def test_a_client_reads_what_python_cannot_hold_as_postgresql_writes_it(oid, text, expected):
+    envelope = Envelope("db", OTHER, [column("x", oid)])
+    schema = parsed_schema(to_text(envelope.schema))
+    payload = message(envelope, "insert", None, (text,))
+    assert change_of(payload, schema, {}, 7).after == {"x": expected}

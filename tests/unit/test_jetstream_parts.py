@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from datetime import UTC, datetime, timedelta
+
 import nats.errors
 import nats.js.errors
 import pyarrow as pa
@@ -11,9 +14,13 @@ from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.encoding import decimals
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload, unframed
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.publishing.creek_metrics import CreekMetrics
+from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of
+from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 
 @pytest.mark.parametrize(
@@ -104,3 +111,25 @@ def test_streams_and_requests_are_called_as_creek_calls_them():
     )
     assert (first.request("schema"), first.request("snap")) == ("CREEK._schema", "CREEK._snapshot")
     assert (second.request("schema"), second.request("snap")) == ("CREEK_schema_db", "CREEK_snap_db")
+
+
+def test_creeks_metrics_count_what_was_acknowledged_and_lines_of_the_log():
+    settings = PublisherSettings.of("p", "events", {"target": "nats", "database": "d"})
+    target = JetStream("nats://127.0.0.1:1", settings)
+    target.sent.counts["insert", "public.t"] += 2
+    target.sent.commit_ts = datetime.now(UTC) - timedelta(seconds=5)
+    progress = PublisherProgress(published_lsn=LSN(100), durable_lsn=LSN(201))
+    metrics = CreekMetrics(target, lambda: progress)
+    for level in (logging.DEBUG, logging.WARNING, logging.CRITICAL, logging.CRITICAL):
+        metrics.emit(logging.LogRecord("x", level, "x", 1, "x", (), None))
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in metrics.collect()
+        for sample in metric.samples
+    }
+    assert found["creek_producer_pg_reads", "wal", "insert", "public.t"] == 2
+    assert found["log_messages_total", "error", "creek_producer"] == 2
+    assert found["log_messages_total", "info", "creek_producer"] == 0
+    assert found["creek_producer_pg_behind_bytes",] == 100
+    assert 4_000 < found["creek_producer_pg_behind_time",] < 600_000
+    assert (found["creek_producer_lsn",], found["creek_producer_wal_subscriptions",]) == (201, 1)

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.values.gregorian import SECONDS_PER_DAY
 _Texts = list[str | None]
 _MONEY = 790
 _SPATIAL, _VECTORS = ("geometry", "geography"), "vector"
-_DAY_US = SECONDS_PER_DAY * 1_000_000
+DAY_US = SECONDS_PER_DAY * 1_000_000
 _ARRAY_SPECIAL = r'["\\{}\s]|^$|^null$'
 _RECORD_SPECIAL = re.compile(r'["\\(),\s]|^$', re.ASCII)
 _RANGE_SPECIAL = re.compile(r'["\\()\[\],\s]|^$', re.ASCII)
@@ -55,7 +55,7 @@ def _texts(values: pa.Array, pg_type: PgType) -> _Texts:
     if pa.types.is_date(kind):
         return _moments(values, pa.int32(), 1, "")
     if pa.types.is_timestamp(kind):
-        return _moments(values, pa.int64(), _DAY_US, "+00" if kind.tz else "")
+        return _moments(values, pa.int64(), DAY_US, "+00" if kind.tz else "")
     write = _writer(kind, pg_type)
     return [None if value is None else write(value) for value in values.to_pylist()]
 
@@ -118,10 +118,11 @@ def _ewkb(data: bytes) -> str:
 def _moments(values: pa.Array, counted: pa.DataType, per_day: int, zone: str) -> _Texts:
     """Of dates, which count days, and of timestamps, which count microseconds."""
     counts = values.cast(counted).to_pylist()
-    return [None if count is None else _moment(count, per_day, zone) for count in counts]
+    return [None if count is None else moment_text(count, per_day, zone) for count in counts]
 
 
-def _moment(count: int, per_day: int, zone: str) -> str:
+def moment_text(count: int, per_day: int, zone: str = "") -> str:
+    """A date, or a timestamp, by its count since 1970. `per_day`: 1, or microseconds."""
     days, rest = divmod(count, per_day)
     if _FIRST_DAY <= days <= _LAST_DAY:
         day, era = (date(1970, 1, 1) + timedelta(days)).isoformat(), ""

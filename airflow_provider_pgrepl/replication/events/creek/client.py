@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.events.creek.framing import Unframing, 
 from airflow_provider_pgrepl.replication.events.creek.messages import (
     Schema,
     SnapshotHeader,
+    UnreadableChange,
     WalChange,
     change_of,
     fingerprint_of,
@@ -105,18 +106,16 @@ class CreekClient:
             if not snapshot.has(change):
                 yield change
 
-    async def changes_after(self, sequence: int) -> AsyncIterator[tuple[list[WalChange], int]]:
+    async def changes_after(
+        self, sequence: int
+    ) -> AsyncIterator[tuple[list[WalChange | UnreadableChange], int]]:
         """All tables' changes after a place in the stream, some at a time and none when none came for a
         second; each time with the place up to which the stream was read."""
         place, unframing = self._wire.all_subjects("wal"), Unframing()
         async for messages in ordered_messages(
             self._jetstream, self._wire.stream("wal"), place, after_sequence(sequence)
         ):
-            found = [
-                await self._change(payload, message)
-                for message in messages
-                if (payload := _payload(unframing, message)) is not None
-            ]
+            found = [one for one in [await self._readable(unframing, message) for message in messages] if one]
             if messages:
                 sequence = messages[-1].metadata.sequence.stream
             yield found, sequence
@@ -126,12 +125,13 @@ class CreekClient:
         stream = self._wire.stream("wal")
         try:
             info = await self._jetstream.stream_info(stream)
-            last = await self._jetstream.get_last_msg(stream, self._wire.all_subjects("wal"))
-        except NotFoundError as error:
-            if "stream" in str(error.description):
-                raise _unavailable(f"has no stream {stream}") from None
-            return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq)
-        return StreamBounds(str(info.created), info.state.first_seq, last.seq or 0)
+        except NotFoundError:
+            raise _unavailable(f"has no stream {stream}") from None
+        newest = 0
+        with suppress(NotFoundError):
+            found = await self._jetstream.get_last_msg(stream, self._wire.all_subjects("wal"))
+            newest = found.seq or 0
+        return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq, newest)
 
     async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
         """From the publisher, by fingerprint; TargetUnavailableError when nobody knows it."""
@@ -198,12 +198,18 @@ class CreekClient:
         async for payload, message in self._messages(self._wire.stream("wal"), place, since):
             yield await self._change(payload, message)
 
+    async def _readable(self, unframing: Unframing, message: Msg) -> WalChange | UnreadableChange | None:
+        """None for a part of what is not whole yet."""
+        try:
+            payload = _payload(unframing, message)
+            return None if payload is None else await self._change(payload, message)
+        except MessageError as error:
+            return UnreadableChange(_words(message), message.metadata.sequence.stream, error.message)
+
     async def _change(self, payload: bytes, message: Msg) -> WalChange:
         fingerprint = fingerprint_of(payload)
         if fingerprint not in self._schemas:
-            # The subject ends with the table's two words, as that of its schemas does.
-            words = ".".join(message.subject.split(".")[-2:])
-            self._schemas[fingerprint] = parsed_schema(await self.schema_text(fingerprint, words))
+            self._schemas[fingerprint] = parsed_schema(await self.schema_text(fingerprint, _words(message)))
         sequence = message.metadata.sequence.stream
         return change_of(payload, self._schemas[fingerprint], message.headers or {}, sequence)
 
@@ -254,6 +260,11 @@ class CreekClient:
             for message in messages:
                 if (payload := _payload(unframing, message)) is not None:
                     yield payload, message
+
+
+def _words(message: Msg) -> str:
+    """A subject ends with its table's two, as that of its schemas does."""
+    return ".".join(message.subject.split(".")[-2:])
 
 
 def _payload(unframing: Unframing, message: Msg) -> bytes | None:

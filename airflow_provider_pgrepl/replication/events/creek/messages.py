@@ -15,13 +15,21 @@ from airflow_provider_pgrepl.errors import MessageError
 from airflow_provider_pgrepl.replication.events.creek.columns import INFINITIES, INFINITY
 from airflow_provider_pgrepl.replication.events.creek.envelope import MAGIC
 from airflow_provider_pgrepl.replication.events.creek.fingerprint import fingerprint_text
+from airflow_provider_pgrepl.replication.events.creek.subjects import words_of
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.values.writing import DAY_US, moment_text
 
 _HEAD_BYTES = 10
+_NESTED = ("type", "items", "fields")
+_TIME, _PREFIX = "time-micros", "pgrepl-"
+_OWN = {"date": ("int", 1), _TIME: ("long", 0), "timestamp-micros": ("long", DAY_US)}
+"""Logical types, by what they are made of, and how much of it is a day."""
 Row = dict[str, Any]
 """Values by column: numbers, texts, `Decimal`, `date`, `datetime`, `UUID`, bytes of JSON, lists; an infinite
-date or timestamp is the text `infinity` or `-infinity`."""
+date or timestamp is the text `infinity` or `-infinity`, and what Python's types cannot hold (before Christ,
+after 9999, 24:00:00) the text that PostgreSQL writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,21 @@ class WalChange:
     unchanged: tuple[str, ...] = ()
     sequence: int = 0
     """Its place in the stream."""
+
+    @property
+    def words(self) -> str:
+        """How subjects of its table end."""
+        return words_of(str(TableName(self.schema, self.table)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableChange:
+    """A message of the stream of changes that is none, or holds what cannot be read. `words`: how its subject
+    ends, by which table it is of."""
+
+    words: str
+    sequence: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +143,38 @@ def fingerprint_of(payload: bytes) -> str:
 def parsed_schema(text: str) -> Any:
     """What `row_of` and `change_of` take. Raises MessageError."""
     try:
-        return fastavro.parse_schema(json.loads(text))
+        return fastavro.parse_schema(_with_own_moments(json.loads(text)))
     except Exception as error:  # noqa: BLE001 - of fastavro's many, none says more to who cannot change it
         raise MessageError(f"an Avro schema cannot be read: {type(error).__name__}") from None
+
+
+def _with_own_moments(schema: Any) -> Any:
+    """With logical types whose readers know what Python's types cannot hold."""
+    if isinstance(schema, list):
+        return [_with_own_moments(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: _with_own_moments(one) if key in _NESTED else one for key, one in schema.items()}
+    if found.get("logicalType") in _OWN:
+        found["logicalType"] = f"{_PREFIX}{found['logicalType']}"
+    return found
+
+
+def _reader(logical: str) -> Any:
+    kind, per_day = _OWN[logical]
+    usual = fastavro.read.LOGICAL_READERS[f"{kind}-{logical}"]
+
+    def read(data: int, writer_schema: Any = None, reader_schema: Any = None) -> Any:
+        try:
+            return usual(data, writer_schema, reader_schema)
+        except (OverflowError, ValueError):
+            return "24:00:00" if logical == _TIME else moment_text(data, per_day)
+
+    return read
+
+
+for _logical, (_kind, _) in _OWN.items():
+    fastavro.read.LOGICAL_READERS[f"{_kind}-{_PREFIX}{_logical}"] = _reader(_logical)
 
 
 def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence: int) -> WalChange:

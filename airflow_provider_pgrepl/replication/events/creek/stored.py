@@ -28,11 +28,13 @@ class StoredSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StreamBounds:
-    """When a stream was made, and which places its messages have; `last`: of the database."""
+    """When a stream was made, and which places its messages have; `newest`: of the database's last, 0 where
+    it has none."""
 
     made: str
     first: int
     last: int
+    newest: int
 
 
 class Snapshot:

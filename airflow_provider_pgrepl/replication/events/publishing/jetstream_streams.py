@@ -15,6 +15,8 @@ from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons imp
 from airflow_provider_pgrepl.replication.events.publishing.stream_place import stamp_of
 
 _API_S = 20.0
+_SNAPSHOTS_S = 7 * 86_400.0
+"""How long snapshots are kept: whoever may ask for one could else fill the server's disk with copies."""
 
 
 class UnsendableSchemaError(Exception):
@@ -41,7 +43,10 @@ class Streams:
                 found = (await self._jetstream.stream_info(stream)).config
             except NotFoundError:
                 await self._jetstream.add_stream(
-                    name=stream, subjects=[subjects], description=f"Creek stream relating to {stream}"
+                    name=stream,
+                    subjects=[subjects],
+                    description=f"Creek stream relating to {stream}",
+                    max_age=_SNAPSHOTS_S if kind == "snap" else None,
                 )
                 continue
             if self._wire.version == "v1" and subjects not in (known := found.subjects or []):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.events.creek.consuming.copy_database im
 )
 from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
 from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape
-from airflow_provider_pgrepl.replication.events.creek.messages import Row, WalChange
+from airflow_provider_pgrepl.replication.events.creek.messages import Row, UnreadableChange, WalChange
 from airflow_provider_pgrepl.replication.events.creek.stored import StreamBounds
 from airflow_provider_pgrepl.replication.events.creek.subjects import words_of
 from airflow_provider_pgrepl.replication.names import TableName
@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 log = logging.getLogger(__name__)
 
 _ROWS = 2_000
+_TAKE_ALL = "take all tables whole: --resnapshot all"
 
 
 class Consumer:
@@ -64,19 +65,28 @@ class Consumer:
             for source, table in known.items()
             if self._tables.get(source) == table.target and table.target not in self._anew
         }
+        await asyncio.to_thread(self._copy.keep_only, self._kept.keys())
         bounds = await self._creek.stream_bounds()
-        begin = min(
-            [self._stream.sequence, *(table.sequence for table in self._kept.values() if table.error)]
-        )
-        if self._kept:
-            _check_holds(bounds, self._stream, begin)
-        else:
-            # Nothing is kept: what is in the stream is in the snapshots.
-            begin = bounds.last
-        self._stream = replace(self._stream, made=bounds.made, sequence=max(self._stream.sequence, begin))
-        self._kept = {source: replace(table, error="") for source, table in self._kept.items()}
+        begin = self._begin(bounds)
         await self._load_missing()
-        return await self._follow(begin, bounds.last if until_caught_up else None)
+        return await self._follow(begin, bounds.newest if until_caught_up else None)
+
+    def _begin(self, bounds: StreamBounds) -> int:
+        """After which message. Raises TargetError where the stream does not hold what comes next."""
+        if not self._kept:
+            # What is in the stream is in the snapshots.
+            self._stream = KeptStream(bounds.made, bounds.last)
+            return bounds.last
+        if why := _why_not_held(bounds, self._stream, self._stream.sequence):
+            raise TargetError(f"the stream of changes does not hold what comes next: {why}", _TAKE_ALL)
+        begin = self._stream.sequence
+        for source, table in self._kept.items():
+            if table.error and (why := _why_not_held(bounds, self._stream, table.sequence)):
+                log.error("%s missed changes that the stream does not hold any more: %s", table.target, why)
+            elif table.error:
+                begin = min(begin, table.sequence)
+                self._kept[source] = replace(table, error="")
+        return begin
 
     async def _load_missing(self) -> None:
         """One table that cannot be taken keeps no other waiting; none at all is an error of all."""
@@ -93,8 +103,8 @@ class Consumer:
         snapshot = await self._creek.snapshot(source.schema, source.name)
         header, target = snapshot.header, self._tables[source]
         log.info("%s is taken whole, about %d rows, as of %s", target, header.approx_rows, header.lsn)
-        loading = self._copy.loading(source, target, TableShape.parse(header.schema))
-        with loading:
+        shape = TableShape.parse(header.schema)
+        with self._copy.loading(source, target, shape, self._stream) as loading:
             rows: list[Row] = []
             async for row in snapshot:
                 rows.append(row)
@@ -106,7 +116,7 @@ class Consumer:
 
     async def _follow(self, begin: int, goal: int | None) -> bool:
         async for changes, sequence in self._creek.changes_after(begin):
-            applied = [one async for one in self._wanted(changes)]
+            applied = await self._wanted(changes)
             if applied or sequence > self._stream.sequence:
                 await self._apply(applied, sequence)
             if goal is not None and sequence >= goal:
@@ -115,16 +125,30 @@ class Consumer:
                 return False
         return False
 
-    async def _wanted(self, changes: Sequence[WalChange]) -> AsyncIterator[Applied]:
+    async def _wanted(self, changes: Sequence[WalChange | UnreadableChange]) -> list[Applied]:
+        """Those of tables that are kept; a table of which one cannot be read stops before all of these."""
+        sources = {words_of(str(source)): source for source in self._kept}
+        found: list[Applied] = []
         for change in changes:
-            source = TableName(change.schema, change.table)
-            if source in self._kept and not self._kept[source].error:
-                yield source, await self._shape(change), change
+            source = sources.get(change.words)
+            if source is None or self._kept[source].error:
+                continue
+            if isinstance(change, WalChange):
+                found.append((source, await self._shape(change), change))
+            else:
+                await self._fail(source, change.reason, changes[0].sequence - 1)
+        return [one for one in found if not self._kept[one[0]].error]
+
+    async def _fail(self, source: TableName, reason: str, sequence: int) -> None:
+        """Apply nothing more to a table, of what comes after a message."""
+        log.error("%s is not kept current any more: %s", self._tables[source], reason)
+        failed = replace(self._kept[source], error=reason, sequence=sequence)
+        await asyncio.to_thread(self._copy.write_failed, failed)
+        self._kept[source] = failed
 
     async def _shape(self, change: WalChange) -> TableShape:
         if change.fingerprint not in self._shapes:
-            words = words_of(str(TableName(change.schema, change.table)))
-            text = await self._creek.schema_text(change.fingerprint, words)
+            text = await self._creek.schema_text(change.fingerprint, change.words)
             self._shapes[change.fingerprint] = TableShape.parse(text)
         return self._shapes[change.fingerprint]
 
@@ -135,26 +159,17 @@ class Consumer:
                 self._kept |= await asyncio.to_thread(self._copy.apply, self._kept, changes, stream)
             except TableFailedError as error:
                 # Without it the others are applied.
-                log.error("%s", error)
-                begin = next(change.sequence for source, _, change in changes if source == error.source) - 1
-                failed = replace(self._kept[error.source], error=error.message, sequence=begin)
-                await asyncio.to_thread(self._copy.write_failed, failed)
-                self._kept[error.source] = failed
+                await self._fail(error.source, f"{error.message}; {error.hint}", changes[0][2].sequence - 1)
                 changes = [one for one in changes if one[0] != error.source]
             else:
                 self._stream = stream
                 return
 
 
-def _check_holds(bounds: StreamBounds, kept: KeptStream, begin: int) -> None:
-    """Raises TargetError where the stream is not the one that was read, or has dropped what comes next."""
-    if bounds.made != kept.made or begin > bounds.last:
-        why = "it was made anew since it was read"
-    elif begin < bounds.first - 1:
-        why = f"it begins with message {bounds.first} now, and {begin} was the last that was read"
-    else:
-        return
-    raise TargetError(
-        f"the stream of changes does not hold what comes next: {why}",
-        "take all tables whole: --resnapshot all",
-    )
+def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
+    """Empty when the stream is the one that was read, and holds all after a message."""
+    if bounds.made != kept.made or sequence > bounds.last:
+        return "it was made anew since it was read"
+    if sequence < bounds.first - 1:
+        return f"it begins with message {bounds.first} now, and {sequence} was the last that was read"
+    return ""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn
 from uuid import UUID
 
 import psycopg2
@@ -14,7 +14,7 @@ import psycopg2.extras
 
 from airflow_provider_pgrepl.errors import FencedError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
-from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape
+from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape, before_moving
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, SnapshotHeader, WalChange
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
@@ -86,9 +86,29 @@ class CopyDatabase:
             ]
         return self._stream or KeptStream(), {table.source: table for table in tables}
 
-    def loading(self, source: TableName, target: TableName, shape: TableShape) -> Loading:
-        """A table that is taken whole."""
-        return Loading(self, source, target, shape)
+    @contextmanager
+    def loading(
+        self, source: TableName, target: TableName, shape: TableShape, stream: KeptStream
+    ) -> Iterator[Loading]:
+        """A table is taken whole in the block; when that raises, it is what it was. `stream`: where the
+        stream is then."""
+        with self.transaction() as cursor:
+            with _taking(source, target, self):
+                cursor.execute(shape.create_sql(target))
+                types = self._types(cursor, target, shape)
+                cursor.execute(f"DELETE FROM {target.sql}")  # noqa: S608 - a quoted name
+            yield Loading(self, cursor, (source, target), shape.insert_sql(target, types))
+        self._stream = stream
+
+    def keep_only(self, sources: Collection[TableName]) -> None:
+        """Forget all other tables: what comes for them is not applied, so they are taken whole when they are
+        named again."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "DELETE FROM _pgrepl_consumer.tables WHERE consumer = %s AND database = %s"
+                " AND NOT source = ANY (%s)",
+                (*self._whose, list(map(str, sources))),
+            )
 
     def apply(
         self, kept: Mapping[TableName, KeptTable], changes: Sequence[Applied], stream: KeptStream
@@ -153,7 +173,7 @@ class CopyDatabase:
             (*self._whose, str(table.source), *place),
         )
 
-    def types(self, cursor: Any, target: TableName, shape: TableShape) -> dict[str, str]:
+    def _types(self, cursor: Any, target: TableName, shape: TableShape) -> dict[str, str]:
         """SQL of the types of a target's columns; those that it lacks are added."""
         known = self._known.get(target)
         if known is None or known[0] is not shape:
@@ -161,10 +181,6 @@ class CopyDatabase:
                 cursor.execute(statement)
             known = self._known[target] = shape, self._read_types(cursor, target)
         return known[1]
-
-    def began(self, stream: KeptStream) -> None:
-        """The stream is where it was written to be."""
-        self._stream = stream
 
     def forget_types(self) -> None:
         """What was added is undone."""
@@ -176,13 +192,11 @@ class CopyDatabase:
             if change.op == "t":
                 cursor.execute(f"TRUNCATE {target.sql}")
                 return
-            types = self.types(cursor, target, shape)
+            types = self._types(cursor, target, shape)
             if change.op == "u_pk" and shape.keys and change.before and change.after:
                 # Not deleted and made again: what was not sent stays with the row.
-                before = {f"before_{field}": value for field, value in change.before.items()}
-                cursor.execute(
-                    shape.move_sql(target, types, change.unchanged), adapted({**change.after, **before})
-                )
+                values = adapted({**change.after, **before_moving(change.before)})
+                cursor.execute(shape.move_sql(target, types, change.unchanged), values)
                 if cursor.rowcount:
                     return
             elif change.op in ("d", "u_pk") and change.before is not None:
@@ -197,26 +211,14 @@ class CopyDatabase:
 
 
 class Loading:
-    """A table that is taken whole, in one transaction: its rows are then those that were added, or, when the
-    block raises, what they were."""
+    """A table that is taken whole, within a transaction: its rows are then those that were added."""
 
-    def __init__(self, copy: CopyDatabase, source: TableName, target: TableName, shape: TableShape) -> None:
-        self._copy, self._source, self._target, self._shape = copy, source, target, shape
-
-    def __enter__(self) -> Self:
-        self._transaction = self._copy.transaction()
-        self._cursor = self._transaction.__enter__()
-        with _taking(self._source, self._target, self._copy):
-            self._cursor.execute(self._shape.create_sql(self._target))
-            types = self._copy.types(self._cursor, self._target, self._shape)
-            self._cursor.execute(f"DELETE FROM {self._target.sql}")  # noqa: S608 - a quoted name
-        self._insert = self._shape.insert_sql(self._target, types)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._transaction.__exit__(*error)
+    def __init__(self, copy: CopyDatabase, cursor: Any, of: tuple[TableName, TableName], insert: str) -> None:
+        self._copy, self._cursor, self._insert = copy, cursor, insert
+        self._source, self._target = of
 
     def add(self, rows: Sequence[Row]) -> None:
+        """Raises TableFailedError."""
         with _taking(self._source, self._target, self._copy):
             psycopg2.extras.execute_batch(self._cursor, self._insert, list(map(adapted, rows)), _PAGE)
 
@@ -225,7 +227,6 @@ class Loading:
         table = KeptTable(self._source, self._target, header.lsn, header.position)
         self._copy.write_table(self._cursor, table)
         self._copy.write_stream(self._cursor, stream)
-        self._copy.began(stream)
         return table
 
 

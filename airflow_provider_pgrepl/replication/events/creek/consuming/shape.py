@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_provider_pgrepl.errors import MessageError
+from airflow_provider_pgrepl.replication.events.creek.messages import Row
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,50 +69,70 @@ class TableShape:
 
     def insert_sql(self, table: TableName, types: Mapping[str, str], unchanged: Sequence[str] = ()) -> str:
         """A row, by its fields. Where there is one of its key it becomes that; fields in `unchanged` stay."""
-        names = ", ".join(quote_identifier(column.name) for column in self.columns)
+        names = ", ".join(_quoted(column.name) for column in self.columns)
         values = ", ".join(_value(column, types) for column in self.columns)
-        insert = f"INSERT INTO {table.sql} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
+        insert = f"INSERT INTO {_of(table)} ({names}) VALUES ({values})"  # noqa: S608 - names are quoted
         if not self.keys:
             return insert
         kept = {column.name for column in self.keys}
         kept |= {column.name for column in self.columns if column.field in unchanged}
         sets = [
             f"{quoted} = excluded.{quoted}"
-            for quoted in (quote_identifier(one.name) for one in self.columns if one.name not in kept)
+            for quoted in (_quoted(one.name) for one in self.columns if one.name not in kept)
         ]
-        keys = ", ".join(quote_identifier(column.name) for column in self.keys)
+        keys = ", ".join(_quoted(column.name) for column in self.keys)
         then = f"UPDATE SET {', '.join(sets)}" if sets else "NOTHING"
         return f"{insert} ON CONFLICT ({keys}) DO {then}"
 
     def move_sql(self, table: TableName, types: Mapping[str, str], unchanged: Sequence[str]) -> str:
-        """The row with a key, whose fields are called `before_…`, becomes another, with what stays."""
+        """The row with a key, whose parameters are those of `before_moving`, becomes another, with what
+        stays."""
         sets = ", ".join(
-            f"{quote_identifier(one.name)} = {_value(one, types)}"
+            f"{_quoted(one.name)} = {_value(one, types)}"
             for one in self.columns
             if one.field not in unchanged
         )
         where = " AND ".join(
-            f"{quote_identifier(one.name)} = {_value(replace(one, field=f'before_{one.field}'), types)}"
+            f"{_quoted(one.name)} = {_value(replace(one, field=_before(one.field)), types)}"
             for one in self.keys
         )
-        return f"UPDATE {table.sql} SET {sets} WHERE {where}"  # noqa: S608 - names are quoted
+        return f"UPDATE {_of(table)} SET {sets} WHERE {where}"  # noqa: S608 - names are quoted
 
     def delete_sql(self, table: TableName, types: Mapping[str, str]) -> str:
         """The row with a key; without one, a row that is equal."""
         if self.keys:
-            where = " AND ".join(f"{quote_identifier(one.name)} = {_value(one, types)}" for one in self.keys)
-            return f"DELETE FROM {table.sql} WHERE {where}"  # noqa: S608 - names are quoted
+            where = " AND ".join(f"{_quoted(one.name)} = {_value(one, types)}" for one in self.keys)
+            return f"DELETE FROM {_of(table)} WHERE {where}"  # noqa: S608 - names are quoted
         # As texts: some types have no equality.
         where = " AND ".join(
-            f"{quote_identifier(one.name)}::text IS NOT DISTINCT FROM {_value(one, types)}::text"
+            f"{_quoted(one.name)}::text IS NOT DISTINCT FROM {_value(one, types)}::text"
             for one in self.columns
         )
-        found = f"SELECT ctid FROM {table.sql} WHERE {where} LIMIT 1"  # noqa: S608 - names are quoted
-        return f"DELETE FROM {table.sql} WHERE ctid = ({found})"  # noqa: S608 - names are quoted
+        found = f"SELECT ctid FROM {_of(table)} WHERE {where} LIMIT 1"  # noqa: S608 - names are quoted
+        return f"DELETE FROM {_of(table)} WHERE ctid = ({found})"  # noqa: S608 - names are quoted
+
+
+def before_moving(key: Row) -> Row:
+    """A key's values, by names that no field has."""
+    return {_before(field): value for field, value in key.items()}
+
+
+def _before(field: str) -> str:
+    return f"before {field}"
 
 
 def _value(column: ShapeColumn, types: Mapping[str, str]) -> str:
-    return f"%({column.field})s::{types.get(column.name, column.pg_type)}"
+    pg_type = types.get(column.name, column.pg_type).replace("%", "%%")
+    return f"%({column.field})s::{pg_type}"
+
+
+def _quoted(name: str) -> str:
+    """In a statement with parameters."""
+    return quote_identifier(name).replace("%", "%%")
+
+
+def _of(table: TableName) -> str:
+    return table.sql.replace("%", "%%")
 
 
 def _column(field: Mapping[str, Any]) -> ShapeColumn:
