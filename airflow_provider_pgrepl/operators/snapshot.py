@@ -16,23 +16,26 @@ class PgSnapshotOperator(SparkAppOperator):
 
     :param tables: resnapshot these, whatever their state (templated); None: all that need it
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
+    :param take_over: begin where this slot of another program stands; nothing once begun (templated)
 
     The rest as in SparkAppOperator. A table that cannot be copied fails the task once the others are done.
     """
 
     app = "snapshot"
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "new_epoch")
+    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "new_epoch", "take_over")
 
     def __init__(
         self,
         *,
         tables: Sequence[str] | str | None = None,
         new_epoch: bool | str = False,
+        take_over: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.tables = tables
         self.new_epoch = new_epoch
+        self.take_over = take_over
 
     def app_arguments(self) -> list[str]:
         arguments = []
@@ -40,6 +43,8 @@ class PgSnapshotOperator(SparkAppOperator):
             arguments += ["--tables", ",".join(tables)]
         if read_flag("new_epoch", self.new_epoch):
             arguments.append("--new-epoch")
+        if self.take_over:
+            arguments += ["--take-over", self.take_over]
         return arguments
 
     def check_start(self, access: Access) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app import replicate as replicate_app
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
+from airflow_provider_pgrepl.replication.app.snapshotting import snapshot_run
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 APPS: dict[str, Any] = {"snapshot": snapshot_app, "replicate": replicate_app}
+SESSIONS: dict[str, Any] = {"snapshot": snapshot_run, "replicate": replicate_app}
+"""The modules that make an app's session."""
 
 
 class EndedAtOnce(BaseException):
@@ -98,7 +101,7 @@ class InProcess(Received):
 
     def run(self, app: str, *arguments: str, timeout: float = 0) -> int:
         """Run an app's main to its end; returns its exit code. Its log goes to `log`."""
-        with self._surroundings(APPS[app]):
+        with self._surroundings(SESSIONS[app]):
             try:
                 return int(APPS[app].main(["--pipeline", str(self.file), *arguments]))
             except EndedAtOnce:

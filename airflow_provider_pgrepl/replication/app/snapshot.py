@@ -5,63 +5,39 @@
     snapshot --pipeline FILE.json --add a.b,c.d      tables that are not in the pipeline file
     snapshot --pipeline FILE.json --add              tables that match a pattern now, whatever new_tables says
     snapshot --pipeline FILE.json --new-epoch        a new history: new slot, all tables copied again
+    snapshot --pipeline FILE.json --take-over SLOT   begin where another program's slot stands
 
-`take_tables`, `resnapshot`, `add_tables` and `begin_new_epoch` do the same for callers in Python. At first
-set-up everything is refused when anything is wrong, and nothing is created. Later on an error of one table
-marks that table errored, and the others are copied.
+`take_tables`, `resnapshot`, `add_tables`, `begin_new_epoch` and `take_over` do the same for callers in
+Python. At first set-up everything is refused when anything is wrong, and nothing is created. Later on an
+error of one table marks that table errored, and the others are copied.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.epoch_record import check_owner, find_epoch, has_tables
-from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
-from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.requested_tables import (
-    Records,
     left_out,
-    read_records,
-    requested_of,
     retire_unknown_tables,
     unrecorded,
 )
-from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import begin_epoch
+from airflow_provider_pgrepl.replication.app.snapshotting.snapshot_run import opened
 from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_addable, check_known
-from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
-from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.run_result import leave_result
-from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
-from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
-from airflow_provider_pgrepl.replication.source.preflight.selection import (
-    RequestedTables,
-    Selected,
-    check_choices,
-    select_tables,
-)
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
-from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.state.table_state import TableState
-
-__all__ = ["Outcome", "add_tables", "begin_new_epoch", "check_owner", "main", "resnapshot", "take_tables"]
 
 log = logging.getLogger(__name__)
-
-_DONE_STATES = (TableState.STREAMING, TableState.CATCHING_UP, TableState.PAUSED)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,6 +58,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     ways.add_argument(
         "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
     )
+    ways.add_argument(
+        "--take-over",
+        metavar="SLOT",
+        help="begin with the changes that the reader of that slot, of another program, has not confirmed",
+    )
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
@@ -93,6 +74,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
     elif arguments.new_epoch:
         outcome = begin_new_epoch(access)
+    elif arguments.take_over:
+        outcome = take_over(access, arguments.take_over)
     else:
         outcome = take_tables(access)
     leave_result(_result(access, outcome))
@@ -131,7 +114,7 @@ def _parse_tables(option: str, text: str) -> list[TableName]:
 
 def take_tables(access: Access) -> Outcome:
     """Begin the first epoch, or take what is not in the lake yet, or is errored. Raises PgReplError."""
-    with _opened(access) as run:
+    with opened(access) as run:
         if not run.has_begun:
             return run.begin()
         selected, requested = run.select(run.requested)
@@ -142,9 +125,27 @@ def take_tables(access: Access) -> Outcome:
         )
 
 
+def take_over(access: Access, slot: str) -> Outcome:
+    """Begin the first epoch where another program's slot stands: its changes come first, none is left out.
+    Once it has begun, this does as `take_tables`.
+
+    The publication must be the one that this program has used. Raises PgReplError.
+    """
+    if access.pipeline.publication_mode != "use":
+        raise ConfigError(
+            "--take-over: what the slot holds can be read with a publication from then alone",
+            'name it as `publication`, and set `publication_mode` to "use"',
+        )
+    with opened(access) as run:
+        if not run.has_begun:
+            return run.begin(slot)
+    log.info("the pipeline has begun: slot %s is not looked at any more", slot)
+    return take_tables(access)
+
+
 def begin_new_epoch(access: Access) -> Outcome:
     """Begin a new epoch: new slot, publication and positions, all tables copied again. Raises PgReplError."""
-    with _opened(access, new_epoch=True) as run:
+    with opened(access, new_epoch=True) as run:
         return run.begin()
 
 
@@ -156,7 +157,7 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
     PgReplError for what concerns more than a table; run again, it takes what was not finished.
     """
     wanted = frozenset(tables)
-    with _opened(access) as run:
+    with opened(access) as run:
         run.check_has_begun("--tables")
         selected, requested = run.select(
             replace(
@@ -177,7 +178,7 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> O
     which a retry may mend, when a table is written all the time and cannot be locked.
     """
     wanted = frozenset(tables or ())
-    with _opened(access) as run:
+    with opened(access) as run:
         run.check_has_begun("--add")
         selected, requested = run.select(
             replace(run.requested, added=run.requested.added | wanted, removed=run.requested.removed - wanted)
@@ -189,98 +190,3 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> O
         for table in sorted(wanted - due):
             log.info("table %s is replicated already", table)
         return run.take(due, requested)
-
-
-@dataclass
-class _Run:
-    """One run on a pipeline whose lock it holds."""
-
-    taking: TableSnapshotter
-    epoch: EpochRecord | None
-    records: Records
-    new_epoch: bool
-
-    @property
-    def has_begun(self) -> bool:
-        return not self.new_epoch and has_tables(self.epoch, self.records)
-
-    @property
-    def requested(self) -> RequestedTables:
-        return requested_of(self.records)
-
-    def check_has_begun(self, option: str) -> None:
-        if not self.has_begun:
-            raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
-
-    def select(self, requested: RequestedTables) -> tuple[Selected, RequestedTables]:
-        """What belongs to the pipeline then. Raises ConfigError for choices for other tables."""
-        selected = select_tables(self.taking.source, self.taking.pipeline, requested)
-        check_choices(self.taking.pipeline, selected.tables | requested.removed)
-        return selected, requested
-
-    def is_due(self, selected: Selected, table: TableName) -> bool:
-        """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
-        record = self.records.get(table)
-        if record is None or record.state not in _DONE_STATES:
-            return True
-        return table in selected.problems and record.state is not TableState.PAUSED
-
-    def begin(self) -> Outcome:
-        taking = self.taking
-        requested = self.requested
-        selected, _ = self.select(requested)
-        leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
-        relations = [relation for relation in selected.relations if relation.table not in leave]
-        retire_unknown_tables(taking.store, taking.pipeline, self.records)
-        return begin_epoch(taking, relations, requested, self.epoch)
-
-    def take(self, tables: Collection[TableName], requested: RequestedTables) -> Outcome:
-        if not tables:
-            log.info("nothing to do: every table has been copied already")
-            if requested.removed:
-                removed = ", ".join(map(str, sorted(requested.removed)))
-                log.info(
-                    "left out, because they were removed: %s; --tables or --add takes them again", removed
-                )
-            return Outcome()
-        assert self.epoch is not None
-        return self.taking.take(frozenset(tables), requested, self.epoch)
-
-
-@contextlib.contextmanager
-def _opened(access: Access, *, new_epoch: bool = False) -> Iterator[_Run]:
-    """Check the source, open the state, take the pipeline's lock.
-
-    Raises what the checks say, before anything is created; BusyError, which names the holder, while
-    another run is at work.
-    """
-    pipeline = access.pipeline
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
-        settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
-        epoch = find_epoch(pipeline)
-        if not new_epoch and _has_slot(access):
-            check_state(store, pipeline, epoch)
-        records = read_records(store, pipeline)
-        if not new_epoch:
-            check_lake(pipeline, epoch, records)
-        if new_epoch or not has_tables(epoch, records):
-            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
-        else:
-            check_surroundings(access.dsn, pipeline)
-        store.migrate()
-        store.lock(pipeline.name, "snapshot")
-        source = stack.enter_context(access.source("snapshot"))
-        event_trigger.keep_installed(source, pipeline)
-        session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
-        stack.callback(session.stop)
-        records = store.read_tables(pipeline.name)
-        yield _Run(
-            TableSnapshotter(access, source, store, session.get), find_epoch(pipeline), records, new_epoch
-        )
-
-
-def _has_slot(access: Access) -> bool:
-    """Without one, a pipeline that is not recorded has been torn down, and its lake kept."""
-    with access.source("snapshot") as source:
-        return read_slot(source, access.pipeline.slot) is not None

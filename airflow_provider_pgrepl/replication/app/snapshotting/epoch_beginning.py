@@ -14,27 +14,32 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 )
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
-from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot, drop_unused
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
+from airflow_provider_pgrepl.replication.source.slot.takeover import take_over_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 
 log = logging.getLogger(__name__)
 
 
 def begin_epoch(
-    taking: TableSnapshotter, relations: list[Relation], requested: RequestedTables, last: EpochRecord | None
+    taking: TableSnapshotter,
+    relations: list[Relation],
+    requested: RequestedTables,
+    last: EpochRecord | None,
+    take_over: str = "",
 ) -> Outcome:
     """Make publication and slot, and copy these tables at the slot's snapshot.
 
     Tables that were not finished when that snapshot was lost are taken under another one, into the epoch that
-    has begun. Raises SlotError or PublicationError for what is somebody else's, SnapshotError when no
+    has begun. `take_over`: another program's slot, where the epoch begins; its tables are then taken as new
+    ones are. Raises SlotError or PublicationError for what is somebody else's, SnapshotError when no
     snapshot could be held; no slot is left then.
     """
     pipeline, server = taking.pipeline, read_server(taking.source)
@@ -43,6 +48,11 @@ def begin_epoch(
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     drop_slot(taking.source, pipeline.slot)
     ownership.prepare_publication(relations)
+    if take_over:
+        position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
+        record = _open_epoch(taking, ownership, server, position, last)
+        tables = [relation.table for relation in relations]
+        return taking.take(tables, requested, record)
     for attempt in range(1, ATTEMPTS + 1):
         drop_slot(taking.source, pipeline.slot)
         exported = create_slot(
@@ -80,34 +90,45 @@ def _begin(
     relations: list[Relation],
     last: EpochRecord | None,
 ) -> tuple[EpochRecord, Copied]:
-    pipeline = taking.pipeline
     with exported, ExitStack() as held:
         try:
             keeper = held.enter_context(taking.keep(exported, relations))
             exported.close()
-            record = EpochRecord(
-                pipeline.name,
-                Epoch(last.epoch + 1 if last else 1),
-                server.system_identifier,
-                server.timeline,
-                pipeline.slot,
-                pipeline.publication,
-                ownership.publication_oid(),
-                exported.consistent_point,
-            )
-            _open_epoch(pipeline, record, last)
         except BaseException:
-            # A slot that no changelog goes with would hold the source's WAL for nobody.
-            drop_unused(taking.access.dsn, taking.source, pipeline.slot)
+            drop_unused(taking.access.dsn, taking.source, taking.pipeline.slot)
             raise
+        record = _open_epoch(taking, ownership, server, exported.consistent_point, last)
         taking.begin(relations)
         return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 
-def _open_epoch(pipeline: Pipeline, record: EpochRecord, last: EpochRecord | None) -> None:
+def _open_epoch(
+    taking: TableSnapshotter,
+    ownership: SourceOwnership,
+    server: Server,
+    begins: LSN,
+    last: EpochRecord | None,
+) -> EpochRecord:
+    pipeline = taking.pipeline
     uri = changelog_uri(pipeline.lake_root)
-    if last is None:
-        writer.create_changelog(uri, record)
-    else:
-        writer.begin_epoch(uri, record)
+    try:
+        record = EpochRecord(
+            pipeline.name,
+            Epoch(last.epoch + 1 if last else 1),
+            server.system_identifier,
+            server.timeline,
+            pipeline.slot,
+            pipeline.publication,
+            ownership.publication_oid(),
+            begins,
+        )
+        if last is None:
+            writer.create_changelog(uri, record)
+        else:
+            writer.begin_epoch(uri, record)
+    except BaseException:
+        # A slot that no changelog goes with would hold the source's WAL for nobody.
+        drop_unused(taking.access.dsn, taking.source, pipeline.slot)
+        raise
     log.info("epoch %d begins at %s", record.epoch, record.consistent_point)
+    return record

@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 
-_READING_WAL_S = 3600.0
+READING_WAL_S = 3600.0
 """A slot is moved by reading all that it holds."""
 
 _SLOT = """
@@ -73,7 +73,7 @@ def advance_slot(connection: Connection, name: str, lsn: LSN) -> None:
     Whoever calls this has all of it in the changelog, or needs none of it because no copy was begun: see the
     rules in CONTRIBUTING.
     """
-    with source_errors(f"moving slot {name}"), patience(connection, _READING_WAL_S):
+    with source_errors(f"moving slot {name}"), patience(connection, READING_WAL_S):
         try:
             rows(
                 connection, "SELECT pg_catalog.pg_replication_slot_advance(%s, %s::pg_lsn)", (name, str(lsn))

@@ -1,0 +1,141 @@
+"""SnapshotRun: one run of the snapshot app, with what it looked at before it began."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
+from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
+from airflow_provider_pgrepl.replication.app.lost_state import check_state
+from airflow_provider_pgrepl.replication.app.requested_tables import (
+    Records,
+    left_out,
+    read_records,
+    requested_of,
+    retire_unknown_tables,
+    unrecorded,
+)
+from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import begin_epoch
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
+from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RequestedTables,
+    Selected,
+    check_choices,
+    select_tables,
+)
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+log = logging.getLogger(__name__)
+
+_DONE_STATES = (TableState.STREAMING, TableState.CATCHING_UP, TableState.PAUSED)
+
+
+@dataclass
+class SnapshotRun:
+    """One run on a pipeline whose lock it holds."""
+
+    taking: TableSnapshotter
+    epoch: EpochRecord | None
+    records: Records
+    new_epoch: bool
+
+    @property
+    def has_begun(self) -> bool:
+        return not self.new_epoch and has_tables(self.epoch, self.records)
+
+    @property
+    def requested(self) -> RequestedTables:
+        return requested_of(self.records)
+
+    def check_has_begun(self, option: str) -> None:
+        """Raises ConfigError naming the option, which is for pipelines that have begun."""
+        if not self.has_begun:
+            raise ConfigError(f"{option}: this pipeline has no epoch yet", f"run it without {option} first")
+
+    def select(self, requested: RequestedTables) -> tuple[Selected, RequestedTables]:
+        """What belongs to the pipeline then. Raises ConfigError for choices for other tables."""
+        selected = select_tables(self.taking.source, self.taking.pipeline, requested)
+        check_choices(self.taking.pipeline, selected.tables | requested.removed)
+        return selected, requested
+
+    def is_due(self, selected: Selected, table: TableName) -> bool:
+        """Whether a table is to be taken, or can no longer be replicated and has to be told so."""
+        record = self.records.get(table)
+        if record is None or record.state not in _DONE_STATES:
+            return True
+        return table in selected.problems and record.state is not TableState.PAUSED
+
+    def begin(self, take_over: str = "") -> Outcome:
+        """Begin an epoch; `take_over` as in `begin_epoch`, and raising what that does."""
+        taking = self.taking
+        requested = self.requested
+        selected, _ = self.select(requested)
+        leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
+        relations = [relation for relation in selected.relations if relation.table not in leave]
+        retire_unknown_tables(taking.store, taking.pipeline, self.records)
+        return begin_epoch(taking, relations, requested, self.epoch, take_over)
+
+    def take(self, tables: Collection[TableName], requested: RequestedTables) -> Outcome:
+        """Copy these into the epoch that runs."""
+        if not tables:
+            log.info("nothing to do: every table has been copied already")
+            if requested.removed:
+                removed = ", ".join(map(str, sorted(requested.removed)))
+                log.info(
+                    "left out, because they were removed: %s; --tables or --add takes them again", removed
+                )
+            return Outcome()
+        assert self.epoch is not None
+        return self.taking.take(frozenset(tables), requested, self.epoch)
+
+
+@contextlib.contextmanager
+def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
+    """Check the source, open the state, take the pipeline's lock.
+
+    Raises what the checks say, before anything is created; BusyError, which names the holder, while
+    another run is at work.
+    """
+    pipeline = access.pipeline
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
+        settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
+        epoch = find_epoch(pipeline)
+        if not new_epoch and _has_slot(access):
+            check_state(store, pipeline, epoch)
+        records = read_records(store, pipeline)
+        if not new_epoch:
+            check_lake(pipeline, epoch, records)
+        if new_epoch or not has_tables(epoch, records):
+            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
+        else:
+            check_surroundings(access.dsn, pipeline)
+        store.migrate()
+        store.lock(pipeline.name, "snapshot")
+        source = stack.enter_context(access.source("snapshot"))
+        event_trigger.keep_installed(source, pipeline)
+        session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
+        stack.callback(session.stop)
+        records = store.read_tables(pipeline.name)
+        yield SnapshotRun(
+            TableSnapshotter(access, source, store, session.get), find_epoch(pipeline), records, new_epoch
+        )
+
+
+def _has_slot(access: Access) -> bool:
+    """Without one, a pipeline that is not recorded has been torn down, and its lake kept."""
+    with access.source("snapshot") as source:
+        return read_slot(source, access.pipeline.slot) is not None
