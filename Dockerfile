@@ -1,9 +1,10 @@
 # One image for Airflow, the Spark master and the Spark worker; see docker-compose.yaml.
+# docker build --target creek makes the one that takes the place of creek's; see docs/how-to/publish-to-nats.md.
 FROM maven:3.9.9-eclipse-temurin-17@sha256:f58d59b6273e785ac0a4477f6e9b5ba1d7731c75b906c0f7b34076f1851318cc AS jars
 COPY setup/ setup/
 RUN sh setup/jars.sh /jars
 
-FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7
+FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7 AS pgrepl
 RUN apt-get update \
     && apt-get install -y --no-install-recommends openjdk-17-jre-headless procps \
     && rm -rf /var/lib/apt/lists/*
@@ -23,3 +24,10 @@ ENV PATH=/opt/pgrepl/.venv/bin:$PATH \
     PGREPL_JARS=/opt/pgrepl/jars \
     PYSPARK_PYTHON=/opt/pgrepl/.venv/bin/python \
     SPARK_NO_DAEMONIZE=1
+
+FROM pgrepl AS creek
+ENV PGREPL_LAKE=/lake
+VOLUME /lake
+ENTRYPOINT ["pgrepl", "creek"]
+
+FROM pgrepl

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
 from airflow_provider_pgrepl.replication.app import consume, process, publish_snapshot
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.creek import service as creek_service
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
@@ -277,6 +278,9 @@ def _parser() -> argparse.ArgumentParser:
     command = commands.add_parser("consume", help=purpose, description=purpose)
     consume.add_arguments(command)
     command.set_defaults(pipeline=None, work=consume.run)
+    purpose = "stand in for creek: all that its environment variables ask for, in one process"
+    command = commands.add_parser("creek", help=purpose, description=purpose)
+    command.set_defaults(pipeline=None, work=creek_service.run)
     warm_up = "compile what this host will run, before the first start waits for it"
     command = commands.add_parser("warm-up", help=warm_up, description=warm_up)
     command.set_defaults(pipeline=None, work=_warm_up)

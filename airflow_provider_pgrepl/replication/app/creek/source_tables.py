@@ -1,0 +1,99 @@
+"""SourceTables: the tables that creek's publication has, and the functions by which they come and go."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
+from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, source_errors
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
+
+log = logging.getLogger(__name__)
+
+_FUNCTIONS = (Path(__file__).parent / "functions.sql").read_text(encoding="utf-8")
+
+
+class SourceTables:
+    """A connection to the source that hears when a table is added or removed; one that was lost is opened
+    again. Methods raise SourceConnectionError, and what a right that is missing raises."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._connection: Connection | None = None
+
+    def prepare(self) -> None:
+        """Make what is missing: functions, publication. Raises PublicationError."""
+        connection = self._connected()
+        try:
+            with source_errors("making the schema _creek"):
+                _execute(connection, _FUNCTIONS)
+        except PrivilegeError as error:
+            log.warning("the functions of schema _creek stay as they are, if they are there: %s", error)
+        if read_publication(connection, self._deployment.publication) is None:
+            self._create_publication(connection)
+
+    def _create_publication(self, connection: Connection) -> None:
+        """As creek does, for the tables that it was given."""
+        name, tables = self._deployment.publication, self._deployment.tables
+        if not tables:
+            raise PublicationError(
+                f"there is no publication {name}, and PG_TABLES names no tables for it", "set PG_TABLES"
+            )
+        listed = ", ".join(table.sql for table in tables)
+        with source_errors(f"creating publication {name}"):
+            _execute(
+                connection,
+                f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {listed}"
+                " WITH (publish_via_partition_root = true)",
+            )
+        log.info("made the publication %s", name)
+
+    def published(self) -> frozenset[TableName]:
+        """The publication's tables. Raises PublicationError when it is gone."""
+        found = read_publication(self._connected(), self._deployment.publication)
+        if found is None:
+            raise PublicationError(
+                f"the publication {self._deployment.publication} was dropped",
+                "changes since then are lost: drop the pipeline's slot and the lake, and begin again",
+            )
+        return found.tables
+
+    def replaced_slot(self) -> Slot | None:
+        """creek's own, where it is still there."""
+        return read_slot(self._connected(), self._deployment.replaced_slot)
+
+    def has_news(self) -> bool:
+        """Whether somebody has added or removed a table since this was asked before."""
+        try:
+            connection = self._connected()
+            with source_errors("listening"):
+                connection.poll()
+        except PgReplError as error:
+            log.warning("nothing is heard of tables that are added: %s", error.message)
+            self.close()
+            return False
+        heard = bool(connection.notifies)
+        connection.notifies = []
+        return heard
+
+    def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._deployment.dsn, "creek")
+            with source_errors("listening"):
+                _execute(self._connection, "LISTEN creek")
+        return self._connection
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _execute(connection: Connection, command: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(command)
