@@ -28,6 +28,7 @@ FIGURES = (
     "memory",
     "publish_rabbitmq",
     "publish_nats",
+    "publish_kafka",
 )
 LONG = ("publish_memory",)
 """Measured when they are asked for by name: they take an hour each."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 
-TargetKind = Literal["rabbitmq", "nats"]
+TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
 
@@ -25,10 +25,15 @@ _ONLY_OF = {
     "namespace": "nats",
     "database": "nats",
     "wire": "nats",
+    "topic": "kafka",
+    "tombstones": "kafka",
 }
 """Which target a setting is of, where it is not of all."""
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
 """Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +42,9 @@ class PublisherSettings:
 
     `conn_id`: the Airflow connection of the target. `tables`: as `schema.name` or `schema.*`; None is all of
     the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `namespace` and `database`, of
-    NATS: what its streams are called by; `wire`: the version of creek's wire. `begin`: where the first run
+    NATS: what its streams are called by; `wire`: the version of creek's wire. `topic`, of Kafka: what each
+    table's is called, `<pipeline>.{schema}.{table}` unless named; `tombstones`: whether a delete is followed
+    by one. `begin`: where the first run
     begins, `oldest` or `newest`. `on_error`: what becomes of a table when an event of it cannot be made, or
     the target refuses it for what it is. `unrouted`: whether an event that no queue takes is such an error,
     or is dropped. `max_event_bytes`: what the target takes at most. `publish_keep_h`: for how long changes
@@ -52,6 +59,8 @@ class PublisherSettings:
     namespace: str = "CREEK"
     database: str = ""
     wire: Literal["v1", "v2"] = "v2"
+    topic: str = ""
+    tombstones: bool = False
     begin: Literal["oldest", "newest"] = "oldest"
     on_error: OnError = "stop_table"
     unrouted: Unrouted = "error"
@@ -90,6 +99,8 @@ class PublisherSettings:
         defaults = {"conn_id": f"pgrepl_{values['target']}"}
         if values["target"] == "rabbitmq":
             defaults["exchange"] = f"pgrepl.{pipeline}"
+        if values["target"] == "kafka":
+            defaults["topic"] = f"{pipeline}.{{schema}}.{{table}}"
         named = {key: value for key, value in values.items() if value != "" or key not in defaults}
         fields: dict[str, Any] = {**defaults, **named, "name": name}
         found = cls(**fields)
@@ -103,6 +114,8 @@ class PublisherSettings:
             if self.wire == "v1":
                 return f"the subjects {self.namespace}.{self.database}.*"
             return f"the streams {self.namespace}_*_{self.database}"
+        if self.target == "kafka":
+            return f"the topics {self.topic}"
         return f"exchange {self.exchange}"
 
     def _check_values(self, where: str) -> None:
@@ -120,6 +133,8 @@ class PublisherSettings:
             self.metrics_address()
         if self.target == "nats":
             self._check_streams(where)
+        if self.target == "kafka":
+            self._check_topic(where)
 
     def _check_streams(self, where: str) -> None:
         if not self.database:
@@ -132,6 +147,19 @@ class PublisherSettings:
                 raise ConfigError(
                     f"{where}: {key}: may hold only A-Z, a-z, 0-9, _ and -, at most 100 of them"
                 )
+
+    def _check_topic(self, where: str) -> None:
+        rest = self.topic.replace("{schema}", "s").replace("{table}", "t")
+        if not _TOPIC.fullmatch(rest):
+            raise ConfigError(
+                f"{where}: topic: {self.topic!r} may hold A-Z, a-z, 0-9, ., _, -, {{schema}} and {{table}}",
+                'as "shop.{schema}.{table}"',
+            )
+        if self.tombstones and not ("{schema}" in self.topic and "{table}" in self.topic):
+            raise ConfigError(
+                f"{where}: tombstones: several tables would share a topic, and rows of one delete another's",
+                "have topic hold {schema} and {table}",
+            )
 
     def metrics_address(self) -> tuple[str, int]:
         """Host and port of the Prometheus endpoint. Raises ConfigError."""

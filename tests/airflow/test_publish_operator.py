@@ -49,6 +49,18 @@ def connect_to(monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
         ("nats", {"host": "n", "port": 4222, "login": "a", "password": "b c"}, "nats://a:b%20c@n:4222"),
         ("nats", {"host": "n", "login": "token"}, "nats://token@n"),
         ("nats", {"host": "n", "extra": {"tls": True}}, "tls://n"),
+        ("kafka", {"host": "a:9092,b:9093"}, "kafka://a:9092,b:9093"),
+        (
+            "kafka",
+            {
+                "host": "k",
+                "port": 9093,
+                "login": "me",
+                "password": "p@w",
+                "extra": {"tls": True, "sasl.mechanism": "SCRAM-SHA-512", "ssl.key.password": "a&b"},
+            },
+            "kafkas://me:p%40w@k:9093?sasl.mechanism=SCRAM-SHA-512&ssl.key.password=a%26b",
+        ),
     ],
 )
 def test_the_uri_of_a_connection(monkeypatch, target, fields, expected):

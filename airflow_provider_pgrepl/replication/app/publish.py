@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 
 CAUGHT_UP = "caught-up"
 _PUBLISHING = "airflow_provider_pgrepl.replication.events.publishing"
-_TARGETS = {"rabbitmq": ("rabbitmq", "RabbitMQ", "pika"), "nats": ("jetstream", "JetStream", "nats-py")}
+_TARGETS = {
+    "rabbitmq": ("rabbitmq", "RabbitMQ", "pika"),
+    "nats": ("jetstream", "JetStream", "nats-py"),
+    "kafka": ("kafka", "Kafka", "confluent-kafka"),
+}
 """Module, class and client of each."""
 _WAIT_S = 1.0
 
@@ -88,7 +92,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     begin_compiling()
     settings = pipeline.publisher(arguments.publisher)
     # Each attempt to connect would be an error in the log, with a trace of the client's own.
-    for client in ("pika", "nats"):
+    for client in ("pika", "nats", "confluent_kafka"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target, until = open_target(settings, process.target_uri()), _until(arguments.until)
     with (

@@ -37,6 +37,12 @@ def to_json(change: Change) -> str:
     return text if text.isascii() else text.translate(_LINES)
 
 
+def to_json_object(row: Mapping[str, Any], json_columns: Collection[str] = ()) -> str:
+    """Some columns of a row, as in `data`."""
+    text = _row(row, json_columns)
+    return text if text.isascii() else text.translate(_LINES)
+
+
 def _row(row: Mapping[str, Any] | None, json_columns: Collection[str]) -> str:
     if row is None:
         return "null"

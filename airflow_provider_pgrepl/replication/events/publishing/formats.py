@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvents
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.publishing.event import Event, event_of
+from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -44,4 +45,4 @@ def maker_of(settings: PublisherSettings) -> Maker:
     """What makes the events of a publisher, given what is read."""
     if settings.target == "nats":
         return partial(CreekEvents, settings.database, settings.wire == "v1")
-    return JsonEvents
+    return KeyedEvents if settings.target == "kafka" else JsonEvents

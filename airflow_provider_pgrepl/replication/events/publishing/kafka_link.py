@@ -1,0 +1,246 @@
+"""One producer of Kafka, from when it is made until it has failed or is closed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
+    TOO_LARGE,
+    away,
+    error_of,
+    property_error,
+    reason_of_topic,
+)
+from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import (
+    Topics,
+    UnusableTopicError,
+    topic_of,
+)
+from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvent
+from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+log = logging.getLogger("confluent_kafka")
+
+_CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
+_ANSWER_MS = 60_000
+"""How long a message may take, all of the client's own attempts included."""
+_GIVEN = {
+    # In order, each once, for as long as the producer lives; and counted when all replicas in sync have it.
+    "enable.idempotence": True,
+    "acks": "all",
+    "message.timeout.ms": _ANSWER_MS,
+    "socket.timeout.ms": _ANSWER_MS // 3,
+    # Where Kafka's own clients put a key.
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 64 << 10,
+    "linger.ms": 5,
+}
+NOT_CHOSEN = frozenset({"bootstrap.servers", "transactional.id", *_GIVEN}) - {"linger.ms"}
+"""Properties that a URI may not set."""
+_OVERHEAD = 1024
+"""Of a message, beside its body: key, headers, and what Kafka adds."""
+
+
+_Delivered = Callable[[KafkaError | None, Any], None]
+
+
+class _All:
+    """Of the messages of one event: tells of them when all have arrived, or one was not taken."""
+
+    def __init__(self, count: int, tell: _Delivered) -> None:
+        self._left, self._tell = count, tell
+
+    def __call__(self, error: KafkaError | None, message: Any) -> None:
+        if error is not None and self._left > 0:
+            self._left = 1
+        self._left -= 1
+        if self._left == 0:
+            self._tell(error, message)
+
+
+class KafkaLink:
+    """The publisher's thread calls `send`; what becomes of messages is heard in a thread of its own."""
+
+    def __init__(
+        self, properties: Mapping[str, Any], settings: PublisherSettings, *, one_by_one: bool
+    ) -> None:
+        self._settings = settings
+        largest = settings.max_event_bytes + _OVERHEAD
+        self._properties = {**properties, **_GIVEN, "message.max.bytes": max(largest, 1_000_000)}
+        if "linger.ms" in properties:
+            self._properties["linger.ms"] = properties["linger.ms"]
+        if one_by_one:
+            self._properties["batch.num.messages"] = 1
+        self.is_one_by_one = one_by_one
+        self.met_large = False
+        """Whether a batch was refused for its size, in which there may be one such message."""
+        self._error: PgReplError | None = None
+        self._is_stopping = False
+        self._sendings: dict[int, Sending] = {}
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Raises what `error_of` makes of it, when no broker answers, or the login is refused; TargetError
+        for a property that librdkafka does not take."""
+        try:
+            self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
+            admin = AdminClient(self._properties_of_admin(), logger=log)
+        except KafkaException as error:
+            raise property_error(error.args[0], self._properties) from None
+        self._topics = Topics(self._producer, admin)
+        self._wait_for_brokers()
+        self._thread = threading.Thread(target=self._hear, name="pgrepl-kafka", daemon=True)
+        self._thread.start()
+
+    def _wait_for_brokers(self) -> None:
+        deadline = time.monotonic() + _CONNECT_S
+        while True:
+            try:
+                self._producer.list_topics(timeout=_TRY_S)
+                return
+            except KafkaException as error:
+                # What is heard here says more than that none has answered.
+                self._producer.poll(0)
+                if self._error is not None or time.monotonic() > deadline:
+                    raise self._error or error_of(error.args[0]) from None
+
+    def _properties_of_admin(self) -> dict[str, Any]:
+        ours = {"message.max.bytes", "batch.num.messages", *_GIVEN} - {"socket.timeout.ms"}
+        return {name: value for name, value in self._properties.items() if name not in ours}
+
+    @property
+    def is_open(self) -> bool:
+        return self._error is None
+
+    def stop(self) -> None:
+        """What is not acknowledged fails."""
+        self._is_stopping = True
+        self._thread.join(_CLOSE_S)
+
+    # --- the publisher's thread ---
+
+    def send(self, sending: Sending) -> None:
+        """Hand over its events; waits while the client's buffer is full."""
+        with self._lock:
+            if sending.events and self._error is None:
+                self._sendings[id(sending)] = sending
+        try:
+            for index, event in enumerate(sending.events):
+                if self._error is not None:
+                    break
+                assert isinstance(event, KeyedEvent)
+                self._send(sending, index, event)
+        except PgReplError as error:
+            self._fail(error)
+        if self._error is not None:
+            sending.fail(self._error)
+
+    def _send(self, sending: Sending, index: int, event: KeyedEvent) -> None:
+        topic = topic_of(self._settings.topic, event.table)
+        try:
+            self._topics.find(topic)
+        except UnusableTopicError as error:
+            self._settle(sending, index, Refusal(event, str(error)))
+            return
+        messages = self._messages(topic, event)
+        if max(len(message["value"] or b"") for message in messages) > self._settings.max_event_bytes:
+            reason = f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
+            self._settle(sending, index, Refusal(event, reason))
+            return
+        delivered: _Delivered = partial(self._delivered, sending, index)
+        if len(messages) > 1:
+            delivered = _All(len(messages), delivered)
+        timestamp = int(event.commit_ts.timestamp() * 1_000)
+        for message in messages:
+            self._produce(topic, delivered, timestamp=timestamp, **message)
+
+    def _messages(self, topic: str, event: KeyedEvent) -> list[dict[str, Any]]:
+        """All of an event's: one, but for a key that changes, a TRUNCATE, and tombstones."""
+        headers = [("id", event.id), ("generation", str(event.generation)), ("op", event.op)]
+        message: dict[str, Any] = {"value": event.body, "key": event.key, "headers": headers}
+        if event.op == "truncate":
+            return [{**message, "partition": number} for number in self._topics.partitions(topic)]
+        found = [message]
+        tombstone = event.key if event.op == "delete" else b""
+        if event.left is not None:
+            tombstone, body = event.left
+            left = [("id", f"{event.id}:old"), headers[1], ("op", "delete")]
+            found.insert(0, {"value": body, "key": tombstone, "headers": left})
+        if self._settings.tombstones and tombstone and event.is_of_row:
+            found.insert(1, {"value": None, "key": tombstone, "headers": headers[1:2]})
+        return found
+
+    def _produce(self, topic: str, delivered: _Delivered, **message: Any) -> None:
+        while self._error is None:
+            try:
+                self._producer.produce(topic, on_delivery=delivered, **message)
+                return
+            except BufferError:
+                # The other thread hears what has arrived.
+                time.sleep(_FULL_S)
+            except KafkaException as error:
+                delivered(error.args[0], None)
+                return
+
+    # --- what becomes of messages ---
+
+    def _hear(self) -> None:
+        while self._error is None and not self._is_stopping:
+            self._producer.poll(_POLL_S)
+        self._fail(away("the connection was closed"))
+        self._producer.purge(blocking=False)
+        self._producer.poll(0)
+
+    def _delivered(self, sending: Sending, index: int, error: KafkaError | None, _: Any) -> None:
+        refusal = None
+        if error is not None:
+            event = sending.events[index]
+            reason = self._reason_to_refuse(error, topic_of(self._settings.topic, event.table))
+            if not reason:
+                self._fail(error_of(error))
+                return
+            refusal = Refusal(event, reason)
+        self._settle(sending, index, refusal)
+
+    def _settle(self, sending: Sending, index: int, refusal: Refusal | None) -> None:
+        """Both threads do. Once the producer has failed nothing is settled any more: it is sent again."""
+        with self._lock:
+            if self._error is None:
+                sending.settle(index, refusal)
+                if sending.wait(0):
+                    self._sendings.pop(id(sending), None)
+
+    def _reason_to_refuse(self, error: KafkaError, topic: str) -> str:
+        if error.code() not in TOO_LARGE:
+            return reason_of_topic(error, topic)
+        if not self.is_one_by_one:
+            # The broker refuses whole batches: which message it was shows when they come one by one.
+            self.met_large = True
+            return ""
+        return f"topic {topic}: the event is larger than it takes (max.message.bytes)"
+
+    def _said(self, error: KafkaError) -> None:
+        """Called in `poll`. Single brokers may be away; the client sees to that."""
+        found = error_of(error)
+        if error.fatal() or not isinstance(found, TargetUnavailableError):
+            self._fail(found)
+
+    def _fail(self, error: PgReplError) -> None:
+        """The first reason is the one that is told."""
+        with self._lock:
+            self._error = self._error or error
+            lost = [*self._sendings.values()]
+            self._sendings.clear()
+        for sending in lost:
+            sending.fail(self._error)

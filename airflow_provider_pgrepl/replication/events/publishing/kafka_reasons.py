@@ -1,0 +1,65 @@
+"""Why a connection to Kafka ended, or a message was not taken, and whether to try again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaError
+
+from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
+
+_REFUSED = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+_OF_A_TOPIC = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "the user may not write it",
+    KafkaError.UNKNOWN_TOPIC_OR_PART: "it is not there",
+    KafkaError._UNKNOWN_TOPIC: "it is not there",
+    KafkaError._UNKNOWN_PARTITION: "it is not there",
+    KafkaError.TOPIC_EXCEPTION: "its name is refused",
+    KafkaError.POLICY_VIOLATION: "a policy of the cluster is against it",
+    KafkaError.INVALID_REPLICATION_FACTOR: "the cluster has too few brokers for its default",
+    KafkaError.INVALID_PARTITIONS: "the cluster's default number of partitions is refused",
+    KafkaError.INVALID_RECORD: "it does not take such a message",
+}
+TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_HINT = "are its brokers there? Events wait in the changelog meanwhile"
+
+
+def error_of(error: KafkaError) -> PgReplError:
+    """What ends a connection. Messages of librdkafka name brokers, and hold neither credentials nor rows."""
+    if error.code() in _REFUSED:
+        return TargetError(
+            "Kafka: the login was refused", "look at the connection's login, password and sasl.mechanism"
+        )
+    if error.code() == KafkaError._SSL and "certificate verify failed" in error.str():
+        return TargetError(
+            "Kafka: the brokers' certificate was refused",
+            "name the hosts as their certificates do, and give the authority's as ssl.ca.location",
+        )
+    return away(error.str())
+
+
+def property_error(error: KafkaError, given: Iterable[str]) -> TargetError:
+    """Of properties of which librdkafka does not take one. Its message may hold the value."""
+    named = [name for name in given if f'"{name}"' in error.str()]
+    what = ", ".join(named) or "one of the connection's"
+    return TargetError(
+        f"Kafka: property {what}: there is no such one, or not with such a value",
+        "they are librdkafka's, see its CONFIGURATION.md",
+    )
+
+
+def away(what: str) -> TargetUnavailableError:
+    """The cluster takes nothing just now."""
+    return TargetUnavailableError(f"Kafka: {what}", _HINT)
+
+
+def reason_of_topic(error: KafkaError, topic: str) -> str:
+    """Why a topic takes no event of its table; empty when the topic is not to blame."""
+    found = _OF_A_TOPIC.get(error.code())
+    return f"topic {topic}: {found}" if found else ""

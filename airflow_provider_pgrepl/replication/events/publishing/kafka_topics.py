@@ -1,0 +1,85 @@
+"""The topics of a publisher's tables: how they are called, and that they are there."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
+    away,
+    error_of,
+    reason_of_topic,
+)
+from airflow_provider_pgrepl.replication.names import TableName
+
+_ILLEGAL = re.compile("[^a-zA-Z0-9._-]")
+_LONGEST = 249
+_ANSWER_S = 30.0
+_CLUSTERS_DEFAULT = -1
+
+
+class UnusableTopicError(Exception):
+    """Why events cannot go there, for a person to mend."""
+
+
+@lru_cache(10_000)
+def topic_of(template: str, table: str) -> str:
+    """As the template says; what a topic's name may not hold becomes `_`, as with Debezium."""
+    name = TableName.parse(table)
+    fields = {"{schema}": name.schema, "{table}": name.name}
+    # In one go: a schema may be called {table}.
+    return re.sub(r"\{schema\}|\{table\}", lambda found: _ILLEGAL.sub("_", fields[found[0]]), template)
+
+
+class Topics:
+    """Those of one connection. Topics that are missing are made with the cluster's defaults."""
+
+    def __init__(self, producer: Producer, admin: AdminClient) -> None:
+        self._producer, self._admin = producer, admin
+        self._known: dict[str, str] = {}
+
+    def find(self, topic: str) -> None:
+        """See that it is there. Raises UnusableTopicError, and what `error_of` makes of other errors."""
+        if topic not in self._known:
+            self._known[topic] = self._reason_against(topic)
+        if reason := self._known[topic]:
+            raise UnusableTopicError(reason)
+
+    def partitions(self, topic: str) -> list[int]:
+        """All that it has now."""
+        try:
+            found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
+        except KafkaException as error:
+            raise error_of(error.args[0]) from None
+        if not found.partitions:
+            raise away(f"topic {topic} has no partitions just now")
+        return sorted(found.partitions)
+
+    def _reason_against(self, topic: str) -> str:
+        if len(topic) > _LONGEST or topic in ("", ".", ".."):
+            return f"topic {topic}: Kafka takes no such name"
+        try:
+            error = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic].error
+            if error is not None and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                error = self._make(topic)
+        except KafkaException as raised:
+            error = raised.args[0]
+        if error is None or error.code() == KafkaError.LEADER_NOT_AVAILABLE:
+            return ""
+        if reason := reason_of_topic(error, topic):
+            return reason
+        raise error_of(error)
+
+    def _make(self, topic: str) -> KafkaError | None:
+        """With the cluster's number of partitions and replicas."""
+        wanted = NewTopic(topic, _CLUSTERS_DEFAULT, _CLUSTERS_DEFAULT)
+        try:
+            self._admin.create_topics([wanted], request_timeout=_ANSWER_S)[topic].result()
+        except KafkaException as raised:
+            error: KafkaError = raised.args[0]
+            return None if error.code() == KafkaError.TOPIC_ALREADY_EXISTS else error
+        return None

@@ -1,0 +1,90 @@
+"""From the changelog to a Kafka on the same cores, each event acknowledged."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from pathlib import Path
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka
+from benchmarks import published
+from benchmarks.figure import Figure, thousands
+from benchmarks.source import running_source
+from demo.kafka import KafkaBroker
+
+_REPEAT = 3
+_LIMIT = 60_000
+_TABLE = "public.bench"
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """Ours from the changelog on; the peer hands encoded events to the same client, acknowledged likewise."""
+    broker = KafkaBroker(folder / "kafka")
+    rates: dict[str, list[float]] = {"ours": [], "peer": []}
+    with running_source() as source:
+        pipeline, events = published.received(source, folder, scale)
+        broker.start()
+        try:
+            for number in range(_REPEAT):
+                rates["peer"].append(events / _handed_over(broker, f"peer{number}", events))
+                name = f"run{number}"
+                given = {"target": "kafka", "topic": f"{name}.{{schema}}.{{table}}"}
+                target = Kafka(broker.uri, published.settings(pipeline, name, given))
+                rates["ours"].append(events / published.publish(pipeline, name, given, target))
+                _check(broker, f"{name}.{_TABLE}", events)
+        finally:
+            broker.stop()
+    own, peer = (statistics.median(rates[kind]) for kind in ("ours", "peer"))
+    return Figure(
+        f"publish: changelog → Kafka with acks, {thousands(events)} events as JSON",
+        f"{thousands(own)} events/s",
+        f"confluent-kafka, given encoded events: {thousands(peer)} events/s",
+        f"{own / peer:.2f}",
+        f"≥ {thousands(_LIMIT)} events/s",
+        own >= _LIMIT,
+        {kind: [round(rate) for rate in found] for kind, found in rates.items()},
+    )
+
+
+def _handed_over(broker: KafkaBroker, topic: str, count: int) -> float:
+    admin = AdminClient({"bootstrap.servers": broker.servers})
+    admin.create_topics([NewTopic(topic)])[topic].result()
+    producer = Producer({"bootstrap.servers": broker.servers, "enable.idempotence": True, "linger.ms": 5})
+    body = b'{"table":"public.bench","op":"insert","data":{"id":1,"k":1},"old":null}' + b" " * 150
+    producer.list_topics(timeout=30)
+    started, arrived = time.perf_counter(), [0]
+
+    def delivered(error: object, _: object) -> None:
+        if error is not None:
+            raise RuntimeError(str(error))
+        arrived[0] += 1
+
+    for number in range(count):
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("id", f"1:0/16B3748:{number}"),
+            ("generation", "1700000000"),
+            ("op", "insert"),
+        ]
+        key = f'{{"id":{number}}}'
+        while True:
+            try:
+                producer.produce(topic, body, key, headers=headers, on_delivery=delivered)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    while arrived[0] < count:
+        producer.poll(0.1)
+    return time.perf_counter() - started
+
+
+def _check(broker: KafkaBroker, topic: str, count: int) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.servers, "group.id": "bench"})
+    low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
+    consumer.close()
+    if high - low != count:
+        raise RuntimeError(f"{high - low} events arrived of {count}")

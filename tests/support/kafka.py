@@ -1,0 +1,142 @@
+"""A real Kafka for tests, and who reads from it."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from demo.kafka import KafkaBroker, is_there
+
+_REQUIRED = "PGREPL_REQUIRE_DEBIAN"
+_WHY = "needs Kafka: sh setup/kafka.sh"
+
+
+@contextmanager
+def running_kafka(settings: str = "", protocol: str = "PLAINTEXT") -> Iterator[KafkaBroker]:
+    """A private broker. Skips the test where Kafka is missing, unless it is required."""
+    if not is_there():
+        assert not os.environ.get(_REQUIRED), _WHY
+        pytest.skip(_WHY)
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-kafka-") as folder:
+        broker = KafkaBroker(Path(folder), settings, protocol)
+        broker.start()
+        try:
+            yield broker
+        finally:
+            broker.stop()
+
+
+@dataclass(frozen=True)
+class KafkaMessage:
+    """What a consumer got."""
+
+    topic: str
+    partition: int
+    key: str
+    value: dict[str, Any] | None
+    headers: dict[str, str]
+    timestamp: int
+
+    @property
+    def id(self) -> str:
+        return self.headers["id"]
+
+    @property
+    def is_left(self) -> bool:
+        """Whether it says of a change that a row with the old key is gone."""
+        return self.id.endswith(":old")
+
+    @property
+    def order(self) -> tuple[int, EventPosition, bool]:
+        """The rule of the how-to: what is not above the last of its partition has come before."""
+        position = EventPosition.parse(self.id.removesuffix(":old"))
+        return int(self.headers["generation"]), position, not self.is_left
+
+
+class KafkaTopics:
+    """The topics of one publisher, read from their beginnings at each `messages`."""
+
+    def __init__(self, servers: str, prefix: str) -> None:
+        self._servers, self._prefix = servers, prefix
+        self._admin = AdminClient({"bootstrap.servers": servers})
+
+    def make(self, table: str, partitions: int, **settings: str) -> None:
+        name = f"{self._prefix}.{table}"
+        made = self._admin.create_topics([NewTopic(name, partitions, config=settings)])
+        made[name].result()
+
+    def messages(self) -> list[KafkaMessage]:
+        """All that topics hold; of each partition in its order, by topic."""
+        with closing(Consumer({"bootstrap.servers": self._servers, "group.id": "test"})) as consumer:
+            return self._all(consumer)
+
+    def _all(self, consumer: Consumer) -> list[KafkaMessage]:
+        found = []
+        for name, topic in sorted(self._admin.list_topics(timeout=30).topics.items()):
+            if not name.startswith(f"{self._prefix}."):
+                continue
+            for number in sorted(topic.partitions):
+                partition = TopicPartition(name, number, 0)
+                low, high = consumer.get_watermark_offsets(partition, timeout=30)
+                consumer.assign([TopicPartition(name, number, low)])
+                while low < high:
+                    one = consumer.poll(30)
+                    assert one is not None
+                    if one.error():
+                        raise KafkaException(one.error())
+                    found.append(_message(one))
+                    low = int(one.offset()) + 1
+        return found
+
+
+def _message(one: Any) -> KafkaMessage:
+    value = one.value()
+    headers = {name: given.decode() for name, given in one.headers() or ()}
+    return KafkaMessage(
+        one.topic(),
+        one.partition(),
+        one.key().decode(),
+        None if value is None else json.loads(value),
+        headers,
+        one.timestamp()[1],
+    )
+
+
+def applied(messages: list[KafkaMessage]) -> list[KafkaMessage]:
+    """What a consumer applies that passes over what is not above the last that it has of a partition."""
+    kept: list[KafkaMessage] = []
+    last: dict[tuple[str, int], Any] = {}
+    for message in messages:
+        place = message.topic, message.partition
+        if message.value is not None and message.order > last.get(place, (0,)):
+            last[place] = message.order
+            kept.append(message)
+    return kept
+
+
+def kept_rows(messages: list[KafkaMessage]) -> dict[str, dict[str, Any]]:
+    """The rows of each table, kept by key and partition."""
+    tables: dict[str, dict[tuple[int, str], Any]] = {}
+    for message in applied(messages):
+        assert message.value is not None
+        rows = tables.setdefault(message.value["table"], {})
+        if message.value["op"] == "truncate":
+            for place in [place for place in rows if place[0] == message.partition]:
+                del rows[place]
+        elif message.value["op"] == "delete":
+            rows.pop((message.partition, message.key), None)
+        else:
+            rows[message.partition, message.key] = message.value["data"]
+    return {table: {key: row for (_, key), row in rows.items()} for table, rows in tables.items()}
