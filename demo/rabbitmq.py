@@ -26,7 +26,7 @@ class Broker:
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.port, self._distribution_port, self._epmd_port = _free_ports(3)
+        self.port, self._distribution_port, self._epmd_port = free_ports(3)
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -132,7 +132,7 @@ class Broker:
         }
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Below the range from which the system gives ports to connections."""
     found: list[int] = []
     start = 20_000 + os.getpid() * 7 % 5_000

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,13 +11,10 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from demo.postgres import free_port
-from demo.rabbitmq import Broker
+from demo.rabbitmq import Broker, free_ports
 from tests.support.certificates import make_certificate
 from tests.support.rabbitmq import running_broker
-from tests.support.replicated import execute
-
-TLS_PORT = free_port()
+from tests.support.replicated import execute, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -26,20 +25,41 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def broker(trusted: Path) -> Iterator[Broker]:
+def tls_port() -> int:
+    # The broker takes the first three.
+    return free_ports(4)[-1]
+
+
+@pytest.fixture(scope="module")
+def broker(trusted: Path, tls_port: int) -> Iterator[Broker]:
     settings = {
-        "listeners.ssl.1": f"127.0.0.1:{TLS_PORT}",
+        "listeners.ssl.1": f"127.0.0.1:{tls_port}",
         "ssl_options.certfile": str(trusted),
         "ssl_options.keyfile": str(trusted.with_suffix(".key")),
         "ssl_options.cacertfile": str(trusted),
     }
     with running_broker(**settings) as broker:
+        # It answers without TLS before it does with it.
+        wait_until(lambda: speaks_tls(tls_port), 60, "the broker to speak TLS")
         yield broker
 
 
-def test_who_the_machine_trusts_gets_the_events(published, dsn, trusted, monkeypatch):
+def speaks_tls(port: int) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), 5) as line,
+            context.wrap_socket(line) as connection,
+        ):
+            return connection.version() is not None
+    except OSError:
+        return False
+
+
+def test_who_the_machine_trusts_gets_the_events(published, dsn, trusted, monkeypatch, tls_port):
     monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-    monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:guest@localhost:{TLS_PORT}/%2F")
+    monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:guest@localhost:{tls_port}/%2F")
     execute(dsn, "insert into t(id) select generate_series(1, 100)")
     published.receive()
     assert [message.event["data"]["id"] for message in published.publish()] == [*range(1, 101)]
@@ -47,13 +67,13 @@ def test_who_the_machine_trusts_gets_the_events(published, dsn, trusted, monkeyp
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_who_it_does_not_trust_or_has_another_name_gets_nothing(
-    published, dsn, trusted, monkeypatch, caplog, host
+    published, dsn, trusted, monkeypatch, caplog, tls_port, host
 ):
     """Nor is the password sent there: the certificate is looked at first."""
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     if host != "localhost":
         monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
-    monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:geheim@{host}:{TLS_PORT}/%2F")
+    monkeypatch.setenv(TARGET_VARIABLE, f"amqps://guest:geheim@{host}:{tls_port}/%2F")
     execute(dsn, "insert into t(id) values (1)")
     published.receive()
     assert published.publish(code=process.WILL_NOT_HELP) == []
