@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -33,11 +34,21 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 }
 
 
+_PORTS = range(15_000, 32_000)
+"""Below those that Linux gives to connections (ip_local_port_range), where a server that was ended may find
+its port taken when it is started again."""
+
+
 def free_port() -> int:
     """A TCP port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port of a hundred is free")
 
 
 def binaries(major: int = 18) -> Path:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from demo.postgres import free_port
+
 _INSTALLATIONS = Path("/usr/lib/rabbitmq/lib")
 _START_S, _STOP_S = 90.0, 30.0
 
@@ -26,7 +28,7 @@ class Broker:
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
         self.folder = folder
-        self.port, self._distribution_port, self._epmd_port = free_ports(3)
+        self.port, self._distribution_port, self._epmd_port = (free_port() for _ in range(3))
         self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -130,19 +132,3 @@ class Broker:
         return {"PATH": os.environ["PATH"], "LANG": "C.UTF-8"} | {
             name: str(value) for name, value in own.items()
         }
-
-
-def free_ports(count: int) -> list[int]:
-    """Below the range from which the system gives ports to connections."""
-    found: list[int] = []
-    start = 20_000 + os.getpid() * 7 % 5_000
-    for port in range(start, start + 5_000):
-        if len(found) == count:
-            break
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-    return found

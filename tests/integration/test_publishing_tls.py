@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from demo.rabbitmq import Broker, free_ports
+from demo.postgres import free_port
+from demo.rabbitmq import Broker
 from tests.support.certificates import make_certificate
 from tests.support.rabbitmq import running_broker
 from tests.support.replicated import execute, wait_until
@@ -26,8 +27,7 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tls_port() -> int:
-    # The broker takes the first three.
-    return free_ports(4)[-1]
+    return free_port()
 
 
 @pytest.fixture(scope="module")
