@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import pytest
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.events.json_format import to_json
 from airflow_provider_pgrepl.replication.events.json_lines import json_lines
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader, OrderedReader
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.received import Received
 from tests.support.replicated import execute
@@ -71,6 +73,12 @@ def test_each_value_is_what_postgresql_says(dsn: str, tmp_path: Path, pg: Connec
         expected = [exactly(text) for (text,) in cursor.fetchall()]
     lines = "".join(json_lines(received.pipeline)).splitlines()
     assert [exactly(line)["data"] for line in lines] == expected
+    assert bodies(received) == lines, "a publisher makes them from columns"
+
+
+def bodies(received: Received) -> list[str]:
+    reader = OrderedReader(received.pipeline, make=partial(JsonEvents, few=0))
+    return [event.body.decode() for batch in reader.read() for event in batch]
 
 
 def exactly(text: str) -> Any:
@@ -101,6 +109,7 @@ def test_a_change_is_one_line(dsn: str, tmp_path: Path) -> None:
     assert [one["id"] for one in found] == [inserted.id, updated.id, truncated.id]
     assert found[0]["commit_lsn"] == str(inserted.commit_lsn)
     assert found[0]["xid"] == inserted.xid
+    assert bodies(received) == [to_json(one) for one in (inserted, updated, truncated)]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
@@ -19,6 +20,7 @@ from airflow_provider_pgrepl.replication.relation import Column
 ChoicesOf = Callable[[TableName], TableChoices]
 Made = TypeVar("Made")
 Of = TypeVar("Of", covariant=True)
+_LETTERS = pa.array(OPERATIONS)
 
 
 class Shape(Protocol[Of]):
@@ -43,7 +45,7 @@ class ByRelation(Generic[Made]):
     def of(self, rows: pa.Table) -> list[Made]:
         """Raises ChangelogError for a relation that is not known, ValueRangeError for a value that the type
         of its column here cannot hold, ConfigError, DriftError."""
-        is_change = np.isin(np.array(rows["op"].to_pylist()), list(OPERATIONS))
+        is_change = pc.is_in(rows["op"], value_set=_LETTERS).to_numpy()
         versions = rows["relation_version"].to_numpy()
         found: dict[int, Made] = {}
         for version in np.unique(versions[is_change]).tolist():

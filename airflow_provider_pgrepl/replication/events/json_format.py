@@ -13,7 +13,8 @@ from typing import Any
 
 from airflow_provider_pgrepl.replication.events.change import Change
 
-_text: Callable[[str], str] = json.encoder.encode_basestring
+json_string: Callable[[str], str] = json.encoder.encode_basestring
+"""A text in quotes. Whoever puts it into a line gives that to `on_one_line`."""
 _BREAKS = str.maketrans("\r\n", "  ")
 _LINES = {0x85: r"\u0085", 0x2028: r"\u2028", 0x2029: r"\u2029"}
 """What some readers take for the end of a line; in JSON it stands within strings only."""
@@ -28,12 +29,17 @@ def to_json(change: Change) -> str:
     what has fields is an object.
     """
     row, json_columns = change.data, change.json_columns
-    unchanged = f',"unchanged":{_value(change.unchanged)}' if change.unchanged else ""
+    unchanged = f',"unchanged":{json_value(change.unchanged)}' if change.unchanged else ""
     text = (
-        f'{{"table":{_text(change.table)},"op":"{change.op}","data":{_row(row, json_columns)}'
+        f'{{"table":{json_string(change.table)},"op":"{change.op}","data":{_row(row, json_columns)}'
         f',"old":{_row(change.old, json_columns)},"id":"{change.id}","commit_lsn":"{change.commit_lsn}"'
         f',"commit_ts":{_commit_ts(change.commit_ts)},"xid":{change.xid}{unchanged}}}'
     )
+    return on_one_line(text)
+
+
+def on_one_line(text: str) -> str:
+    """JSON whose strings hold nothing that some readers take for the end of a line."""
     return text if text.isascii() else text.translate(_LINES)
 
 
@@ -49,22 +55,25 @@ def _row(row: Mapping[str, Any] | None, json_columns: Collection[str]) -> str:
     if not json_columns:
         return _object(row)
     values = (
-        _embedded(value) if name in json_columns and value is not None else _value(value)
+        embedded(value) if name in json_columns and value is not None else json_value(value)
         for name, value in row.items()
     )
-    return "{" + ",".join([f"{_text(name)}:{value}" for name, value in zip(row, values, strict=True)]) + "}"
+    fields = [f"{json_string(name)}:{value}" for name, value in zip(row, values, strict=True)]
+    return "{" + ",".join(fields) + "}"
 
 
-def _embedded(text: str) -> str:
+def embedded(text: str) -> str:
     """JSON that PostgreSQL has checked. A line break, which type json keeps, is a space between its parts."""
     return text.translate(_BREAKS)
 
 
 def _object(fields: Mapping[str, Any]) -> str:
-    return "{" + ",".join([f"{_text(name)}:{_value(value)}" for name, value in fields.items()]) + "}"
+    written = [f"{json_string(name)}:{json_value(value)}" for name, value in fields.items()]
+    return "{" + ",".join(written) + "}"
 
 
-def _value(value: Any) -> str:
+def json_value(value: Any) -> str:
+    """Any value of a change."""
     write = _WRITERS.get(type(value))
     return _other(value) if write is None else write(value)
 
@@ -89,7 +98,7 @@ def _commit_ts(value: datetime) -> str:
 
 
 _WRITERS: dict[type, Callable[[Any], str]] = {
-    str: _text,
+    str: json_string,
     int: int.__repr__,
     bool: lambda value: "true" if value else "false",
     type(None): lambda _: "null",
@@ -108,4 +117,4 @@ def _other(value: Any) -> str:
     for kind, write in _WRITERS.items():
         if isinstance(value, kind):
             return write(value)
-    return "[" + ",".join(map(_value, value)) + "]"
+    return "[" + ",".join(map(json_value, value)) + "]"
