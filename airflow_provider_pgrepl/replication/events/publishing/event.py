@@ -17,6 +17,8 @@ class Event:
     `generation`: grows with every connection of whichever publisher. In one generation each table's events
     come in their order, each once; a later one begins with the first event that may not have arrived. So who
     passes over whatever is not above the last `(generation, position)` of its table has all, in order.
+    `key`: the row's, for targets that keep the order of each key; None of tables that have none. `left`: key
+    and body of a message that comes before, when the change gives a row another key: the old one is gone.
     """
 
     position: EventPosition
@@ -27,6 +29,8 @@ class Event:
     commit_ts: datetime
     body: bytes
     generation: int = 0
+    key: bytes | None = None
+    left: tuple[bytes, bytes] | None = None
 
 
 def event_of(change: Change) -> Event:

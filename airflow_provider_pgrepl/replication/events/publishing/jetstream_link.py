@@ -267,7 +267,7 @@ class JetStreamLink:
             self._sent.counts[event.op, event.table] += 1
             self._sent.commit_ts = event.commit_ts
         one.settle(refusal)
-        if one.sending.wait(0):
+        if one.sending.is_done:
             self._sendings.pop(id(one.sending), None)
 
 

@@ -41,10 +41,14 @@ class JsonEvents(ByRelation[Event]):
         self, relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection, few: int = _FEW
     ) -> None:
         super().__init__(relations, choices_of, wanted)
-        self._changes, self._few = TypedChanges(relations, choices_of, wanted), few
+        self._changes, self.few = TypedChanges(relations, choices_of, wanted), few
 
     def shape_of(self, record: RelationRecord) -> Shape[Event]:
-        return _Shape(self._changes.shape_of(record), self._few)
+        return JsonShape(self._changes.shape_of(record), self.few)
+
+    def changes_of(self, record: RelationRecord) -> TypedShape:
+        """The relation's changes, typed."""
+        return self._changes.shape_of(record)
 
 
 @dataclass(frozen=True)
@@ -81,11 +85,11 @@ class _Transactions:
         return cls(number, places, moments, pa.array(starts, TEXT), pa.array(ends, TEXT))
 
 
-class _Shape:
+class JsonShape:
     """A relation, and how its rows become events."""
 
     def __init__(self, changes: TypedShape, few: int) -> None:
-        self._changes, self._table, self._few = changes, str(changes.table), few
+        self.changes, self._table, self.few = changes, str(changes.table), few
         self._after, self._before = (
             JsonRows(column.name for column in columns.values())
             for columns in (changes.columns, changes.identity)
@@ -95,35 +99,36 @@ class _Shape:
         self._heads = pa.array(heads, TEXT)
 
     def make(self, rows: pa.Table) -> Iterator[Event]:
-        if rows.num_rows < self._few:
-            return self._one_by_one(rows)
+        if rows.num_rows < self.few:
+            return self.one_by_one(rows)
         # Which columns such a row has is said by the row alone.
         lacks_values = _lacks_values(rows)
         if not lacks_values.any():
             return self._events(rows)
         whole = self._events(rows.filter(pa.array(~lacks_values)))
-        others = self._one_by_one(rows.filter(pa.array(lacks_values)))
+        others = self.one_by_one(rows.filter(pa.array(lacks_values)))
         return (next(others if lacks else whole) for lacks in lacks_values.tolist())
 
-    def _one_by_one(self, rows: pa.Table) -> Iterator[Event]:
-        return map(event_of, self._changes.make(rows))
+    def one_by_one(self, rows: pa.Table) -> Iterator[Event]:
+        """By way of Changes."""
+        return map(event_of, self.changes.make(rows))
 
-    def _events(self, rows: pa.Table) -> Iterator[Event]:
-        after, before = self._changes.sides(rows, self._json_texts)
+    def together(self, rows: pa.Table, after: Side[pa.Array], before: Side[pa.Array]) -> Iterator[Event]:
+        """By columns, given the rows' sides as JSON."""
         of = _Transactions.of(rows)
         ordinals, ops = array_of(rows, "ordinal", pa.int64()), array_of(rows, "op", pa.string())
         transactions = pa.array(of.number)
         ids = joined(of.id_starts.take(transactions), ordinals.cast(TEXT))
         bodies = joined(
             self._heads.take(pc.index_in(ops, value_set=_LETTERS)),
-            _of_all(self._after, after, rows.num_rows),
+            of_all(self._after, after, rows.num_rows),
             _OLD,
-            _of_all(self._before, before, rows.num_rows),
+            of_all(self._before, before, rows.num_rows),
             _ID,
             ids,
             of.ends.take(transactions),
         )
-        oid, table, places, moments = self._changes.oid, self._table, of.places, of.moments
+        oid, table, places, moments = self.changes.oid, self._table, of.places, of.moments
         for number, ordinal, name, op, body in zip(
             of.number.tolist(),
             ordinals.to_pylist(),
@@ -136,8 +141,11 @@ class _Shape:
             position = EventPosition(epoch, lsn, ordinal)
             yield Event(position, name, oid, table, OPERATIONS[op], moments[number], body)
 
+    def _events(self, rows: pa.Table) -> Iterator[Event]:
+        return self.together(rows, *self.changes.sides(rows, self._json_texts))
+
     def _json_texts(self, column: TypedColumn, typed: pa.Array) -> pa.Array:
-        return json_texts(typed, is_json=column.name in self._changes.json_columns)
+        return json_texts(typed, is_json=column.name in self.changes.json_columns)
 
 
 def _lacks_values(rows: pa.Table) -> Bools:
@@ -147,7 +155,7 @@ def _lacks_values(rows: pa.Table) -> Bools:
     return found
 
 
-def _of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
+def of_all(objects: JsonRows, side: Side[pa.Array], count: int) -> pa.Array:
     """Of each change its row of one side; null where it has none."""
     made = objects.of(side.values, len(side.numbers))
     if len(made) == count:

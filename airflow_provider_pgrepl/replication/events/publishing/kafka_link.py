@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
     TOO_LARGE,
     away,
@@ -23,9 +24,9 @@ from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import 
 from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import (
     Topics,
     UnusableTopicError,
+    table_key,
     topic_of,
 )
-from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvent
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -53,6 +54,16 @@ _OVERHEAD = 1024
 
 
 _Delivered = Callable[[KafkaError | None, Any], None]
+_Headers = list[tuple[str, str | bytes | None]]
+_BY_ITS_KEY = -1
+"""librdkafka's RD_KAFKA_PARTITION_UA."""
+
+
+class _Message(NamedTuple):
+    key: bytes
+    body: bytes | None
+    headers: _Headers
+    partition: int = _BY_ITS_KEY
 
 
 class _All:
@@ -139,52 +150,54 @@ class KafkaLink:
             for index, event in enumerate(sending.events):
                 if self._error is not None:
                     break
-                assert isinstance(event, KeyedEvent)
                 self._send(sending, index, event)
         except PgReplError as error:
             self._fail(error)
         if self._error is not None:
             sending.fail(self._error)
 
-    def _send(self, sending: Sending, index: int, event: KeyedEvent) -> None:
+    def _send(self, sending: Sending, index: int, event: Event) -> None:
         topic = topic_of(self._settings.topic, event.table)
         try:
             self._topics.find(topic)
         except UnusableTopicError as error:
             self._settle(sending, index, Refusal(event, str(error)))
             return
-        messages = self._messages(topic, event)
-        if max(len(message["value"] or b"") for message in messages) > self._settings.max_event_bytes:
-            reason = f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
+        largest = len(event.body) if event.left is None else max(len(event.body), len(event.left[1]))
+        if largest > self._settings.max_event_bytes:
+            reason = f"the event has {largest:,} bytes, and max_event_bytes is less"
             self._settle(sending, index, Refusal(event, reason))
             return
         delivered: _Delivered = partial(self._delivered, sending, index)
+        headers: _Headers = [("id", event.id), ("generation", str(event.generation)), ("op", event.op)]
+        one = _Message(event.key or table_key(event.table), event.body, headers)
+        messages = self._messages(topic, event, one)
         if len(messages) > 1:
             delivered = _All(len(messages), delivered)
         timestamp = int(event.commit_ts.timestamp() * 1_000)
         for message in messages:
-            self._produce(topic, delivered, timestamp=timestamp, **message)
+            self._produce(topic, message, timestamp, delivered)
 
-    def _messages(self, topic: str, event: KeyedEvent) -> list[dict[str, Any]]:
-        """All of an event's: one, but for a key that changes, a TRUNCATE, and tombstones."""
-        headers = [("id", event.id), ("generation", str(event.generation)), ("op", event.op)]
-        message: dict[str, Any] = {"value": event.body, "key": event.key, "headers": headers}
+    def _messages(self, topic: str, event: Event, one: _Message) -> Sequence[_Message]:
+        """All of an event's: the one, but for a key that changes, a TRUNCATE, and tombstones."""
         if event.op == "truncate":
-            return [{**message, "partition": number} for number in self._topics.partitions(topic)]
-        found = [message]
-        tombstone = event.key if event.op == "delete" else b""
+            return [one._replace(partition=number) for number in self._topics.partitions(topic)]
+        found, gone = [one], event.key if event.op == "delete" else None
         if event.left is not None:
-            tombstone, body = event.left
-            left = [("id", f"{event.id}:old"), headers[1], ("op", "delete")]
-            found.insert(0, {"value": body, "key": tombstone, "headers": left})
-        if self._settings.tombstones and tombstone and event.is_of_row:
-            found.insert(1, {"value": None, "key": tombstone, "headers": headers[1:2]})
+            gone, body = event.left
+            left: _Headers = [("id", f"{event.id}:old"), one.headers[1], ("op", "delete")]
+            found.insert(0, _Message(gone, body, left))
+        if gone and self._settings.tombstones:
+            found.insert(1, _Message(gone, None, one.headers[1:2]))
         return found
 
-    def _produce(self, topic: str, delivered: _Delivered, **message: Any) -> None:
+    def _produce(self, topic: str, message: _Message, timestamp: int, delivered: _Delivered) -> None:
+        key, body, headers, partition = message
         while self._error is None:
             try:
-                self._producer.produce(topic, on_delivery=delivered, **message)
+                self._producer.produce(
+                    topic, body, key, partition, on_delivery=delivered, timestamp=timestamp, headers=headers
+                )
                 return
             except BufferError:
                 # The other thread hears what has arrived.
@@ -218,7 +231,7 @@ class KafkaLink:
         with self._lock:
             if self._error is None:
                 sending.settle(index, refusal)
-                if sending.wait(0):
+                if sending.is_done:
                     self._sendings.pop(id(sending), None)
 
     def _reason_to_refuse(self, error: KafkaError, topic: str) -> str:

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from airflow_provider_pgrepl.replication.events.json_format import to_json_object
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
     away,
     error_of,
@@ -33,6 +34,12 @@ def topic_of(template: str, table: str) -> str:
     fields = {"{schema}": name.schema, "{table}": name.name}
     # In one go: a schema may be called {table}.
     return re.sub(r"\{schema\}|\{table\}", lambda found: _ILLEGAL.sub("_", fields[found[0]]), template)
+
+
+@lru_cache(10_000)
+def table_key(table: str) -> bytes:
+    """The key of all messages of a table whose rows have none."""
+    return to_json_object({"table": table}).encode()
 
 
 class Topics:

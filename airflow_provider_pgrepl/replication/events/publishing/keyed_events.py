@@ -3,79 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Shape
+from airflow_provider_pgrepl.replication.events.by_relation import Shape
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.json_columns import JsonRows
 from airflow_provider_pgrepl.replication.events.json_format import to_json, to_json_object
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
+from airflow_provider_pgrepl.replication.events.publishing.event import Event, event_of
+from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents, JsonShape, of_all
+from airflow_provider_pgrepl.replication.events.typed_changes import Side, TypedShape
+from airflow_provider_pgrepl.replication.values import TypedColumn
 
 
-@dataclass(slots=True, kw_only=True)
-class KeyedEvent(Event):
-    """`key`: of the row; of the table where rows have none (`is_of_row`). `left`: key and body of the first
-    of two messages, when the change gives a row another key: that the row with the old key is gone."""
-
-    key: bytes
-    is_of_row: bool
-    left: tuple[bytes, bytes] | None = None
-
-
-class KeyedEvents(ByRelation[KeyedEvent]):
+class KeyedEvents(JsonEvents):
     """Events whose bodies and keys are JSON."""
 
-    def __init__(self, relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> None:
-        super().__init__(relations, choices_of, wanted)
-        self._changes = TypedChanges(relations, choices_of, wanted)
-
-    def shape_of(self, record: RelationRecord) -> Shape[KeyedEvent]:
-        sent = record.message.columns
+    def shape_of(self, record: RelationRecord) -> Shape[Event]:
         whole = record.message.replica_identity == "f"
-        names = tuple(
-            column.name
+        sent = record.message.columns
+        keys = [
+            index
             for index, column in self.columns_of(record)
             if (column.is_key if whole else sent[index].is_identity)
-        )
-        return _Keyed(self._changes.shape_of(record), names)
+        ]
+        return _KeyedShape(self.changes_of(record), self.few, keys)
 
 
-class _Keyed:
-    def __init__(self, shape: Shape[Change], names: tuple[str, ...]) -> None:
-        self._shape, self._names = shape, names
+class _KeyedShape(JsonShape):
+    def __init__(self, changes: TypedShape, few: int, keys: list[int]) -> None:
+        super().__init__(changes, few)
+        self._keys = keys
+        self._names = [changes.columns[index].name for index in keys]
+        self._objects = JsonRows(self._names)
 
-    def make(self, rows: pa.Table) -> Iterator[KeyedEvent]:
-        return map(self._event, self._shape.make(rows))
+    def one_by_one(self, rows: pa.Table) -> Iterator[Event]:
+        return map(self._event, self.changes.make(rows))
 
-    def _event(self, change: Change) -> KeyedEvent:
+    def together(self, rows: pa.Table, after: Side[pa.Array], before: Side[pa.Array]) -> Iterator[Event]:
+        events = super().together(rows, after, before)
+        if not self._keys:
+            return events
+        new = self._keys_of(after, self.changes.columns, rows.num_rows)
+        old = self._keys_of(before, self.changes.identity, rows.num_rows)
+        return self._keyed(rows, events, old, new)
+
+    def _keyed(
+        self, rows: pa.Table, events: Iterator[Event], old: pa.Array, new: pa.Array
+    ) -> Iterator[Event]:
+        has_moved = pc.fill_null(pc.not_equal(old, new), False)
+        moved = self.one_by_one(rows.filter(has_moved)) if pc.any(has_moved).as_py() else iter(())
+        keys = pc.coalesce(new, old).cast(pa.large_binary()).to_pylist()
+        for event, key, is_other in zip(events, keys, has_moved.to_pylist(), strict=True):
+            if is_other:
+                yield next(moved)
+            else:
+                event.key = key
+                yield event
+
+    def _keys_of(self, side: Side[pa.Array], columns: Mapping[int, TypedColumn], count: int) -> pa.Array:
+        """Of each change the key of one side's row; null where it has none."""
+        places = {index: place for place, index in enumerate(columns)}
+        values = [side.values[places[index]] for index in self._keys] if side.values else []
+        return of_all(self._objects, Side(side.numbers, values), count)
+
+    def _event(self, change: Change) -> Event:
         old, new = self._key(change.old, change), self._key(change.data, change)
         left = None
         if old is not None and new is not None and old != new:
             gone = replace(change, op="delete", data=None, unchanged=())
             left = old, to_json(gone).encode()
             change = replace(change, op="insert", old=None)
-        key = new or old
-        return KeyedEvent(
-            change.position,
-            change.id,
-            change.relation_id,
-            change.table,
-            change.op,
-            change.commit_ts,
-            to_json(change).encode(),
-            key=key or to_json_object({"table": change.table}).encode(),
-            is_of_row=key is not None,
-            left=left,
-        )
+        event = event_of(change)
+        event.key, event.left = new or old, left
+        return event
 
     def _key(self, row: Mapping[str, Any] | None, change: Change) -> bytes | None:
-        if row is None or not self._names:
+        if row is None or not self._keys:
             return None
         # A large value of a key that an update did not touch is in the old row, if anywhere.
         old = change.old or {}

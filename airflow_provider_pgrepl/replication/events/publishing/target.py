@@ -40,6 +40,10 @@ class Sending:
         """Wait a while; whether it is done."""
         return self._done.wait(seconds)
 
+    @property
+    def is_done(self) -> bool:
+        return self._done.is_set()
+
     def settle(self, index: int, refusal: Refusal | None = None) -> None:
         """The target has taken the event with that index, or refused it."""
         if refusal is not None:
