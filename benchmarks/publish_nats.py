@@ -10,7 +10,7 @@ from pathlib import Path
 import nats
 
 from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
-from benchmarks import published
+from benchmarks import creek_producer, published
 from benchmarks.figure import Figure, thousands
 from benchmarks.source import running_source
 from demo.nats import NatsServer
@@ -35,13 +35,15 @@ def run(folder: Path, scale: float) -> Figure:
                 target = JetStream(server.uri, published.settings(pipeline, name, given))
                 rates["ours"].append(events / published.publish(pipeline, name, given, target))
                 asyncio.run(_check(server.uri, f"CREEK_wal_{name}", events))
+            creek = creek_producer.rate(source, server.uri, folder)
         finally:
             server.stop()
     own, peer = (statistics.median(rates[kind]) for kind in ("ours", "peer"))
     return Figure(
         f"publish: changelog → JetStream with acks, {thousands(events)} events on creek's wire",
         f"{thousands(own)} events/s",
-        f"nats-py, one acknowledged after the other: {thousands(peer)} events/s",
+        f"nats-py, one acknowledged after the other: {thousands(peer)} events/s"
+        + (f"; creek's producer, from its slot: {thousands(creek)} changes/s" if creek else ""),
         f"{own / peer:.1f}",
         f"≥ {thousands(_LIMIT)} events/s",
         own >= _LIMIT,

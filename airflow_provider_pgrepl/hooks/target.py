@@ -16,6 +16,8 @@ _SCHEMES: dict[TargetKind, tuple[str, str]] = {
     "kafka": ("kafka", "kafkas"),
 }
 """Without TLS, and with it."""
+_SECRET = ("password", "secret", "pem", "oauthbearer.config")
+"""In names of librdkafka's properties."""
 _ANYBODY = "guest"
 """Login and password of a RabbitMQ that nobody has set up."""
 
@@ -45,7 +47,7 @@ def target_uri(conn_id: str, target: TargetKind) -> str:
     properties = {name: str(value) for name, value in extra.items() if is_kafka and "." in name}
     query = f"?{urlencode(properties)}" if properties else ""
     uri = f"{secure if is_tls else plain}://{f'{user}@' if user else ''}{host}{port}{path}{query}"
-    hidden = [value for name, value in properties.items() if "password" in name or "secret" in name]
+    hidden = [value for name, value in properties.items() if any(word in name for word in _SECRET)]
     for secret in (connection.password, password, uri, *hidden):
         if secret and secret != _ANYBODY:
             mask_secret(secret)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +15,27 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
-from airflow_provider_pgrepl.errors import TargetError
+from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import main
 from airflow_provider_pgrepl.replication.events.json_format import to_json
-from airflow_provider_pgrepl.replication.events.publishing.kafka import properties_of
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.delivery import Delivery
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka, properties_of
 from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import topic_of
+from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.events.publishing.target import Refusal
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
+from demo.postgres import free_port
 from tests.conftest import closing_connection
 from tests.support.kafka import KafkaMessage, KafkaTopics, kept_rows, running_kafka
 from tests.support.received import Received
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -264,6 +273,78 @@ def test_a_topic_that_may_not_be_written_stops_its_table_alone(published, kafka)
     assert stopped.reason.endswith(f"topic {name}: the user may not write it")
 
 
+def test_a_time_that_a_topic_does_not_take_stops_its_table_alone(published):
+    published.topics.make("public.t", 1, **{"message.timestamp.before.max.ms": "1"})
+    sent = published.changed(
+        "insert into t values (1)", "insert into other values (1)", code=process.WILL_NOT_HELP
+    )
+    assert [one.value["table"] for one in sent] == ["public.other"]
+    (stopped,) = published.record.stopped.values()
+    assert "does not take the time of the commit" in stopped.reason
+
+
+def test_no_two_tables_share_a_topic_by_their_signs(published):
+    execute(published.dsn, 'create table "S.1"."ö_b"(id int primary key)')
+    published.configure(tables=(*TABLES, '"S.1"."ö_b"'))
+    sent = published.changed(
+        'alter publication "' + published.pipeline.publication + '" add table "S.1"."ö_b"',
+        'insert into "S.1"."ä b" values (1)',
+        'insert into "S.1"."ö_b" values (1)',
+        code=process.WILL_NOT_HELP,
+    )
+    assert [one.value["table"] for one in sent] == ['"S.1"."ä b"']
+    (stopped,) = published.record.stopped.values()
+    assert stopped.reason.endswith('"S.1"."ä b" has it already')
+
+
+def events_of(table: str, *sizes: int) -> list[Event]:
+    at = datetime.now(UTC)
+    places = [EventPosition(Epoch(1), LSN(1), number) for number in range(len(sizes))]
+    return [
+        Event(place, str(place), 1, table, "insert", at, b"x" * size, key=b"%d" % number)
+        for number, (place, size) in enumerate(zip(places, sizes, strict=True))
+    ]
+
+
+def test_after_the_large_one_was_found_batches_are_sent_again(published, kafka):
+    published.topics.make("public.t", 1, **{"max.message.bytes": "2000"})
+    target = Kafka(kafka.uri, published.pipeline.publisher("events"))
+    reconnects = PublisherProgress()
+    delivery = Delivery(target, lambda _: False, reconnects, lambda: 1)
+    delivery.connect()
+    refused: list[Refusal] = []
+    for _ in range(2):
+        events = events_of("public.t", 100, 5_000, 100)
+        delivery.send(events, lambda _, refusals: refused.extend(refusals))
+        delivery.settle_down_to(0)
+        delivery.send(events_of("public.t", 100), lambda *_: None)
+        delivery.settle_down_to(0)
+    delivery.close()
+    assert [len(refusal.event.body) for refusal in refused] == [5_000] * 2
+    # To one by one and back, each time.
+    assert reconnects.reconnects == 4
+
+
+def threads() -> int:
+    """Of the process, librdkafka's among them."""
+    return len([*Path("/proc/self/task").iterdir()])
+
+
+def test_attempts_without_a_broker_leave_no_threads(published):
+    target = Kafka(f"kafka://127.0.0.1:{free_port()}", published.pipeline.publisher("events"))
+    before = threads()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("airflow_provider_pgrepl.replication.events.publishing.kafka_link._CONNECT_S", 0.1)
+            for _ in range(4):
+                with pytest.raises(TargetUnavailableError):
+                    target.connect()
+        wait_until(lambda: threads() <= before + 4, 20, "librdkafka's threads to end")
+    finally:
+        gc.enable()
+
+
 def test_a_template_may_put_all_tables_into_one_topic(published):
     published.publisher(topic=f"{published.pipeline.name}.all")
     sent = published.changed("insert into t values (1)", "insert into other values (1)", "delete from t")
@@ -330,12 +411,15 @@ def test_a_uri_that_is_none_is_refused_and_not_shown(uri):
     assert "geheim" not in str(caught.value)
 
 
-def test_what_keeps_order_is_not_chosen():
-    with pytest.raises(TargetError, match="acks"):
-        properties_of("kafka://a:9092?acks=1")
+@pytest.mark.parametrize(
+    "name", ["acks", "plugin.library.paths", "enable.idempotence", "delivery.report.only.error", "error_cb"]
+)
+def test_what_keeps_order_or_runs_something_is_not_chosen(name):
+    with pytest.raises(TargetError, match=f"sets {name}"):
+        properties_of(f"kafka://a:9092?{name}=geheim")
 
 
-@pytest.mark.parametrize(("name", "value"), [("nonsense", "1"), ("security.protocol", "geheim")])
+@pytest.mark.parametrize(("name", "value"), [("non.sense", "1"), ("security.protocol", "geheim")])
 def test_a_property_that_is_none_is_refused_and_its_value_not_shown(
     published, monkeypatch, kafka, caplog, name, value
 ):

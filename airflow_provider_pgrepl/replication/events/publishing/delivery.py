@@ -124,13 +124,17 @@ class Delivery:
             raise error
         log.warning("%s; what is not acknowledged is sent again", error.message)
         self._progress.reconnects += 1
+        # All that stands after the first event that is not settled, settled or not: of those before it a
+        # consumer hears in a new generation, and would take what they say for the last word.
+        rests: list[Sequence[Event]] = []
         for batch in self._batches:
-            batch.settled += batch.sending.settled
-            batch.refusals += batch.sending.refusals
-            if batch.sending.settled:
+            settled = 0 if any(rests) else batch.sending.settled
+            if settled:
+                batch.settled += settled
+                batch.refusals += batch.sending.refusals
                 self._pause_s = 0.0
+            rests.append(batch.sending.events[settled:])
         self.connect()
-        for batch in self._batches:
-            rest = batch.sending.events[batch.sending.settled :]
+        for batch, rest in zip(self._batches, rests, strict=True):
             self._progress.resent += len(rest)
             batch.sending = self._start(rest)

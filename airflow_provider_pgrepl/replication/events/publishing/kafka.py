@@ -74,10 +74,10 @@ def properties_of(uri: str) -> dict[str, Any]:
     protocol = _PROTOCOLS.get((parts.scheme, bool(login)))
     if protocol is None or parts.path.strip("/") or not all(map(_is_server, servers.split(","))):
         raise _unreadable()
-    if taken := sorted(NOT_CHOSEN & chosen.keys()):
+    if taken := sorted(name for name in chosen if name in NOT_CHOSEN or "." not in name):
         raise TargetError(
             f"the URI of Kafka sets {', '.join(taken)}",
-            "what keeps order and changes is not chosen: leave it out",
+            "what keeps order and changes, or runs something, is not chosen: leave it out",
         )
     found: dict[str, Any] = {"bootstrap.servers": servers, "security.protocol": protocol}
     if login:

@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
+    OF_ANOTHER,
     TOO_LARGE,
     away,
     error_of,
@@ -47,8 +48,11 @@ _GIVEN = {
     "queue.buffering.max.kbytes": 64 << 10,
     "linger.ms": 5,
 }
-NOT_CHOSEN = frozenset({"bootstrap.servers", "transactional.id", *_GIVEN}) - {"linger.ms"}
-"""Properties that a URI may not set."""
+_OF_CODE = ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "default.topic.config")
+NOT_CHOSEN = {"bootstrap.servers", "transactional.id", "delivery.report.only.error", *_OF_CODE, *_GIVEN} - {
+    "linger.ms"
+}
+"""Properties that a URI may not set: order and delivery depend on them, or they run something."""
 _OVERHEAD = 1024
 """Of a message, beside its body: key, headers, and what Kafka adds."""
 
@@ -71,12 +75,15 @@ class _All:
 
     def __init__(self, count: int, tell: _Delivered) -> None:
         self._left, self._tell = count, tell
+        self._lock = threading.Lock()
 
     def __call__(self, error: KafkaError | None, message: Any) -> None:
-        if error is not None and self._left > 0:
-            self._left = 1
-        self._left -= 1
-        if self._left == 0:
+        with self._lock:
+            if error is not None and self._left > 0:
+                self._left = 1
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
             self._tell(error, message)
 
 
@@ -95,7 +102,8 @@ class KafkaLink:
             self._properties["batch.num.messages"] = 1
         self.is_one_by_one = one_by_one
         self.met_large = False
-        """Whether a batch was refused for its size, in which there may be one such message."""
+        """Whether a batch was refused, in which there may be one message that is to blame."""
+        self._has_found = False
         self._error: PgReplError | None = None
         self._is_stopping = False
         self._sendings: dict[int, Sending] = {}
@@ -107,10 +115,14 @@ class KafkaLink:
         try:
             self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
             admin = AdminClient(self._properties_of_admin(), logger=log)
-        except KafkaException as error:
-            raise property_error(error.args[0], self._properties) from None
-        self._topics = Topics(self._producer, admin)
-        self._wait_for_brokers()
+        except (KafkaException, TypeError, ValueError, AttributeError) as error:
+            raise property_error(error, self._properties) from None
+        self._topics = Topics(self._settings.topic, self._producer, admin)
+        try:
+            self._wait_for_brokers()
+        except BaseException:
+            self._release()
+            raise
         self._thread = threading.Thread(target=self._hear, name="pgrepl-kafka", daemon=True)
         self._thread.start()
 
@@ -138,6 +150,11 @@ class KafkaLink:
         """What is not acknowledged fails."""
         self._is_stopping = True
         self._thread.join(_CLOSE_S)
+        self._release()
+
+    def _release(self) -> None:
+        """The producer knows this link, and this link the producer: its threads would stay for a while."""
+        del self._producer, self._topics
 
     # --- the publisher's thread ---
 
@@ -146,6 +163,8 @@ class KafkaLink:
         with self._lock:
             if sending.events and self._error is None:
                 self._sendings[id(sending)] = sending
+        if self._has_found:
+            self._fail(away("messages are sent in batches again"))
         try:
             for index, event in enumerate(sending.events):
                 if self._error is not None:
@@ -157,9 +176,8 @@ class KafkaLink:
             sending.fail(self._error)
 
     def _send(self, sending: Sending, index: int, event: Event) -> None:
-        topic = topic_of(self._settings.topic, event.table)
         try:
-            self._topics.find(topic)
+            topic = self._topics.find(event.table)
         except UnusableTopicError as error:
             self._settle(sending, index, Refusal(event, str(error)))
             return
@@ -209,11 +227,14 @@ class KafkaLink:
     # --- what becomes of messages ---
 
     def _hear(self) -> None:
-        while self._error is None and not self._is_stopping:
-            self._producer.poll(_POLL_S)
-        self._fail(away("the connection was closed"))
-        self._producer.purge(blocking=False)
-        self._producer.poll(0)
+        producer = self._producer
+        try:
+            while self._error is None and not self._is_stopping:
+                producer.poll(_POLL_S)
+        finally:
+            self._fail(away("the connection was closed"))
+            producer.purge(blocking=False)
+            producer.poll(0)
 
     def _delivered(self, sending: Sending, index: int, error: KafkaError | None, _: Any) -> None:
         refusal = None
@@ -235,13 +256,16 @@ class KafkaLink:
                     self._sendings.pop(id(sending), None)
 
     def _reason_to_refuse(self, error: KafkaError, topic: str) -> str:
-        if error.code() not in TOO_LARGE:
-            return reason_of_topic(error, topic)
-        if not self.is_one_by_one:
+        is_too_large = error.code() in TOO_LARGE
+        if (is_too_large or error.code() in OF_ANOTHER) and not self.is_one_by_one:
             # The broker refuses whole batches: which message it was shows when they come one by one.
             self.met_large = True
             return ""
-        return f"topic {topic}: the event is larger than it takes (max.message.bytes)"
+        # Those after it can come in batches again.
+        self._has_found = self.is_one_by_one
+        if is_too_large:
+            return f"topic {topic}: the event is larger than it takes (max.message.bytes)"
+        return reason_of_topic(error, topic)
 
     def _said(self, error: KafkaError) -> None:
         """Called in `poll`. Single brokers may be away; the client sees to that."""

@@ -20,13 +20,16 @@ _OF_A_TOPIC = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: "it is not there",
     KafkaError._UNKNOWN_TOPIC: "it is not there",
     KafkaError._UNKNOWN_PARTITION: "it is not there",
-    KafkaError.TOPIC_EXCEPTION: "its name is refused",
+    KafkaError.TOPIC_EXCEPTION: "its name is refused; Kafka takes no two that differ in . and _ alone",
     KafkaError.POLICY_VIOLATION: "a policy of the cluster is against it",
-    KafkaError.INVALID_REPLICATION_FACTOR: "the cluster has too few brokers for its default",
     KafkaError.INVALID_PARTITIONS: "the cluster's default number of partitions is refused",
     KafkaError.INVALID_RECORD: "it does not take such a message",
+    KafkaError.INVALID_TIMESTAMP: "it does not take the time of the commit (message.timestamp.…max.ms)",
+    KafkaError._INVALID_DIFFERENT_RECORD: "it does not take such a message",
 }
 TOO_LARGE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+OF_ANOTHER = frozenset({KafkaError._INVALID_DIFFERENT_RECORD})
+"""A batch was refused for another message in it."""
 _HINT = "are its brokers there? Events wait in the changelog meanwhile"
 
 
@@ -44,9 +47,9 @@ def error_of(error: KafkaError) -> PgReplError:
     return away(error.str())
 
 
-def property_error(error: KafkaError, given: Iterable[str]) -> TargetError:
-    """Of properties of which librdkafka does not take one. Its message may hold the value."""
-    named = [name for name in given if f'"{name}"' in error.str()]
+def property_error(error: Exception, given: Iterable[str]) -> TargetError:
+    """Of properties of which the client does not take one. Its message may hold the value."""
+    named = [name for name in given if f'"{name}"' in str(error)]
     what = ", ".join(named) or "one of the connection's"
     return TargetError(
         f"Kafka: property {what}: there is no such one, or not with such a value",

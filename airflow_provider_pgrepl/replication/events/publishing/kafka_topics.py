@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 
 _ILLEGAL = re.compile("[^a-zA-Z0-9._-]")
 _LONGEST = 249
+_BY_TABLE = "{table}"
 _ANSWER_S = 30.0
 _CLUSTERS_DEFAULT = -1
 
@@ -45,16 +46,21 @@ def table_key(table: str) -> bytes:
 class Topics:
     """Those of one connection. Topics that are missing are made with the cluster's defaults."""
 
-    def __init__(self, producer: Producer, admin: AdminClient) -> None:
-        self._producer, self._admin = producer, admin
-        self._known: dict[str, str] = {}
+    def __init__(self, template: str, producer: Producer, admin: AdminClient) -> None:
+        self._template, self._producer, self._admin = template, producer, admin
+        self._of_table: dict[str, tuple[str, str]] = {}
+        self._table_of: dict[str, str] = {}
 
-    def find(self, topic: str) -> None:
-        """See that it is there. Raises UnusableTopicError, and what `error_of` makes of other errors."""
-        if topic not in self._known:
-            self._known[topic] = self._reason_against(topic)
-        if reason := self._known[topic]:
+    def find(self, table: str) -> str:
+        """A table's topic, seen to be there. Raises UnusableTopicError, and what `error_of` makes of other
+        errors."""
+        if table not in self._of_table:
+            topic = topic_of(self._template, table)
+            self._of_table[table] = topic, self._reason_against(topic, table)
+        topic, reason = self._of_table[table]
+        if reason:
             raise UnusableTopicError(reason)
+        return topic
 
     def partitions(self, topic: str) -> list[int]:
         """All that it has now."""
@@ -66,7 +72,11 @@ class Topics:
             raise away(f"topic {topic} has no partitions just now")
         return sorted(found.partitions)
 
-    def _reason_against(self, topic: str) -> str:
+    def _reason_against(self, topic: str, table: str) -> str:
+        # By one key in one topic two rows would be one.
+        owner = self._table_of.setdefault(topic, table)
+        if owner != table and _BY_TABLE in self._template:
+            return f"topic {topic}: {owner} has it already"
         if len(topic) > _LONGEST or topic in ("", ".", ".."):
             return f"topic {topic}: Kafka takes no such name"
         try:
