@@ -194,31 +194,54 @@ def test_a_first_start_makes_the_publication_and_a_later_one_goes_on(creeks, mon
 
 
 def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatch):
-    execute(creeks.dsn, "create table heap (id int)")
+    execute(creeks.dsn, "create table heap (id int)", "create table good (id int primary key)")
 
     def act() -> None:
         wait_until(lambda: creeks.states().get("public.orders") == "streaming")
-        execute(creeks.dsn, "select _creek.add_table('creek_pub', 'heap')")
-        wait_until(lambda: "tables that were added cannot be taken" in creeks.log.read_text())
-        execute(creeks.dsn, "insert into orders values (1)")
-        creeks.wait_for(("orders", "c", 1))
+        execute(creeks.dsn, "alter publication creek_pub add table heap, good")
+        wait_until(lambda: "public.heap cannot be taken" in creeks.log.read_text())
+        wait_until(lambda: creeks.states().get("public.good") == "streaming")
+        execute(creeks.dsn, "insert into orders values (1)", "insert into good values (1)")
+        creeks.wait_for(("orders", "c", 1), ("good", "c", 1))
+
+    def again() -> None:
+        wait_until(lambda: "the others go on" in creeks.log.read_text())
+        execute(creeks.dsn, "insert into orders values (2)", "alter table good rename to better")
+        creeks.wait_for(("orders", "c", 2))
+        wait_until(lambda: creeks.states().get("public.better") == "streaming")
+        wait_until(lambda: creeks.states().get("public.good") == "removed")
 
     assert run_while(creeks, act, monkeypatch) == process.DONE
+    assert run_while(creeks, again, monkeypatch) == process.DONE
 
 
-def test_it_ends_with_its_apps_when_it_is_killed(creeks):
+def test_another_deployment_leaves_this_ones_lake_alone(creeks, monkeypatch):
+    def act() -> None:
+        wait_until(lambda: creeks.states().get("public.orders") == "streaming")
+
+    assert run_while(creeks, act, monkeypatch) == process.DONE
+    file = creeks.lake / "_pgrepl" / "pipeline.json"
+    before = file.read_text()
+    monkeypatch.setenv("PG_PUBLICATION_SLOT", "another")
+    assert main(["creek"]) == process.WILL_NOT_HELP
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize("app", ["snapshot.py", "publish.py"])
+def test_it_ends_with_its_apps_when_it_is_killed(creeks, app):
     command = [sys.executable, "-m", "airflow_provider_pgrepl", "creek"]
     with creeks.log.open("ab") as log:
         running = subprocess.Popen(
             command, env={**os.environ, **creeks.environment}, stdout=log, stderr=log, start_new_session=True
         )
+    # As early as can be: its apps have only just been started.
+    lake = str(creeks.lake)
     try:
-        wait_until(lambda: creeks.states().get("public.orders") == "streaming")
+        wait_until(lambda: any(lake in one and app in one for one in commands().values()))
     finally:
         running.kill()
         running.wait()
 
-    lake = str(creeks.lake)
     wait_until(lambda: not any(lake in one for one in commands().values()), what="its apps to have ended")
 
 

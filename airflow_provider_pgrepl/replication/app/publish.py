@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, cast
 
 from airflow_provider_pgrepl.errors import ConfigError, FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
+from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
     read_durable_lsn,
+    read_epoch,
     read_epoch_number,
 )
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
@@ -181,6 +183,7 @@ def _take(
     pipeline: Pipeline, settings: PublisherSettings, publisher_log: PublisherLog, after: str | None
 ) -> PublisherRecord:
     changelog = open_changelog(changelog_uri(pipeline.lake_root))
+    check_owner(pipeline, read_epoch(changelog_uri(pipeline.lake_root)))
     holder = progress_writer.holder()
     if after is not None:
         begin = begin_after(changelog, after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -16,6 +17,7 @@ from airflow_provider_pgrepl.replication.app import process
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 5.0
+_PR_SET_PDEATHSIG = 1
 _ENDS_WITHIN_S = process.STOP_LIMIT_S + 20.0
 
 
@@ -33,7 +35,11 @@ class Child:
     def start(self) -> None:
         """Start it; its log is this process's."""
         self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+            self._command,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
         )
 
     def ended(self) -> int | None:
@@ -64,3 +70,9 @@ class Child:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+def _end_with_parent() -> None:
+    """In the child before it starts: ask Linux for a SIGTERM should this process be killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -6,27 +6,25 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import time
 from contextlib import closing, suppress
 from pathlib import Path
 
-from airflow_provider_pgrepl.errors import PgReplError, SourceConnectionError
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.creek.child import Child
 from airflow_provider_pgrepl.replication.app.creek.deployment import PUBLISHER, Deployment
+from airflow_provider_pgrepl.replication.app.creek.followed_tables import FollowedTables
 from airflow_provider_pgrepl.replication.app.creek.source_tables import SourceTables
-from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
+from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 log = logging.getLogger(__name__)
 
-_TICK_S, _LOOK_S, _PAUSE_S = 0.5, 30.0, 5.0
+_TICK_S, _PAUSE_S = 0.5, 5.0
 _BEGUN_AGAIN = (process.RETRY_MAY_HELP, process.DONE, process.CRASHED)
 
 
@@ -67,14 +65,15 @@ class Service:
         state_dsn = os.environ.get(process.STATE_DSN_VARIABLE, "").strip() or deployment.dsn
         self._access = Access(pipeline, deployment.dsn, state_dsn)
         self._lasting = [self._child("replicate"), self._child("publish", "--publisher", PUBLISHER)]
-        self._adding: Child | None = None
-        self._refused: frozenset[TableName] = frozenset()
-        self._looked_at = 0.0
+        self._tables = FollowedTables(
+            source, self._access, lambda names: self._child("snapshot", "--add", names)
+        )
 
     def run(self) -> int:
         """Until stopped; the exit code."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        self._file.write_text(self._access.pipeline.to_json(), encoding="utf-8")
+        # Before anything is written where another pipeline is at work.
+        find_epoch(self._access.pipeline)
+        self._write_file()
         log.info("the pipeline %s is in %s", self._access.pipeline.name, self._file)
         code = self._begin()
         if code == process.DONE and not self._stop.is_set:
@@ -83,6 +82,12 @@ class Service:
             finally:
                 self._end()
         return code
+
+    def _write_file(self) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = self._file.with_suffix(f".{os.getpid()}")
+        unfinished.write_text(self._access.pipeline.to_json(), encoding="utf-8")
+        unfinished.replace(self._file)
 
     def _child(self, app: str, *arguments: str) -> Child:
         return Child(app, ["--pipeline", str(self._file), *arguments], self._environment)
@@ -93,6 +98,9 @@ class Service:
             slot = self._source.replaced_slot()
             copying = self._child("snapshot", *(("--take-over", slot.name) if slot is not None else ()))
             code = self._finished(copying)
+            if code == process.WILL_NOT_HELP and self._tables.has_copied():
+                log.error("some tables are errored, see above; the others go on")
+                code = process.DONE
             if code != process.RETRY_MAY_HELP:
                 self._say_of_slot()
                 return code
@@ -129,56 +137,13 @@ class Service:
                     log.warning("%s ended with code %d, and is started again", child.app, code)
                 if child.is_due:
                     child.start()
-            self._follow_publication()
+            self._tables.follow()
             self._stop.wait(_TICK_S)
         return process.DONE
 
     def _end(self) -> None:
-        children = [*self._lasting, *([self._adding] if self._adding else [])]
-        for child in children:
+        for child in self._lasting:
             child.ask_to_end()
-        for child in children:
+        self._tables.end()
+        for child in self._lasting:
             child.wait()
-
-    # --- tables that come and go ---
-
-    def _follow_publication(self) -> None:
-        if self._adding is not None:
-            code = self._adding.ended()
-            if code is None:
-                return
-            if code == process.WILL_NOT_HELP:
-                log.error("tables that were added cannot be taken: mend that, then start this again")
-            else:
-                self._refused = frozenset()
-            self._adding = None
-        if not self._source.has_news() and time.monotonic() - self._looked_at < _LOOK_S:
-            return
-        self._looked_at = time.monotonic()
-        try:
-            self._compare(self._source.published(), self._taken())
-        except SourceConnectionError as error:
-            log.warning("the publication was not looked at: %s", error.message)
-        except PgReplError as error:
-            log.error("the publication's tables are not followed: %s", error)
-
-    def _compare(self, published: frozenset[TableName], taken: frozenset[TableName]) -> None:
-        if gone := taken - published:
-            remove_tables(self._access, gone)
-            log.info("removed: %s; their lake tables stay", ", ".join(map(str, sorted(gone))))
-        if added := published - taken - self._refused:
-            names = ",".join(map(str, sorted(added)))
-            log.info("added: %s", names)
-            # Those that cannot be taken are not tried again and again.
-            self._refused = published - taken
-            self._adding = self._child("snapshot", "--add", names)
-            self._adding.start()
-
-    def _taken(self) -> frozenset[TableName]:
-        with self._access.store("creek") as store:
-            records = store.read_tables(self._access.pipeline.name)
-        return frozenset(
-            table
-            for table, record in records.items()
-            if record.membership != "removed" and record.state is not TableState.REMOVED
-        )
