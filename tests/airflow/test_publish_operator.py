@@ -119,8 +119,9 @@ def test_a_task_publishes_what_there_is_and_shows_no_password(dsn: str, tmp_path
         connect_to(
             monkeypatch, host="127.0.0.1", port=broker.port, login="publisher", password="canary-secret"
         )
-        queue = Queue(broker.uri, "pgrepl.shop", "all")
-        pipeline = Pipeline.from_dict({**PIPELINE, "lake": received.pipeline.lake})
+        name, lake = received.pipeline.name, received.pipeline.lake
+        queue = Queue(broker.uri, f"pgrepl.{name}", "all")
+        pipeline = Pipeline.from_dict({**PIPELINE, "name": name, "lake": lake})
         operator = PgPublishOperator(
             task_id="publish", pipeline=pipeline, publisher="events", mode="caught_up", master="local[1]"
         )
