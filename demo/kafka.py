@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import socket
 import subprocess
-import time
 from pathlib import Path
 
+from demo.broker_process import BrokerProcess
 from demo.postgres import free_port
 
 JARS = Path(__file__).resolve().parents[1] / ".kafka"
 _CLUSTER = "cGdyZXBsLWthZmthLXRlc3Q"
-_START_S, _STOP_S = 60.0, 30.0
 _LOG4J = """
 Configuration:
   Appenders:
@@ -28,56 +26,44 @@ def is_there() -> bool:
     return any(JARS.glob("kafka_*.jar")) and shutil.which("java") is not None
 
 
-class KafkaBroker:
+class KafkaBroker(BrokerProcess):
     """One broker, its own controller, with its own data. `settings`: further lines of its properties."""
 
+    name = "Kafka"
+
     def __init__(self, folder: Path, settings: str = "", protocol: str = "PLAINTEXT") -> None:
-        self.folder, self.settings, self.protocol = folder, settings, protocol
-        self.port, self._controller = free_port(), free_port()
+        super().__init__(folder)
+        self.settings, self.protocol = settings, protocol
         self.advertised = ""
         """Where clients are told to go, if not to the broker itself."""
-        self._process: subprocess.Popen[bytes] | None = None
+        self._controller = free_port()
 
     @property
     def uri(self) -> str:
-        return f"kafka://127.0.0.1:{self.port}"
+        return f"kafka://{self.servers}"
 
     @property
     def servers(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def start(self) -> None:
-        """Start the broker, with the data that it has, and wait until it answers."""
+    def prepare(self) -> None:
         if not is_there():
             raise RuntimeError("Kafka is not there: sh setup/kafka.sh")
         properties = self._write_properties()
         if not (self.folder / "data" / "meta.properties").exists():
             self._run_java("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(properties))
-        with (self.folder / "output").open("ab") as output:
-            self._process = subprocess.Popen(
-                self._java("kafka.Kafka", str(properties)),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        deadline = time.monotonic() + _START_S
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                said = (self.folder / "output").read_text(errors="replace")[-2000:]
-                self.kill()
-                raise RuntimeError(f"Kafka did not start:\n{said}")
-            time.sleep(0.1)
 
-    def kill(self) -> None:
-        """End the broker as a crash would."""
-        self._signal(signal.SIGKILL)
+    def command(self) -> list[str]:
+        return self._java("kafka.Kafka", str(self.folder / "server.properties"))
 
-    def stop(self) -> None:
-        self._signal(signal.SIGTERM)
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1):
+                return True
+        except OSError:
+            return False
 
     def _write_properties(self) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "log4j2.yaml").write_text(_LOG4J, encoding="utf-8")
         file = self.folder / "server.properties"
         address, controller = f"127.0.0.1:{self.port}", f"127.0.0.1:{self._controller}"
@@ -112,22 +98,3 @@ class KafkaBroker:
         done = subprocess.run(self._java(*arguments), capture_output=True, text=True, check=False, timeout=60)
         if done.returncode:
             raise RuntimeError(f"{arguments[0]} failed:\n{done.stdout}{done.stderr}")
-
-    def _signal(self, number: int) -> None:
-        if self._process is None:
-            return
-        for one in (number, signal.SIGKILL):
-            if self._process.poll() is None:
-                self._process.send_signal(one)
-                try:
-                    self._process.wait(_STOP_S)
-                except subprocess.TimeoutExpired:
-                    continue
-        self._process = None
-
-    def _answers(self) -> bool:
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), 1):
-                return True
-        except OSError:
-            return False
