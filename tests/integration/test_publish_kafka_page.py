@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.conftest import closing_connection
 from tests.support.kafka import KafkaTopics, running_kafka
+from tests.support.pages import blocks, statement
 from tests.support.received import Received
 from tests.support.replicated import execute, kill, wait_until
 
@@ -22,12 +22,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "publish-to-kafka.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
 def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
-    (pipeline,) = map(Pipeline.from_json, blocks("json"))
+    (pipeline,) = map(Pipeline.from_json, blocks(PAGE, "json"))
     assert pipeline.publisher("events").topic == "shop.{schema}.{table}"
     assert pipeline.publisher("events").conn_id == "pgrepl_kafka"
 
@@ -35,7 +31,7 @@ def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
 def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
     dsn: str, tmp_path: Path, monkeypatch
 ) -> None:
-    (program,) = (block for block in blocks("python") if "def apply" in block)
+    (program,) = (block for block in blocks(PAGE, "python") if "def apply" in block)
     script, file = tmp_path / "consume.py", tmp_path / "copy.db"
     script.write_text(program)
     execute(dsn, "create table orders(id int primary key, amount numeric)")
@@ -48,7 +44,7 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
         KafkaTopics(broker.servers, "shop").make("public.orders", 3)
         command = [sys.executable, str(script), broker.servers, str(file)]
         for _ in range(3):
-            execute(dsn, *(_statement(chance) for _ in range(300)))
+            execute(dsn, *(statement(chance) for _ in range(300)))
             received.receive()
             consumer = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
             publisher = received.start("publish", "--publisher", "events")
@@ -74,17 +70,3 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
 def rows(file: Path) -> list[tuple[int, str]]:
     with closing(sqlite3.connect(file)) as copy:
         return copy.execute("select id, amount from orders order by id").fetchall()
-
-
-def _statement(chance: random.Random) -> str:
-    key = chance.randint(1, 40)
-    return chance.choice(
-        [
-            f"insert into orders values ({key}, {chance.random():.4f}) on conflict do nothing",
-            f"update orders set amount = {chance.random():.2f} where id % 10 = {key % 10}",
-            f"update orders set id = {key + 40} where id = {key}"
-            f" and not exists (select from orders where id = {key + 40})",
-            f"delete from orders where id = {key}",
-            "truncate orders" if chance.random() < 0.02 else "select",
-        ]
-    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.landed import Landed
+from tests.support.pages import blocks, statement
 from tests.support.publishing import publishing
 from tests.support.received import Received
 from tests.support.replicated import execute, kill, wait_until
@@ -23,12 +23,8 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "publish-to-nats.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
 def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
-    (text,) = blocks("json")
+    (text,) = blocks(PAGE, "json")
     settings = Pipeline.from_json(text).publisher("creek")
     assert (settings.namespace, settings.database, settings.conn_id) == ("CREEK", "shop", "pgrepl_nats")
 
@@ -36,7 +32,7 @@ def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
 def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
     dsn: str, tmp_path: Path, monkeypatch
 ) -> None:
-    (program,) = (block for block in blocks("python") if "def apply" in block)
+    (program,) = (block for block in blocks(PAGE, "python") if "def apply" in block)
     script, file = tmp_path / "consume.py", tmp_path / "copy.db"
     script.write_text(program)
     execute(dsn, "create table orders(id int primary key, amount numeric)")
@@ -50,7 +46,7 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
         assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0
         consume = [sys.executable, str(script), server.uri, str(file)]
         for _ in range(3):
-            execute(dsn, *(_statement(chance) for _ in range(300)))
+            execute(dsn, *(statement(chance) for _ in range(300)))
             received.receive()
             consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
             publisher = received.start("publish", "--publisher", "events")
@@ -88,22 +84,8 @@ def _rows(file: Path, query: str) -> list[tuple]:
         copy.close()
 
 
-def _statement(chance: random.Random) -> str:
-    key = chance.randint(1, 40)
-    return chance.choice(
-        [
-            f"insert into orders values ({key}, {chance.random():.4f}) on conflict do nothing",
-            f"update orders set amount = {chance.random():.2f} where id % 10 = {key % 10}",
-            f"update orders set id = {key + 40} where id = {key}"
-            f" and not exists (select from orders where id = {key + 40})",
-            f"delete from orders where id = {key}",
-            "truncate orders" if chance.random() < 0.02 else "select",
-        ]
-    )
-
-
 def test_who_comes_late_by_the_page_has_the_whole_table(dsn: str, tmp_path: Path, monkeypatch) -> None:
-    (program,) = (block for block in blocks("python") if "creek.snapshot" in block)
+    (program,) = (block for block in blocks(PAGE, "python") if "creek.snapshot" in block)
     script = tmp_path / "late.py"
     script.write_text(program)
     execute(dsn, "create table orders(id int primary key, amount numeric)")

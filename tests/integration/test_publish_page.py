@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pika
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.conftest import closing_connection
+from tests.support.pages import blocks, statement
 from tests.support.rabbitmq import Queue, running_broker
 from tests.support.received import Received
 from tests.support.replicated import execute, kill, wait_until
@@ -24,25 +24,21 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "how-to" / "publish-to-rabbitmq.md").read_text()
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
-
-
 def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
-    (pipeline,) = (Pipeline.from_json(block) for block in blocks("json") if '"publishers"' in block)
+    (pipeline,) = (Pipeline.from_json(block) for block in blocks(PAGE, "json") if '"publishers"' in block)
     assert pipeline.publisher("events").exchange == "pgrepl.shop"
     assert pipeline.publisher("events").conn_id == "pgrepl_rabbitmq"
 
 
 def test_the_message_of_the_page_is_json() -> None:
-    (message,) = (json.loads(block) for block in blocks("json") if '"publishers"' not in block)
+    (message,) = (json.loads(block) for block in blocks(PAGE, "json") if '"publishers"' not in block)
     assert message["id"] == "1:0/16B3748:4"
 
 
 def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
     dsn: str, tmp_path: Path, monkeypatch
 ) -> None:
-    (program,) = (block for block in blocks("python") if "def apply" in block)
+    (program,) = (block for block in blocks(PAGE, "python") if "def apply" in block)
     script, file = tmp_path / "consume.py", tmp_path / "copy.db"
     script.write_text(program)
     execute(dsn, "create table orders(id int primary key, amount numeric)")
@@ -54,7 +50,7 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
         monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
         Queue(broker.uri, "pgrepl.shop", "orders_copy", "public.orders.*")
         for _ in range(3):
-            execute(dsn, *(_statement(chance) for _ in range(300)))
+            execute(dsn, *(statement(chance) for _ in range(300)))
             received.receive()
             consumer = subprocess.Popen(
                 [sys.executable, str(script), broker.uri, str(file)], cwd=ROOT, start_new_session=True
@@ -87,17 +83,3 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
 def _is_empty(uri: str) -> bool:
     with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
         return connection.channel().queue_declare("orders_copy", passive=True).method.message_count == 0
-
-
-def _statement(chance: random.Random) -> str:
-    key = chance.randint(1, 40)
-    return chance.choice(
-        [
-            f"insert into orders values ({key}, {chance.random():.4f}) on conflict do nothing",
-            f"update orders set amount = {chance.random():.2f} where id % 10 = {key % 10}",
-            f"update orders set id = {key + 40} where id = {key}"
-            f" and not exists (select from orders where id = {key + 40})",
-            f"delete from orders where id = {key}",
-            "truncate orders" if chance.random() < 0.02 else "select",
-        ]
-    )
