@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -107,18 +107,35 @@ class CreekClient:
                 yield change
 
     async def changes_after(
-        self, sequence: int
+        self, sequence: int, wanted: Callable[[str], bool] = lambda _: True
     ) -> AsyncIterator[tuple[list[WalChange | UnreadableChange], int]]:
-        """All tables' changes after a place in the stream, some at a time and none when none came for a
-        second; each time with the place up to which the stream was read."""
+        """Tables' changes after a place in the stream, some at a time and none when none came for a second;
+        each time with the place up to which the stream was read. `wanted`: by how subjects of a table end.
+        Raises TargetError where the stream has lost messages."""
         place, unframing = self._wire.all_subjects("wal"), Unframing()
-        async for messages in ordered_messages(
-            self._jetstream, self._wire.stream("wal"), place, after_sequence(sequence)
-        ):
-            found = [one for one in [await self._readable(unframing, message) for message in messages] if one]
-            if messages:
-                sequence = messages[-1].metadata.sequence.stream
+        stream = self._wire.stream("wal")
+        async for messages in ordered_messages(self._jetstream, stream, place, after_sequence(sequence)):
+            found: list[WalChange | UnreadableChange] = []
+            for message in messages:
+                number = message.metadata.sequence.stream
+                # Of the older wire the stream has other databases', too.
+                if self._wire.version == "v2" and number != sequence + 1:
+                    raise TargetError(
+                        f"NATS: stream {stream} has lost its messages {sequence + 1} to {number - 1}",
+                        "give it no limits; what they said is missing: take the tables whole again",
+                    )
+                sequence = number
+                found += await self._readable(unframing, message, wanted(_words(message)))
             yield found, sequence
+
+    async def sequence_before(self, moment: datetime) -> int | None:
+        """The last message of the stream of changes from before a moment; None when all are."""
+        begin = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_TIME, opt_start_time=moment)
+        stream, place = self._wire.stream("wal"), self._wire.all_subjects("wal")
+        async with aclosing(ordered_messages(self._jetstream, stream, place, begin)) as batches:
+            async for messages in batches:
+                return int(messages[0].metadata.sequence.stream) - 1 if messages else None
+        return None
 
     async def stream_bounds(self) -> StreamBounds:
         """Of the stream of changes."""
@@ -198,13 +215,18 @@ class CreekClient:
         async for payload, message in self._messages(self._wire.stream("wal"), place, since):
             yield await self._change(payload, message)
 
-    async def _readable(self, unframing: Unframing, message: Msg) -> WalChange | UnreadableChange | None:
-        """None for a part of what is not whole yet."""
+    async def _readable(
+        self, unframing: Unframing, message: Msg, is_wanted: bool
+    ) -> list[WalChange | UnreadableChange]:
+        """Nothing for a part of what is not whole yet, and for what nobody wants."""
         try:
             payload = _payload(unframing, message)
-            return None if payload is None else await self._change(payload, message)
-        except MessageError as error:
-            return UnreadableChange(_words(message), message.metadata.sequence.stream, error.message)
+            return [] if payload is None or not is_wanted else [await self._change(payload, message)]
+        except (MessageError, TargetUnavailableError) as error:
+            # That nobody knows a schema is its table's trouble; that NATS is away is no table's.
+            if not self._client.is_connected:
+                raise
+            return [UnreadableChange(_words(message), message.metadata.sequence.stream, error.message)]
 
     async def _change(self, payload: bytes, message: Msg) -> WalChange:
         fingerprint = fingerprint_of(payload)

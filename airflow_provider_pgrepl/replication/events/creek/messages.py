@@ -11,7 +11,7 @@ from typing import Any
 
 import fastavro
 
-from airflow_provider_pgrepl.errors import MessageError
+from airflow_provider_pgrepl.errors import ConfigError, MessageError
 from airflow_provider_pgrepl.replication.events.creek.columns import INFINITIES, INFINITY
 from airflow_provider_pgrepl.replication.events.creek.envelope import MAGIC
 from airflow_provider_pgrepl.replication.events.creek.fingerprint import fingerprint_text
@@ -182,6 +182,8 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
     found = row_of(payload[_HEAD_BYTES:], schema)
     try:
         source = found["source"]
+        if headers.get("Pgrepl-Id"):
+            EventPosition.parse(headers["Pgrepl-Id"])
         unchanged = headers.get("Creek-Unchanged", "")
         return WalChange(
             found["op"],
@@ -198,8 +200,8 @@ def change_of(payload: bytes, schema: Any, headers: Mapping[str, str], sequence:
             tuple(unchanged.split(",")) if unchanged else (),
             sequence,
         )
-    except (KeyError, TypeError, ValueError):
-        raise MessageError("a message of the stream of changes has another schema") from None
+    except (KeyError, TypeError, ValueError, ConfigError):
+        raise MessageError("a message of the stream of changes has another schema, or id") from None
 
 
 def row_of(data: bytes, schema: Any) -> Row:

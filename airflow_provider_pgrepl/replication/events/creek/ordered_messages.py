@@ -46,8 +46,10 @@ async def ordered_messages(
         except _LOST as error:
             if isinstance(error, APIError) and not isinstance(error, _PASSING):
                 raise _refused(stream, error) from None
-            await asyncio.sleep(_PAUSE_S)
-            if await _made_when_there(jetstream, stream) != made:
+            while (found := await _made_now(jetstream, stream)) is None:
+                yield []
+                await asyncio.sleep(_PAUSE_S)
+            if found != (made,):
                 raise TargetError(
                     f"NATS: stream {stream} was made anew while it was read",
                     "what it had may be lost: begin with a new snapshot",
@@ -105,17 +107,12 @@ async def _made(jetstream: Any, stream: str) -> datetime | None:
     return found
 
 
-async def _made_when_there(jetstream: Any, stream: str) -> datetime | None:
-    """The same of a stream that was there, as soon as the server answers."""
-    while True:
-        try:
-            found: datetime | None = (await jetstream.stream_info(stream)).created
-        except _PASSING_OR_AWAY as error:
-            if isinstance(error, NotFoundError):
-                return None
-            await asyncio.sleep(_PAUSE_S)
-        else:
-            return found
+async def _made_now(jetstream: Any, stream: str) -> tuple[datetime | None] | None:
+    """The same of a stream that was there; None while the server does not answer."""
+    try:
+        return ((await jetstream.stream_info(stream)).created,)
+    except _PASSING_OR_AWAY as error:
+        return (None,) if isinstance(error, NotFoundError) else None
 
 
 def _refused(stream: str, error: APIError) -> TargetUnavailableError:

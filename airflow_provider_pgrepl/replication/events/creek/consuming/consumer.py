@@ -7,14 +7,18 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
-from airflow_provider_pgrepl.replication.events.creek.consuming.copy_database import (
-    Applied,
-    CopyDatabase,
+from airflow_provider_pgrepl.replication.events.creek.consuming.copy_database import Applied, CopyDatabase
+from airflow_provider_pgrepl.replication.events.creek.consuming.failures import (
+    OutgrownError,
     TableFailedError,
 )
-from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
+from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import (
+    UP_TO_DATE,
+    KeptStream,
+    KeptTable,
+)
 from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, UnreadableChange, WalChange
 from airflow_provider_pgrepl.replication.events.creek.stored import StreamBounds
@@ -24,6 +28,9 @@ from airflow_provider_pgrepl.replication.names import TableName
 log = logging.getLogger(__name__)
 
 _ROWS = 2_000
+_TRIES, _PAUSE_S = 20, 1.5
+_SNAPSHOT_S = 900.0
+"""How long a publisher may take to read a table before it sends its first row, other requests before it."""
 _TAKE_ALL = "take all tables whole: --resnapshot all"
 
 
@@ -48,6 +55,8 @@ class Consumer:
         self._kept: dict[TableName, KeptTable] = {}
         self._stream = KeptStream()
         self._shapes: dict[str, TableShape] = {}
+        self._taken_again: set[tuple[TableName, TableShape]] = set()
+        self._has_to_go_back = False
 
     @property
     def failed(self) -> list[TableName]:
@@ -67,41 +76,48 @@ class Consumer:
         }
         await asyncio.to_thread(self._copy.keep_only, self._kept.keys())
         bounds = await self._creek.stream_bounds()
-        begin = self._begin(bounds)
+        self._begin(bounds)
         await self._load_missing()
-        return await self._follow(begin, bounds.newest if until_caught_up else None)
+        while True:
+            self._has_to_go_back = False
+            reached = await self._follow(bounds.newest if until_caught_up else None)
+            if not self._has_to_go_back:
+                return reached
 
-    def _begin(self, bounds: StreamBounds) -> int:
-        """After which message. Raises TargetError where the stream does not hold what comes next."""
+    def _begin(self, bounds: StreamBounds) -> None:
+        """Raises TargetError where the stream does not hold what comes next."""
         if not self._kept:
-            # What is in the stream is in the snapshots.
             self._stream = KeptStream(bounds.made, bounds.last)
-            return bounds.last
+            return
         if why := _why_not_held(bounds, self._stream, self._stream.sequence):
             raise TargetError(f"the stream of changes does not hold what comes next: {why}", _TAKE_ALL)
-        begin = self._stream.sequence
         for source, table in self._kept.items():
-            if table.error and (why := _why_not_held(bounds, self._stream, table.sequence)):
+            if not table.is_behind:
+                continue
+            if why := _why_not_held(bounds, self._stream, table.sequence):
                 log.error("%s missed changes that the stream does not hold any more: %s", table.target, why)
-            elif table.error:
-                begin = min(begin, table.sequence)
+                self._kept[source] = replace(table, error=table.error or why)
+            else:
+                # Its place stays written down until it has come to where the others are.
                 self._kept[source] = replace(table, error="")
-        return begin
 
     async def _load_missing(self) -> None:
         """One table that cannot be taken keeps no other waiting; none at all is an error of all."""
         for source in self._tables.keys() - self._kept.keys():
             try:
                 self._kept[source] = await self._load(source)
-            except (TableFailedError, TargetUnavailableError) as error:
+            except (TableFailedError, TargetUnavailableError, MessageError) as error:
                 self._failed.append(self._tables[source])
                 if len(self._failed) == len(self._tables):
                     raise
                 log.error("%s", error)
 
     async def _load(self, source: TableName) -> KeptTable:
-        snapshot = await self._creek.snapshot(source.schema, source.name)
+        snapshot = await self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S)
         header, target = snapshot.header, self._tables[source]
+        # It may be from before what others have read: it is as of what its publisher has written down.
+        before = await self._creek.sequence_before(header.at)
+        place = before if before is not None and before < self._stream.sequence else UP_TO_DATE
         log.info("%s is taken whole, about %d rows, as of %s", target, header.approx_rows, header.lsn)
         shape = TableShape.parse(header.schema)
         with self._copy.loading(source, target, shape, self._stream) as loading:
@@ -112,18 +128,27 @@ class Consumer:
                     await asyncio.to_thread(loading.add, rows)
                     rows = []
             await asyncio.to_thread(loading.add, rows)
-            return loading.finish(header, self._stream)
+            return loading.finish(header, self._stream, place)
 
-    async def _follow(self, begin: int, goal: int | None) -> bool:
-        async for changes, sequence in self._creek.changes_after(begin):
+    async def _follow(self, goal: int | None) -> bool:
+        behind = [table.sequence for table in self._kept.values() if table.is_behind and not table.error]
+        begin = min([self._stream.sequence, *behind])
+        words = {words_of(str(source)) for source in self._kept}
+        async for changes, sequence in self._creek.changes_after(begin, words.__contains__):
             applied = await self._wanted(changes)
-            if applied or sequence > self._stream.sequence:
+            if applied or sequence > self._stream.sequence or self._has_come_up(sequence):
                 await self._apply(applied, sequence)
-            if goal is not None and sequence >= goal:
+            if goal is not None and sequence >= goal and not self._has_to_go_back:
                 return True
-            if self._is_over():
+            if self._has_to_go_back or self._is_over():
                 return False
         return False
+
+    def _has_come_up(self, sequence: int) -> bool:
+        """Whether a table that was behind has read what the others have."""
+        return sequence >= self._stream.sequence and any(
+            table.is_behind and not table.error for table in self._kept.values()
+        )
 
     async def _wanted(self, changes: Sequence[WalChange | UnreadableChange]) -> list[Applied]:
         """Those of tables that are kept; a table of which one cannot be read stops before all of these."""
@@ -156,7 +181,12 @@ class Consumer:
         stream = replace(self._stream, sequence=max(sequence, self._stream.sequence))
         while True:
             try:
-                self._kept |= await asyncio.to_thread(self._copy.apply, self._kept, changes, stream)
+                self._kept |= await asyncio.to_thread(self._copy.apply, self._kept, changes, sequence, stream)
+            except OutgrownError as error:
+                await self._take_again(error, changes[0][2].sequence - 1)
+                if self._has_to_go_back:
+                    return
+                changes = [one for one in changes if one[0] != error.source]
             except TableFailedError as error:
                 # Without it the others are applied.
                 await self._fail(error.source, f"{error.message}; {error.hint}", changes[0][2].sequence - 1)
@@ -164,6 +194,33 @@ class Consumer:
             else:
                 self._stream = stream
                 return
+
+    async def _take_again(self, outgrown: OutgrownError, sequence: int) -> None:
+        """What a column that came later has in older rows, no message says: they are taken whole."""
+        source = outgrown.source
+        try:
+            if (source, outgrown.shape) in self._taken_again:
+                raise outgrown
+            self._taken_again.add((source, outgrown.shape))
+            log.info("%s", outgrown.message)
+            table = await self._load_when_it_has(source, outgrown.shape)
+        except TargetError as error:
+            await self._fail(source, f"{error.message}; {error.hint}", sequence)
+        else:
+            # What it has passes over what it has; the rest is read again.
+            place = min(table.sequence, sequence) if table.is_behind else sequence
+            self._kept[source] = replace(table, sequence=place)
+            self._has_to_go_back = True
+
+    async def _load_when_it_has(self, source: TableName, shape: TableShape) -> KeptTable:
+        """A snapshot is as of what its publisher has written down, a little later than it is published."""
+        for _ in range(_TRIES):
+            snapshot = await self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S)
+            held = {column.name for column in TableShape.parse(snapshot.header.schema).columns}
+            if all(column.name in held for column in shape.columns):
+                break
+            await asyncio.sleep(_PAUSE_S)
+        return await self._load(source)
 
 
 def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any
 from uuid import UUID
 
 import psycopg2
 import psycopg2.extensions
 import psycopg2.extras
 
-from airflow_provider_pgrepl.errors import FencedError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.replication.events.creek.consuming.connection import (
+    answering,
+    connect,
+    make_state,
+)
+from airflow_provider_pgrepl.replication.events.creek.consuming.failures import (
+    OutgrownError,
+    table_failed,
+    taking,
+)
 from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
+from airflow_provider_pgrepl.replication.events.creek.consuming.narrower import keeps_less
 from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape, before_moving
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, SnapshotHeader, WalChange
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -22,26 +33,10 @@ from airflow_provider_pgrepl.replication.names import TableName
 Applied = tuple[TableName, TableShape, WalChange]
 """A change, with the source that it is of."""
 _PAGE = 500
-_STATE = """
-CREATE SCHEMA IF NOT EXISTS _pgrepl_consumer;
-CREATE TABLE IF NOT EXISTS _pgrepl_consumer.streams (
-    consumer text, database text, made text NOT NULL, sequence bigint NOT NULL,
-    PRIMARY KEY (consumer, database));
-CREATE TABLE IF NOT EXISTS _pgrepl_consumer.tables (
-    consumer text, database text, source text, target text NOT NULL,
-    stamp bigint NOT NULL, change text NOT NULL, sequence bigint NOT NULL, error text NOT NULL,
-    PRIMARY KEY (consumer, database, source));
-"""
 _COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
 """
-
-
-class TableFailedError(TargetError):
-    """A table does not take a change, or a row of its snapshot."""
-
-    source: TableName
 
 
 class CopyDatabase:
@@ -55,12 +50,11 @@ class CopyDatabase:
         self._whose = consumer, database
         self._known: dict[TableName, tuple[TableShape, dict[str, str]]] = {}
         self._stream: KeptStream | None = None
-        with _answering():
-            self._connection = psycopg2.connect(dsn, application_name=f"pgrepl consume {consumer}")
+        with answering():
+            self._connection = connect(dsn, f"pgrepl consume {consumer}")
             with self._connection, self._connection.cursor() as cursor:
                 cursor.execute("SET TIME ZONE 'UTC'; SET search_path TO pg_catalog; SET DateStyle TO ISO")
-                cursor.execute("SELECT pg_advisory_xact_lock(hashtext('_pgrepl_consumer'))")
-                cursor.execute(_STATE)
+                make_state(cursor)
 
     def close(self) -> None:
         """End the connection; what is not committed is undone."""
@@ -68,13 +62,16 @@ class CopyDatabase:
 
     def read(self) -> tuple[KeptStream, dict[TableName, KeptTable]]:
         """Where the stream is, and the tables by their sources."""
-        with _answering(), self._connection, self._connection.cursor() as cursor:
+        with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
                 "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s",
                 self._whose,
             )
             found = cursor.fetchone()
-            self._stream = KeptStream(*found) if found else None
+            self._stream = KeptStream(*found) if found else KeptStream()
+            if not found:
+                # So that of two who begin one waits for the other.
+                self.write_stream(cursor, self._stream)
             cursor.execute(
                 "SELECT source, target, stamp, change, sequence, error FROM _pgrepl_consumer.tables"
                 " WHERE consumer = %s AND database = %s",
@@ -84,7 +81,7 @@ class CopyDatabase:
                 KeptTable(TableName.parse(source), TableName.parse(target), LSN(stamp), *rest)
                 for source, target, stamp, *rest in cursor.fetchall()
             ]
-        return self._stream or KeptStream(), {table.source: table for table in tables}
+        return self._stream, {table.source: table for table in tables}
 
     @contextmanager
     def loading(
@@ -93,9 +90,11 @@ class CopyDatabase:
         """A table is taken whole in the block; when that raises, it is what it was. `stream`: where the
         stream is then."""
         with self.transaction() as cursor:
-            with _taking(source, target, self):
+            with taking(source, target, self.forget_types):
                 cursor.execute(shape.create_sql(target))
-                types = self._types(cursor, target, shape)
+                for statement in shape.missing_sql(target, self._read_types(cursor, target)):
+                    cursor.execute(statement)
+                types = self._types(cursor, source, target, shape)
                 cursor.execute(f"DELETE FROM {target.sql}")  # noqa: S608 - a quoted name
             yield Loading(self, cursor, (source, target), shape.insert_sql(target, types))
         self._stream = stream
@@ -111,13 +110,19 @@ class CopyDatabase:
             )
 
     def apply(
-        self, kept: Mapping[TableName, KeptTable], changes: Sequence[Applied], stream: KeptStream
+        self,
+        kept: Mapping[TableName, KeptTable],
+        changes: Sequence[Applied],
+        sequence: int,
+        stream: KeptStream,
     ) -> dict[TableName, KeptTable]:
-        """All changes in one transaction, in their order; where their tables are then.
-
-        Raises TableFailedError; nothing is applied then.
-        """
-        after: dict[TableName, KeptTable] = {}
+        """All changes in one transaction, in their order; where tables are then, once messages up to
+        `sequence` were read. Raises TableFailedError, OutgrownError; nothing is applied then."""
+        after = {
+            source: table.read_to(sequence, stream.sequence)
+            for source, table in kept.items()
+            if table.is_behind and not table.error
+        }
         with self.transaction() as cursor:
             for source, shape, change in changes:
                 table = after.get(source, kept[source])
@@ -139,14 +144,14 @@ class CopyDatabase:
     @contextmanager
     def transaction(self) -> Iterator[Any]:
         """One that whoever else has moved the stream makes fail, before anything is written."""
-        with _answering(), self._connection, self._connection.cursor() as cursor:
+        with answering(), self._connection, self._connection.cursor() as cursor:
             cursor.execute(
                 "SELECT made, sequence FROM _pgrepl_consumer.streams WHERE consumer = %s AND database = %s"
                 " FOR UPDATE",
                 self._whose,
             )
             found = cursor.fetchone()
-            if (KeptStream(*found) if found else None) != self._stream:
+            if found is None or KeptStream(*found) != self._stream:
                 consumer, database = self._whose
                 raise FencedError(
                     f"another process of consumer {consumer} has moved on the tables of {database}",
@@ -173,13 +178,27 @@ class CopyDatabase:
             (*self._whose, str(table.source), *place),
         )
 
-    def _types(self, cursor: Any, target: TableName, shape: TableShape) -> dict[str, str]:
-        """SQL of the types of a target's columns; those that it lacks are added."""
+    def _types(self, cursor: Any, source: TableName, target: TableName, shape: TableShape) -> dict[str, str]:
+        """SQL of the types of a target's columns. Raises OutgrownError, TableFailedError."""
         known = self._known.get(target)
         if known is None or known[0] is not shape:
-            for statement in shape.missing_sql(target, self._read_types(cursor, target)):
-                cursor.execute(statement)
-            known = self._known[target] = shape, self._read_types(cursor, target)
+            held = self._read_types(cursor, target)
+            if missing := [column.name for column in shape.columns if column.name not in held]:
+                error = OutgrownError(
+                    f"{target} is taken whole again, for it lacks {', '.join(missing)}",
+                    f"is its publisher running, and has the lake the column? Or: --resnapshot {target}",
+                )
+                error.source, error.shape = source, shape
+                raise error
+            for column in shape.columns:
+                if keeps_less(column.pg_type, held[column.name]):
+                    raise table_failed(
+                        source,
+                        f"{target}: {column.name} is {held[column.name]}, and keeps less than"
+                        f" {column.pg_type}",
+                        f"ALTER TABLE {target} ALTER {column.name} TYPE one that keeps all, then start again",
+                    )
+            known = self._known[target] = shape, held
         return known[1]
 
     def forget_types(self) -> None:
@@ -188,19 +207,27 @@ class CopyDatabase:
 
     def _run(self, cursor: Any, table: KeptTable, shape: TableShape, change: WalChange) -> None:
         target = table.target
-        with _taking(table.source, target, self):
+        with taking(table.source, target, self.forget_types):
             if change.op == "t":
                 cursor.execute(f"TRUNCATE {target.sql}")
                 return
-            types = self._types(cursor, target, shape)
-            if change.op == "u_pk" and shape.keys and change.before and change.after:
+            types = self._types(cursor, table.source, target, shape)
+            before = change.before if change.op in ("d", "u_pk") else None
+            if shape.keys and change.after and change.op != "d" and (before or change.unchanged):
                 # Not deleted and made again: what was not sent stays with the row.
-                values = adapted({**change.after, **before_moving(change.before)})
+                key = before or {one.field: change.after[one.field] for one in shape.keys}
+                values = adapted({**change.after, **before_moving(key)})
                 cursor.execute(shape.move_sql(target, types, change.unchanged), values)
                 if cursor.rowcount:
                     return
-            elif change.op in ("d", "u_pk") and change.before is not None:
-                cursor.execute(shape.delete_sql(target, types), adapted(change.before))
+            elif before is not None:
+                cursor.execute(shape.delete_sql(target, types), adapted(before))
+                if not shape.keys and not cursor.rowcount:
+                    raise table_failed(
+                        table.source,
+                        f"{target} has no row that is as the source says it was",
+                        f"take it whole: --resnapshot {target}",
+                    )
             if change.op != "d" and change.after is not None:
                 cursor.execute(shape.insert_sql(target, types, change.unchanged), adapted(change.after))
 
@@ -219,12 +246,12 @@ class Loading:
 
     def add(self, rows: Sequence[Row]) -> None:
         """Raises TableFailedError."""
-        with _taking(self._source, self._target, self._copy):
+        with taking(self._source, self._target, self._copy.forget_types):
             psycopg2.extras.execute_batch(self._cursor, self._insert, list(map(adapted, rows)), _PAGE)
 
-    def finish(self, header: SnapshotHeader, stream: KeptStream) -> KeptTable:
+    def finish(self, header: SnapshotHeader, stream: KeptStream, sequence: int) -> KeptTable:
         """Where the table is, which is written down with its rows."""
-        table = KeptTable(self._source, self._target, header.lsn, header.position)
+        table = KeptTable(self._source, self._target, header.lsn, header.position, sequence)
         self._copy.write_table(self._cursor, table)
         self._copy.write_stream(self._cursor, stream)
         return table
@@ -241,44 +268,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, UUID):
         return str(value)
     return [_plain(one) for one in value] if isinstance(value, list) else value
-
-
-@contextmanager
-def _taking(source: TableName, target: TableName, copy: CopyDatabase) -> Iterator[None]:
-    """What a table does not take is its own failure. The server's own message may hold values."""
-    failed: psycopg2.Error | None = None
-    try:
-        yield
-    except psycopg2.OperationalError:
-        raise
-    except psycopg2.Error as error:
-        failed = error
-    if failed is not None:
-        copy.forget_types()
-        _raise_failed(source, target, failed)
-
-
-def _raise_failed(source: TableName, target: TableName, failed: psycopg2.Error) -> NoReturn:
-    names = (failed.diag.constraint_name, failed.diag.column_name)
-    where = ", ".join(name for name in names if name)
-    error = TableFailedError(
-        f"{target} does not take a change: {type(failed).__name__}{f' ({where})' if where else ''}",
-        "the server's log says more; mend the table and start the consumer again, or have the table taken"
-        f" whole: --resnapshot {target}",
-    )
-    error.source = source
-    raise error
-
-
-@contextmanager
-def _answering() -> Iterator[None]:
-    failed = ""
-    try:
-        yield
-    except (psycopg2.OperationalError, psycopg2.InterfaceError) as error:
-        failed = type(error).__name__
-    if failed:
-        raise TargetUnavailableError(
-            f"the database of the copy does not answer: {failed}",
-            "is it there, and are host and login right? What is applied is kept, and the rest comes again",
-        )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.events.creek.messages import WalChange
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
+
+UP_TO_DATE = -1
 
 
 @dataclass(frozen=True)
@@ -21,15 +23,27 @@ class KeptStream:
 
 @dataclass(frozen=True)
 class KeptTable:
-    """`stamp`: of the last change in it; `change`: its id, empty when that is not known. `error`: why nothing
-    after the message `sequence` is applied."""
+    """`stamp`: of the last change in it; `change`: its id, empty when that is not known. `sequence`: up to
+    which message it is, where that is less than the stream, else UP_TO_DATE. `error`: why nothing after that
+    is applied."""
 
     source: TableName
     target: TableName
     stamp: LSN
     change: str
-    sequence: int = 0
+    sequence: int = UP_TO_DATE
     error: str = ""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it has yet to come to where the stream is."""
+        return self.sequence != UP_TO_DATE
+
+    def read_to(self, sequence: int, stream: int) -> KeptTable:
+        """Once messages up to one were read, where others are at `stream`."""
+        if not self.is_behind or self.error:
+            return self
+        return replace(self, sequence=UP_TO_DATE if sequence >= stream else sequence)
 
     def has(self, change: WalChange) -> bool:
         """Whether a change is in the table. One that is sent again has a higher stamp, and the same id."""

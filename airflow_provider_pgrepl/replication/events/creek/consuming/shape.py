@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import MessageError
 from airflow_provider_pgrepl.replication.events.creek.messages import Row
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 
+_SIZE = re.compile(r"\(\d+(,-?\d+)?\)")
 _AVRO_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -41,15 +42,17 @@ class TableShape:
             after = [field for field in record["fields"] if field["name"] == "after"]
             if record["name"] == "publish_message" and after:
                 record = after[0]["type"][1]
-            return cls([_column(field) for field in record["fields"]])
+            return cls(tuple(_column(field) for field in record["fields"]))
         except (ValueError, KeyError, TypeError, IndexError):
             raise MessageError("a schema is none of creek's") from None
 
     @cached_property
     def keys(self) -> list[ShapeColumn]:
-        """Of a table that has a key: its columns."""
+        """Of a table that has a key: its columns. With replica identity full all are sent, and may be NULL;
+        those of an index are some, which creek's schema lets be NULL as well."""
         keys = [column for column in self.columns if column.is_key]
-        return keys if keys and not any(column.is_nullable for column in keys) else []
+        is_whole = len(keys) == len(self.columns) and all(column.is_nullable for column in keys)
+        return [] if is_whole else keys
 
     def create_sql(self, table: TableName) -> str:
         """The table, if there is none of its name."""
@@ -123,7 +126,13 @@ def _before(field: str) -> str:
 
 def _value(column: ShapeColumn, types: Mapping[str, str]) -> str:
     pg_type = types.get(column.name, column.pg_type).replace("%", "%%")
-    return f"%({column.field})s::{pg_type}"
+    # In brackets: a minus sign is weaker than the cast. Without the size: a cast cuts what is too long.
+    return f"(%({column.field})s)::{unsized(pg_type)}"
+
+
+def unsized(pg_type: str) -> str:
+    """SQL of a type without its length or precision."""
+    return _SIZE.sub("", pg_type)
 
 
 def _quoted(name: str) -> str:
