@@ -46,8 +46,7 @@ class FollowedTables:
             return
         self._looked_at = time.monotonic()
         try:
-            self._compare(self._source.published(), self.taken())
-            self._said = ""
+            self._say_once(self._compare(self._source.published(), self.taken()))
         except SourceConnectionError as error:
             log.warning("the publication was not looked at: %s", error.message)
         except PgReplError as error:
@@ -78,17 +77,19 @@ class FollowedTables:
         with self._access.store("creek") as store:
             return store.read_tables(self._access.pipeline.name)
 
-    def _compare(self, published: Tables, taken: Tables) -> None:
+    def _compare(self, published: Tables, taken: Tables) -> str:
+        """Begin what is to be done; why nothing can be, if so."""
         self._refused &= published
         if added := published - taken - self._refused:
             self._begin_adding(added)
-            return
+            return ""
         gone = taken - published
         if gone and gone == taken:
-            self._say_once("no table of the pipeline is in the publication any more: they stay as they are")
-        elif gone:
+            return "no table of the pipeline is in the publication any more: they stay as they are"
+        if gone:
             remove_tables(self._access, gone)
             log.info("removed: %s; their lake tables stay", ", ".join(map(str, sorted(gone))))
+        return ""
 
     def _begin_adding(self, tables: Collection[TableName]) -> None:
         names = ",".join(map(str, sorted(tables)))
@@ -111,6 +112,6 @@ class FollowedTables:
         return True
 
     def _say_once(self, text: str) -> None:
-        if text != self._said:
+        if text and text != self._said:
             log.error("%s", text)
         self._said = text
