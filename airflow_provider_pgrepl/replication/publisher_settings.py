@@ -31,8 +31,6 @@ _ONLY_OF = {
 """Which target a setting is of, where it is not of all."""
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
 """Of what a JetStream stream's name may be made, and a bit less than the server allows."""
-
-
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -40,15 +38,15 @@ _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 class PublisherSettings:
     """One publisher. Raises ConfigError naming the field.
 
-    `conn_id`: the Airflow connection of the target. `tables`: as `schema.name` or `schema.*`; None is all of
-    the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `namespace` and `database`, of
-    NATS: what its streams are called by; `wire`: the version of creek's wire. `topic`, of Kafka: what each
-    table's is called, `<pipeline>.{schema}.{table}` unless named; `tombstones`: whether a delete is followed
-    by one. `begin`: where the first run
-    begins, `oldest` or `newest`. `on_error`: what becomes of a table when an event of it cannot be made, or
-    the target refuses it for what it is. `unrouted`: whether an event that no queue takes is such an error,
-    or is dropped. `max_event_bytes`: what the target takes at most. `publish_keep_h`: for how long changes
-    that are not published are kept. `metrics`: `host:port` of a Prometheus endpoint.
+    `conn_id`: the Airflow connection of the target. `tables`: as `schema.name` or `schema.*`; None is all
+    of the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `namespace` and `database`,
+    of NATS: what its streams are called by; `wire`: the version of creek's wire. `topic`, of Kafka: what
+    each table's is called, `<pipeline>.{schema}.{table}` unless named; `tombstones`: whether a delete is
+    followed by one. `begin`: where the first run begins, `oldest` or `newest`. `on_error`: what becomes of
+    a table when an event of it cannot be made, or the target refuses it for what it is. `unrouted`: whether
+    an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
+    at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
+    of a Prometheus endpoint.
     """
 
     name: str

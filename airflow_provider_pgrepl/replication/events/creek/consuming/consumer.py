@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table impor
 )
 from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, UnreadableChange, WalChange
-from airflow_provider_pgrepl.replication.events.creek.stored import StreamBounds
+from airflow_provider_pgrepl.replication.events.creek.stored import Snapshot, StreamBounds
 from airflow_provider_pgrepl.replication.events.creek.subjects import words_of
 from airflow_provider_pgrepl.replication.names import TableName
 
@@ -105,15 +105,17 @@ class Consumer:
         """One table that cannot be taken keeps no other waiting; none at all is an error of all."""
         for source in self._tables.keys() - self._kept.keys():
             try:
-                self._kept[source] = await self._load(source)
+                self._kept[source] = await self._load(source, await self._snapshot(source))
             except (TableFailedError, TargetUnavailableError, MessageError) as error:
                 self._failed.append(self._tables[source])
                 if len(self._failed) == len(self._tables):
                     raise
                 log.error("%s", error)
 
-    async def _load(self, source: TableName) -> KeptTable:
-        snapshot = await self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S)
+    async def _snapshot(self, source: TableName) -> Snapshot:
+        return await self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S)
+
+    async def _load(self, source: TableName, snapshot: Snapshot) -> KeptTable:
         header, target = snapshot.header, self._tables[source]
         # It may be from before what others have read: it is as of what its publisher has written down.
         before = await self._creek.sequence_before(header.at)
@@ -203,7 +205,7 @@ class Consumer:
                 raise outgrown
             self._taken_again.add((source, outgrown.shape))
             log.info("%s", outgrown.message)
-            table = await self._load_when_it_has(source, outgrown.shape)
+            table = await self._load(source, await self._snapshot_with(source, outgrown.shape))
         except TargetError as error:
             await self._fail(source, f"{error.message}; {error.hint}", sequence)
         else:
@@ -212,15 +214,16 @@ class Consumer:
             self._kept[source] = replace(table, sequence=place)
             self._has_to_go_back = True
 
-    async def _load_when_it_has(self, source: TableName, shape: TableShape) -> KeptTable:
-        """A snapshot is as of what its publisher has written down, a little later than it is published."""
+    async def _snapshot_with(self, source: TableName, shape: TableShape) -> Snapshot:
+        """One that has a shape's columns, or else the last that was asked for: a snapshot is as of what its
+        publisher has written down, a little later than it is published."""
         for _ in range(_TRIES):
-            snapshot = await self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S)
+            snapshot = await self._snapshot(source)
             held = {column.name for column in TableShape.parse(snapshot.header.schema).columns}
             if all(column.name in held for column in shape.columns):
-                break
+                return snapshot
             await asyncio.sleep(_PAUSE_S)
-        return await self._load(source)
+        return await self._snapshot(source)
 
 
 def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
