@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
+import nats
 import pytest
+from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.creek.last_message import last_message
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.nats import NatsServer
 from tests.support.jetstream import CreekMessage, CreekStream, creek_applied, running_nats
@@ -185,3 +190,30 @@ def test_anybody_may_ask_for_a_schema_and_nobody_is_answered_into_a_stream(recei
     finish(received)
     assert len(stream.schemas()) == 2
     assert_all_arrived(received, jetstream.uri)
+
+
+async def asked_while_made(uri: str) -> None:
+    """Streams are made and deleted, and asked for their last message all the while."""
+    maker, *askers = [await nats.connect(uri) for _ in range(5)]
+    names = ["none"]
+
+    async def ask(client: Any) -> None:
+        while names:
+            with suppress(NotFoundError):
+                await last_message(client.jetstream(), names[-1], ">")
+
+    tasks = [asyncio.create_task(ask(client)) for client in askers]
+    for number in range(400):
+        names.append(f"S{number}")
+        await maker.jetstream().add_stream(name=names[-1], subjects=[f"{names[-1]}.>"])
+        await maker.jetstream().delete_stream(names[-1])
+    names.clear()
+    await asyncio.gather(*tasks)
+    for client in (maker, *askers):
+        await client.close()
+
+
+def test_a_server_that_is_making_a_stream_is_not_crashed_by_who_waits_for_it(jetstream):
+    """nats-server 2.9.10 is, by who asks for a message of a stream that has no store yet."""
+    asyncio.run(asyncio.wait_for(asked_while_made(jetstream.uri), 60))
+    assert jetstream.answers()

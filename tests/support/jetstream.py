@@ -151,16 +151,15 @@ async def _all(uri: str, stream: str) -> list[Any]:
     try:
         jetstream = client.jetstream()
         try:
-            await jetstream.get_last_msg(stream, ">")
-            left = 1
+            left = (await jetstream.stream_info(stream)).state.messages
         except NotFoundError:
             return []
         found = []
         if left:
             subscription = await jetstream.subscribe(">", stream=stream, ordered_consumer=True)
-            while left:
-                found.append(await subscription.next_msg(timeout=10))
-                left = found[-1].metadata.num_pending
+        while left:
+            found.append(await subscription.next_msg(timeout=10))
+            left = found[-1].metadata.num_pending
         return found
     finally:
         await client.close()

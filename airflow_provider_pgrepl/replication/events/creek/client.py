@@ -25,6 +25,7 @@ from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.framing import Unframing, unframed
+from airflow_provider_pgrepl.replication.events.creek.last_message import last_message
 from airflow_provider_pgrepl.replication.events.creek.messages import (
     Schema,
     SnapshotHeader,
@@ -144,10 +145,8 @@ class CreekClient:
             info = await self._jetstream.stream_info(stream)
         except NotFoundError:
             raise _unavailable(f"has no stream {stream}") from None
-        newest = 0
-        with suppress(NotFoundError):
-            found = await self._jetstream.get_last_msg(stream, self._wire.all_subjects("wal"))
-            newest = found.seq or 0
+        found = await last_message(self._jetstream, stream, self._wire.all_subjects("wal"))
+        newest = 0 if found is None else found.seq or 0
         return StreamBounds(str(info.created), info.state.first_seq, info.state.last_seq, newest)
 
     async def get_schema(self, fingerprint: str, timeout_s: float = 10.0) -> Schema:
@@ -158,9 +157,10 @@ class CreekClient:
     async def get_last_schema(self, schema: str, table: str) -> Schema | None:
         """The newest of a table; None when it has none yet."""
         place = self._subject("schema", schema, table)
-        try:
-            found = await self._jetstream.get_last_msg(self._schema_stream, place)
-        except NotFoundError:
+        found = None
+        with suppress(NotFoundError):
+            found = await last_message(self._jetstream, self._schema_stream, place)
+        if found is None:
             return None
         try:
             payload = unframed([found.data or b""])

@@ -10,6 +10,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, unframed
+from airflow_provider_pgrepl.replication.events.creek.last_message import last_message
 from airflow_provider_pgrepl.replication.events.creek.subjects import KINDS, Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import is_too_large
 from airflow_provider_pgrepl.replication.events.publishing.stream_place import stamp_of
@@ -59,13 +60,9 @@ class Streams:
 
     async def newest_stamp(self) -> int:
         """Of the last change in the stream; 0 where it tells none."""
-        try:
-            last = await self._jetstream.get_last_msg(
-                self._wire.stream("wal"), self._wire.all_subjects("wal")
-            )
-        except NotFoundError:
-            return 0
-        return stamp_of(last.headers) or 0
+        stream, subjects = self._wire.stream("wal"), self._wire.all_subjects("wal")
+        last = await last_message(self._jetstream, stream, subjects)
+        return 0 if last is None else stamp_of(last.headers) or 0
 
     async def announce(self, envelope: Envelope) -> None:
         """Publish a schema, unless it is the newest of its table already. Raises UnsendableSchemaError."""
@@ -88,9 +85,7 @@ class Streams:
 
     async def _read_schemas(self) -> None:
         pattern = self._wire.all_subjects("schema")
-        try:
-            await self._jetstream.get_last_msg(self._schema, pattern)
-        except NotFoundError:
+        if await last_message(self._jetstream, self._schema, pattern) is None:
             return
         subscription = await self._jetstream.subscribe(pattern, ordered_consumer=True)
         left = 1

@@ -9,9 +9,9 @@ from typing import Any
 
 from nats.aio.msg import Msg
 from nats.js.api import ConsumerConfig, DeliverPolicy
-from nats.js.errors import NotFoundError
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.events.creek.last_message import last_message
 from airflow_provider_pgrepl.replication.events.creek.ordered_messages import ordered_messages
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -41,9 +41,8 @@ async def place_of(
     TargetUnavailableError.
     """
     stream, subject = wire.stream("wal"), wire.subject("wal", table)
-    try:
-        last = await jetstream.get_last_msg(stream, subject)
-    except NotFoundError:
+    last = await last_message(jetstream, stream, subject)
+    if last is None:
         # Nothing of it is there; what comes has a stamp above its own LSN.
         made = (await jetstream.stream_info(stream)).created
         return StreamPlace(made, position.commit_lsn)
