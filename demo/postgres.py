@@ -37,17 +37,21 @@ DEFAULT_SETTINGS: Mapping[str, str] = {
 _PORTS = range(15_000, 32_000)
 """Below those that Linux gives to connections (ip_local_port_range), where a server that was ended may find
 its port taken when it is started again."""
+_given: set[int] = set()
+"""Ports of servers of this process, which need not listen yet."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on now."""
+    """A TCP port of 127.0.0.1 that nobody listens on now, and that was not given before."""
     for port in random.SystemRandom().sample(_PORTS, 100):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            return port
+            if port not in _given:
+                _given.add(port)
+                return port
     raise RuntimeError("no port of a hundred is free")
 
 
@@ -117,6 +121,7 @@ class Server:
         self.data = data
         self.bin = programs or binaries(major)
         self.port = port or free_port()
+        _given.add(self.port)
         self.settings = {**DEFAULT_SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -61,6 +61,8 @@ class Show:
         preconditions.check(options, folder.root)
         folder.clear()
         os.environ["TMPDIR"] = str(folder.temporary)
+        # Before the broker: that chooses ports that are free.
+        self._server = Server(folder.postgres, port=options.pg_port)
         publishers: dict[str, Any] = {}
         if options.events:
             self._events = _events_of(options.events, folder)
@@ -73,7 +75,6 @@ class Show:
             publishers=publishers,
         )
         folder.pipeline.write_text(pipeline.to_json())
-        self._server = Server(folder.postgres, port=options.pg_port)
         self._lake = Lake(pipeline)
         self._status = Status(self._server.dsn(DATABASE, REPLICATOR), pipeline, self._lake)
         self._traffic = Traffic(
@@ -215,6 +216,10 @@ def _events_of(broker: str, folder: Folder) -> Events:
         from demo.nats_events import NatsEvents
 
         return NatsEvents(folder.broker)
+    if broker == "kafka":
+        from demo.kafka_events import KafkaEvents
+
+        return KafkaEvents(folder.broker)
     from demo.rabbitmq_events import RabbitMQEvents
 
     return RabbitMQEvents(folder.broker)
