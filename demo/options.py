@@ -35,7 +35,10 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         "--rate", type=_positive, default=200, help="transactions per second of the traffic (200)"
     )
     parser.add_argument(
-        "--events", choices=("", "rabbitmq", "nats"), default="", help="publish the changes there too"
+        "--events",
+        choices=("", "rabbitmq", "nats", "kafka"),
+        default="",
+        help="publish the changes there too",
     )
     parser.add_argument("--clients", type=_positive, default=4, help="connections of the traffic (4)")
     parser.add_argument(

@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from demo import nats, rabbitmq
+from demo import kafka, nats, rabbitmq
 from demo.postgres import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
+IS_THERE = {"rabbitmq": rabbitmq.programs, "nats": nats.program, "kafka": kafka.is_there}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("broker", ["rabbitmq", "nats"])
+@pytest.mark.parametrize("broker", list(IS_THERE))
 def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
     # Not pytest's folder: PostgreSQL's own user must be able to enter it.
     with tempfile.TemporaryDirectory(prefix="pgrepl-demo-") as folder:
         Path(folder).chmod(0o755)
         options = ["--exit", "--scale", "1", "--duration", "5", "--rate", "100", "--folder", f"{folder}/demo"]
-        is_there = (rabbitmq.programs() if broker == "rabbitmq" else nats.program()) is not None
-        events = ["--events", broker] if is_there else []
+        events = ["--events", broker] if IS_THERE[broker]() else []
         ports = ["--pg-port", str(free_port()), "--airflow-port", str(free_port())]
         command = [sys.executable, "-m", "demo", *options, *events, *ports]
         # Other tests of this process have an Airflow of their own.
