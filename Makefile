@@ -34,6 +34,10 @@ java: ## Check for Java 17 or newer; install it where apt may
 jars: ## Fetch the seven Delta jars into .jars, once
 	@sh setup/jars.sh
 
+.PHONY: debezium
+debezium: java ## Fetch Debezium's engine into .debezium, once
+	@sh setup/debezium.sh
+
 .PHONY: kafka
 kafka: java ## Fetch Kafka's broker into .kafka, once
 	@sh setup/kafka.sh
@@ -57,7 +61,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars majors kafka check ## Everything: the checks, then all tests
+test: setup java jars majors kafka debezium check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 
@@ -67,10 +71,10 @@ soak: setup java jars ## Random tables, types, transactions and failures under m
 		tests/fault/test_drift_killed.py $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: setup java jars kafka ## Measure speed against peers in the same run; writes docs/benchmarks.md
+bench: setup java jars kafka debezium ## Measure speed against peers in the same run; writes docs/benchmarks.md
 	$(PYTHON) -m benchmarks
 
 .PHONY: clean
-clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka and .postgresql
+clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium and .postgresql
 	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -29,6 +29,7 @@ FIGURES = (
     "publish_rabbitmq",
     "publish_nats",
     "publish_kafka",
+    "publish_debezium",
 )
 LONG = ("publish_memory",)
 """Measured when they are asked for by name: they take an hour each."""
