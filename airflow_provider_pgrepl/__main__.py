@@ -21,7 +21,7 @@ from typing import NoReturn
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
-from airflow_provider_pgrepl.replication.app import consume, process, publish_snapshot
+from airflow_provider_pgrepl.replication.app import consume, process, publish_snapshot, try_events
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.creek import service as creek_service
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
@@ -269,6 +269,14 @@ def _parser() -> argparse.ArgumentParser:
         for option in options:
             option.add_to(command)
         command.set_defaults(work=work)
+    purpose = "what a publisher makes of changes"
+    events = commands.add_parser("events", help=purpose, description=purpose)
+    tried = events.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    purpose = "print the events that a publisher would send, from recorded changes, without its target"
+    command = tried.add_parser("try", help=purpose, description=purpose)
+    command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
+    try_events.add_arguments(command)
+    command.set_defaults(work=try_events.run)
     purpose = "send a table's rows to NATS, as a snapshot on creek's wire"
     command = commands.add_parser("publish-snapshot", help=purpose, description=purpose)
     command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")

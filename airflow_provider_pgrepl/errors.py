@@ -32,6 +32,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ TargetError                 a broker refuses a publisher, or what it sends
     │  ├─ MessageError             a broker delivers what is no message of the wire
     │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
+    ├─ TransformError              a transform of a publisher fails           (table)
     ├─ SparkError                  Spark failed at running our work           (retry)
     └─ ToolError                   Spark, Java or the Delta jars are missing
 
@@ -268,6 +269,12 @@ class TargetUnavailableError(TargetError):
     """A broker is away, or takes nothing just now."""
 
     retry = Retry.TIMED
+
+
+class TransformError(PgReplError):
+    """A transform of a publisher fails, or makes of a change what cannot be sent."""
+
+    scope = Scope.TABLE
 
 
 class SparkError(PgReplError):

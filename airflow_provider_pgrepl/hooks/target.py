@@ -8,7 +8,7 @@ from airflow.sdk import BaseHook
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.publisher_settings import TargetKind
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings, TargetKind
 
 _SCHEMES: dict[TargetKind, tuple[str, str]] = {
     "rabbitmq": ("amqp", "amqps"),
@@ -52,3 +52,20 @@ def target_uri(conn_id: str, target: TargetKind) -> str:
         if secret and secret != _ANYBODY:
             mask_secret(secret)
     return uri
+
+
+def hash_salt(settings: PublisherSettings) -> str:
+    """What goes into the hashes of a publisher; masked in logs from here on. Raises ConfigError."""
+    where = f"publishers: {settings.name}"
+    if not settings.salt_conn_id:
+        raise ConfigError(
+            f"{where}: hash_columns needs a salt_conn_id",
+            "name an Airflow connection whose password is a long secret text that never changes",
+        )
+    salt: str | None = BaseHook.get_connection(settings.salt_conn_id).password
+    if not salt:
+        raise ConfigError(
+            f"connection {settings.salt_conn_id}: has no password", "give it a long secret text as password"
+        )
+    mask_secret(salt)
+    return salt

@@ -8,10 +8,10 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.target import target_uri
+from airflow_provider_pgrepl.hooks.target import hash_salt, target_uri
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.app.process import SALT_VARIABLE, TARGET_VARIABLE
 
 _MODES = ("continuous", "caught_up")
 
@@ -61,7 +61,8 @@ class PgPublishOperator(SparkAppOperator):
 
     def secrets(self) -> dict[str, str]:
         settings = self._resolved.publisher(self.publisher)
-        return {**super().secrets(), TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
+        secrets = {**super().secrets(), TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
+        return secrets | ({SALT_VARIABLE: hash_salt(settings)} if settings.hash_columns else {})
 
     def check_start(self, access: Access) -> None:
         # It reads the lake, which whoever parses DAGs need not be able to.

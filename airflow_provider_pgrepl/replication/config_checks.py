@@ -65,12 +65,32 @@ def _check_publishers(pipeline: Pipeline) -> None:
         settings = PublisherSettings.of(pipeline.name, name, given)
         for text in settings.tables or ():
             _check_table(f"publishers: {name}: tables", text, pattern_allowed=True)
+        _check_business(f"publishers: {name}", pipeline, settings)
         other = first.setdefault((settings.conn_id, settings.place), name)
         if other != name:
             raise ConfigError(
                 f"publishers: {other} and {name} both send to {settings.place}",
                 "give each a place of its own: consumers could not tell what of each they have",
             )
+
+
+def _check_business(where: str, pipeline: Pipeline, settings: PublisherSettings) -> None:
+    """What business events are made of must come to the publisher."""
+    patterns = [text for text in settings.tables or () if text.endswith(".*")]
+    schemas = {TableName.parse(f"{text[:-1]}any").schema for text in patterns}
+    named = {TableName.parse(text) for text in settings.tables or () if text not in patterns}
+    for table in settings.rules:
+        if settings.tables is not None and table not in named and table.schema not in schemas:
+            raise ConfigError(
+                f"{where}: {table}, which outbox or transform names, is none of tables",
+                "name it in tables, too",
+            )
+    kept = pipeline.message_prefixes
+    if "*" not in kept and (unkept := sorted(set(settings.messages) - set(kept))):
+        raise ConfigError(
+            f"{where}: messages: the pipeline does not keep those of {', '.join(unkept)}",
+            "name the prefix in message_prefixes of the pipeline",
+        )
 
 
 def columns_of(field: str, names: Iterable[str]) -> set[ColumnName]:

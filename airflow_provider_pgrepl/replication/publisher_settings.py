@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.business_settings import Rule, parse_rules
+from airflow_provider_pgrepl.replication.column_rules import ColumnRules
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 
 TargetKind = Literal["rabbitmq", "nats", "kafka"]
@@ -23,14 +27,18 @@ _ONLY_OF = {
     "exchange": "rabbitmq",
     "unrouted": "rabbitmq",
     "namespace": "nats",
-    "database": "nats",
     "wire": "nats",
     "topic": "kafka",
     "tombstones": "kafka",
+    **dict.fromkeys(
+        ("outbox", "transform", "messages", "route", "format", "source", "schemas", "cloudevents"),
+        "rabbitmq or kafka",
+    ),
 }
 """Which target a setting is of, where it is not of all."""
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
 """Of what a JetStream stream's name may be made, and a bit less than the server allows."""
+_PLACES = re.compile(r"\{route\}|\{type\}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
@@ -46,7 +54,14 @@ class PublisherSettings:
     a table when an event of it cannot be made, or the target refuses it for what it is. `unrouted`: whether
     an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
     at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
-    of a Prometheus endpoint.
+    of a Prometheus endpoint. `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: as
+    ColumnRules has them; `salt_conn_id`: the Airflow connection whose password goes into each hash.
+    `outbox`, `transform`: which tables' changes become business events, as `business_settings` has them;
+    `messages`: of which prefixes the logical messages do; `route`: how topics or routing keys of business
+    events are made of their `{route}` and `{type}`. `format`: of the bodies of changes, where the target does
+    not say it; with `debezium`, `database` is the source's, and `schemas` says whether each message carries
+    its schema. `cloudevents`: whether headers are those of CloudEvents, too. `source`: what both call the
+    source, `<pipeline>` unless named.
     """
 
     name: str
@@ -65,6 +80,19 @@ class PublisherSettings:
     max_event_bytes: int = 16 * 1024 * 1024
     publish_keep_h: float = 336.0
     metrics: str = ""
+    exclude_columns: tuple[str, ...] = ()
+    hash_columns: tuple[str, ...] = ()
+    mask_columns: tuple[str, ...] = ()
+    rename_columns: dict[str, str] = field(default_factory=dict)
+    salt_conn_id: str = ""
+    outbox: dict[str, Any] = field(default_factory=dict)
+    transform: dict[str, Any] = field(default_factory=dict)
+    messages: tuple[str, ...] = ()
+    route: str = ""
+    format: Literal["json", "debezium"] = "json"
+    source: str = ""
+    schemas: bool = False
+    cloudevents: bool = False
 
     @classmethod
     def of(cls, pipeline: str, name: str, given: object) -> PublisherSettings:
@@ -92,13 +120,14 @@ class PublisherSettings:
         for key, value in values.items():
             _check(f"{where}: {key}", value, hints[key])
         for key, target in _ONLY_OF.items():
-            if key in values and values["target"] != target:
-                raise ConfigError(f"{where}: {key}: is of target {target!r} alone", _REFERENCE)
-        defaults = {"conn_id": f"pgrepl_{values['target']}"}
+            if key in values and values["target"] not in target.split(" or "):
+                targets = " or ".join(map(repr, target.split(" or ")))
+                raise ConfigError(f"{where}: {key}: is of target {targets} alone", _REFERENCE)
+        defaults = {"conn_id": f"pgrepl_{values['target']}", "source": pipeline}
         if values["target"] == "rabbitmq":
-            defaults["exchange"] = f"pgrepl.{pipeline}"
+            defaults |= {"exchange": f"pgrepl.{pipeline}", "route": "{route}.{type}"}
         if values["target"] == "kafka":
-            defaults["topic"] = f"{pipeline}.{{schema}}.{{table}}"
+            defaults |= {"topic": f"{pipeline}.{{schema}}.{{table}}", "route": f"{pipeline}.{{route}}"}
         named = {key: value for key, value in values.items() if value != "" or key not in defaults}
         fields: dict[str, Any] = {**defaults, **named, "name": name}
         found = cls(**fields)
@@ -116,11 +145,24 @@ class PublisherSettings:
             return f"the topics {self.topic}"
         return f"exchange {self.exchange}"
 
+    @cached_property
+    def column_rules(self) -> ColumnRules:
+        """What becomes of which columns. Raises ConfigError."""
+        return ColumnRules.parse(
+            self.exclude_columns, self.hash_columns, self.mask_columns, self.rename_columns
+        )
+
+    @cached_property
+    def rules(self) -> dict[TableName, Rule]:
+        """What becomes of which table's changes instead of events of them. Raises ConfigError."""
+        return parse_rules(self.outbox, self.transform)
+
     def _check_values(self, where: str) -> None:
-        if self.max_event_bytes <= 0:
-            raise ConfigError(f"{where}: max_event_bytes: must be greater than 0")
-        if not 0 < self.publish_keep_h <= 876_000:
-            raise ConfigError(f"{where}: publish_keep_h: must be greater than 0, and not more than 876000")
+        try:
+            _ = self.column_rules, self.rules
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error.message}", error.hint) from None
+        self._check_numbers(where)
         if len(self.exchange.encode()) > SHORT_TEXT_BYTES:
             raise ConfigError(
                 f"{where}: exchange: is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows"
@@ -131,8 +173,28 @@ class PublisherSettings:
             self.metrics_address()
         if self.target == "nats":
             self._check_streams(where)
+        elif self.format == "debezium" and not self.database:
+            raise ConfigError(f"{where} has no database", "name that of the source: it is part of each event")
+        elif self.format == "json" and (self.database or self.schemas):
+            raise ConfigError(f"{where}: database and schemas are of format debezium", _REFERENCE)
         if self.target == "kafka":
             self._check_topic(where)
+        self._check_business(where)
+
+    def _check_numbers(self, where: str) -> None:
+        if self.max_event_bytes <= 0:
+            raise ConfigError(f"{where}: max_event_bytes: must be greater than 0")
+        if not 0 < self.publish_keep_h <= 876_000:
+            raise ConfigError(f"{where}: publish_keep_h: must be greater than 0, and not more than 876000")
+
+    def _check_business(self, where: str) -> None:
+        if self.route and not _PLACES.search(self.route):
+            raise ConfigError(
+                f"{where}: route: {self.route!r} names neither {{route}} nor {{type}}",
+                'give it as "shop.{route}"',
+            )
+        if self.tables == () and not self.messages:
+            raise ConfigError(f"{where}: tables: none is named", "name some, or give null for all")
 
     def _check_streams(self, where: str) -> None:
         if not self.database:
@@ -171,8 +233,7 @@ class PublisherSettings:
 
 def _check(where: str, value: object, hint: Any) -> None:
     if hint == _SOME_TEXTS:
-        fits = value is None or (bool(value) and is_of(value, tuple[str, ...]))
-        described = "a list of strings that is not empty, or null"
+        fits, described = value is None or is_of(value, tuple[str, ...]), "a list of strings, or null"
     else:
         fits, described = is_of(value, hint), describe(hint)
     if not fits:

@@ -40,6 +40,7 @@ from airflow_provider_pgrepl.replication.events.creek.messages import (
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.conftest import closing_connection
+from tests.support.histories import Known
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.landed import Landed
 from tests.support.publishing import publishing
@@ -224,11 +225,11 @@ def test_what_is_sent_is_what_creeks_programs_have_read(name, has_last):
     rows = [{**row, "commit_ts": datetime.fromisoformat(row["commit_ts"])} for row in transcript["rows"]]
     schema = pa.schema([ROW_SCHEMA.field(key) for key in rows[0]])
 
-    class Known:
+    class Same(Known):
         def find(self, _: int) -> RelationRecord:
             return record
 
-    events = CreekEvents("shop", has_last, Known(), lambda _: TableChoices(), TableSelection())  # type: ignore[arg-type]
+    events = CreekEvents("shop", has_last, Same(), lambda _: TableChoices(), TableSelection())
     made = events.of(pa.Table.from_pylist(rows, schema))
     for event, payload in zip(made, payloads(transcript, "changes"), strict=True):
         sent = row_of(payload[10:], schema_of(transcript))

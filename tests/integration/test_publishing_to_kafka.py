@@ -24,9 +24,9 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import Delivery
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka, properties_of
-from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import topic_of
 from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
+from airflow_provider_pgrepl.replication.events.publishing.routes import topic_of
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType, TableChoices
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.values.writing import DAY_US, moment_text
@@ -179,17 +180,14 @@ class Table:
     choices: TableChoices
 
 
-@dataclass(frozen=True)
-class Known:
-    """Relations by their versions."""
+class Known(KnownRelations):
+    """Relations by their versions, of no lake."""
 
-    records: dict[int, RelationRecord] = field(default_factory=dict)
+    def __init__(self, *records: RelationRecord) -> None:
+        self._records = {record.version: record for record in records}
 
-    def find(self, version: int) -> RelationRecord:
-        return self.records[version]
-
-    def names(self, oid: int | None = None) -> set[TableName]:
-        return set[TableName]().union(*(record.names for record in self.records.values()))
+    def _read(self) -> None:
+        pass
 
 
 @st.composite

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,14 @@ class Message:
 
     routing_key: str
     properties: pika.BasicProperties
-    event: dict[str, Any]
+    body: bytes
+
+    @cached_property
+    def event(self) -> dict[str, Any]:
+        """The body, where it is JSON."""
+        assert self.properties.content_type == "application/json"
+        found: dict[str, Any] = json.loads(self.body)
+        return found
 
     @property
     def id(self) -> str:
@@ -84,9 +92,8 @@ class Queue:
                 method, properties, body = channel.basic_get(self.name, auto_ack=True)
                 if method is None:
                     return found
-                assert properties.content_type == "application/json"
                 assert properties.delivery_mode == 2
-                found.append(Message(method.routing_key, properties, json.loads(body)))
+                found.append(Message(method.routing_key, properties, body))
 
     def take_until(self, last: str, timeout_s: float = 60) -> list[Message]:
         """All up to the event of an id."""

@@ -31,9 +31,11 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
 from airflow_provider_pgrepl.replication.events.creek.messages import change_of, parsed_schema, row_of
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from tests.support.histories import Known
 
 OTHER, WIDE = TableName("public", "other"), TableName("public", "ty")
 TX_AT = datetime(2023, 1, 23, 12, 30, 0, 123456, UTC)
@@ -45,7 +47,10 @@ def column(name: str, oid: int, *, key: bool = False, typmod: int = -1, **named:
     kind = named.pop("type", None)
     found = Column(name, 1, oid, typmod, "any", is_key=key, type=kind)
     choice = named.pop("choice", ColumnChoice())
-    return creek_column(found, named.pop("table", OTHER), choice, "d", is_of_identity=key)
+    choices = TableChoices(columns={name: choice})
+    return creek_column(
+        PublishedColumn(found, name), named.pop("table", OTHER), choices, "d", is_of_identity=key
+    )
 
 
 def array_column(name: str, element: int, *, typmod: int = -1, key: bool = False) -> CreekColumn:
@@ -280,7 +285,8 @@ def test_a_column_has_one_name_before_a_change_and_after_it():
 
 
 def test_a_key_of_a_table_that_is_not_identified_by_it_may_be_null():
-    made = creek_column(Column("id", 1, 23, -1, "integer"), OTHER, ColumnChoice(), "i", is_of_identity=True)
+    published = PublishedColumn(Column("id", 1, 23, -1, "integer"), "id")
+    made = creek_column(published, OTHER, TableChoices(), "i", is_of_identity=True)
     assert made.field("id", "x") == {"name": "id", "type": ["null", "int"], "pgKey": True, "pgType": "int4"}
 
 
@@ -288,11 +294,15 @@ def relation_of(table: TableName, *columns: Column) -> Relation:
     return Relation(1, table, columns)
 
 
+def snapshot_of(relation: Relation) -> SnapshotRows:
+    return SnapshotRows(relation, TableChoices(), PublishedColumns(Known()))
+
+
 def test_a_snapshots_header_is_creeks():
     relation = relation_of(
         OTHER, Column("id", 1, 23, -1, "integer", is_key=True), Column("data", 2, 25, -1, "text")
     )
-    header = SnapshotRows(relation, TableChoices()).header(POSITION, STAMP, TX_AT, 2)
+    header = snapshot_of(relation).header(POSITION, STAMP, TX_AT, 2)
     assert header.decode() == (
         '{"topic":"","fingerprint":"tehSZhnhMvI=","schema":"{\\"type\\":\\"record\\",\\"name\\":\\"other\\",'
         '\\"fields\\":[{\\"name\\":\\"id\\",\\"type\\":\\"int\\",\\"pgType\\":\\"int4\\",\\"pgKey\\":true},'
@@ -318,7 +328,7 @@ def test_a_snapshots_row_of_a_wide_table_has_creeks_fingerprint():
         Column("by", 9, 17, -1, "bytea"),
         Column("en", 10, 99_999, -1, "any"),
     )
-    snapshot = SnapshotRows(relation, TableChoices())
+    snapshot = snapshot_of(relation)
     header = json.loads(snapshot.header(POSITION, STAMP, TX_AT, 1))
     assert header["fingerprint"] == "jbnZxqKfgPs="
     rows = pa.table(
@@ -352,7 +362,7 @@ def test_a_snapshot_is_refused_where_the_lake_leaves_a_column_out():
         ignored=(2,),
     )
     with pytest.raises(TargetError, match=r"the lake leaves out w of public\.other"):
-        SnapshotRows(relation, TableChoices())
+        snapshot_of(relation)
 
 
 @pytest.mark.parametrize(

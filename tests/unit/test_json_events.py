@@ -19,10 +19,9 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.choices import ColumnChoice, TableChoices
 from airflow_provider_pgrepl.replication.events.json_columns import json_texts
 from airflow_provider_pgrepl.replication.events.json_format import json_value, on_one_line
-from airflow_provider_pgrepl.replication.events.publishing.event import Event, event_of
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.values.writing import DAY_US
@@ -41,12 +40,12 @@ def made(make: Callable[[], list[Event]]) -> Any:
 
 def both(tables: list[Table], rows: pa.Table) -> tuple[Any, Any]:
     """From columns, and from Python's objects."""
-    known: Any = Known({table.record.version: table.record for table in tables})
+    known = Known(*(table.record for table in tables))
     choices = {table.record.name: table.choices for table in tables}
     given = (known, choices.__getitem__, TableSelection.parse(None))
     return (
         made(lambda: JsonEvents(*given, few=0).of(rows)),
-        made(lambda: [event_of(change) for change in TypedChanges(*given).of(rows)]),
+        made(lambda: JsonEvents(*given, few=1 << 30).of(rows)),
     )
 
 
@@ -138,7 +137,7 @@ def test_a_row_of_another_width_is_the_same_error():
 def test_few_changes_and_many_are_the_same_events():
     table = table_of(TEXT)
     rows = rows_of(table, *(f'"{number}' for number in range(100)))
-    known: Any = Known({table.record.version: table.record})
+    known = Known(table.record)
     events = JsonEvents(known, lambda _: table.choices, TableSelection.parse(None))
     split = [event for start in range(0, 100, 10) for event in events.of(rows.slice(start, 10))]
     assert events.of(rows) == split

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
@@ -18,10 +17,10 @@ _MANY = 1 << 30
 
 
 def made(tables: list[Table], rows: pa.Table, few: int) -> list[Event] | type[PgReplError]:
-    known: Any = Known({table.record.version: table.record for table in tables})
+    known = Known(*(table.record for table in tables))
     choices = {table.record.name: table.choices for table in tables}
     try:
-        return KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), few).of(rows)
+        return KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), few=few).of(rows)
     except PgReplError as error:
         return type(error)
 

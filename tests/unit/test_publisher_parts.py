@@ -170,7 +170,7 @@ def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):
             "a and b both send to the topics shop.{schema}.{table}",
         ),
         ({"a": {"target": "rabbitmq", "queue": 1}}, "unknown key 'queue'"),
-        ({"a": {"target": "rabbitmq", "tables": []}}, "must be a list of strings that is not empty"),
+        ({"a": {"target": "rabbitmq", "tables": []}}, "tables: none is named"),
         ({"a": {"target": "rabbitmq", "tables": ["t"]}}, "publishers: a: tables: 't' is not"),
         ({"a": {"target": "rabbitmq", "max_event_bytes": 0}}, "max_event_bytes: must be greater than 0"),
         ({"a": {"target": "rabbitmq", "publish_keep_h": -1.0}}, "publish_keep_h: must be greater"),
@@ -182,7 +182,18 @@ def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):
         ({"a": {"target": "nats", "database": "a.b"}}, "database: may hold only"),
         ({"a": {"target": "nats", "database": "d", "namespace": ""}}, "namespace: may hold only"),
         ({"a": {"target": "nats", "database": "d", "exchange": "e"}}, "exchange: is of target 'rabbitmq'"),
-        ({"a": {"target": "rabbitmq", "database": "d"}}, "database: is of target 'nats'"),
+        ({"a": {"target": "rabbitmq", "database": "d"}}, "database and schemas are of format debezium"),
+        (
+            {
+                "a": {
+                    "target": "rabbitmq",
+                    "tables": ["s.*", "public.t"],
+                    "outbox": {"table": "public.outbox"},
+                }
+            },
+            "public.outbox, which outbox or transform names, is none of tables",
+        ),
+        ({"a": {"target": "rabbitmq", "messages": ["orders"]}}, "the pipeline does not keep those of orders"),
         (
             {name: {"target": "nats", "database": "d"} for name in "ab"},
             "a and b both send to the streams CREEK_*_d",
@@ -191,5 +202,5 @@ def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):
 )
 def test_settings_that_cannot_be_used_are_named(publishers: Any, says: str):
     with pytest.raises(ConfigError) as caught:
-        Pipeline.from_dict({**BASE, "publishers": publishers})
+        Pipeline.from_dict({**BASE, "message_prefixes": ["audit"], "publishers": publishers})
     assert says in str(caught.value)

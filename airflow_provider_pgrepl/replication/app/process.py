@@ -16,6 +16,7 @@ from typing import NoReturn, Self
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 DONE = 0
 RETRY_MAY_HELP = 75
@@ -26,6 +27,7 @@ CRASHED = 70
 DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
 TARGET_VARIABLE = "PGREPL_TARGET_URI"
+SALT_VARIABLE = "PGREPL_HASH_SALT"
 
 log = logging.getLogger("airflow_provider_pgrepl")
 
@@ -59,6 +61,18 @@ def target_uri() -> str:
             "put the broker's URI there, as amqp://user:password@host:5672/%2F; it is never an argument",
         )
     return uri
+
+
+def hash_salt(settings: PublisherSettings) -> bytes:
+    """What goes into the hashes of a publisher; nothing where it makes none. Raises ConfigError."""
+    salt = os.environ.get(SALT_VARIABLE, "")
+    if settings.hash_columns and not salt:
+        raise ConfigError(
+            f"{SALT_VARIABLE} is not set, and publisher {settings.name} has hash_columns",
+            "put a long secret text there, always the same: without one, who guesses a value finds its hash."
+            " With Airflow it is the password of salt_conn_id",
+        )
+    return salt.encode()
 
 
 def run(

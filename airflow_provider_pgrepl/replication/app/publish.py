@@ -26,12 +26,14 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import begin_after
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
 from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -97,6 +99,8 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     for client in ("pika", "nats", "confluent_kafka"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target, until = open_target(settings, process.target_uri()), _until(arguments.until)
+    salt = process.hash_salt(settings)
+    _check_rules(pipeline, settings)
     with (
         StopSignal() as stop,
         closing(Store(process.state_dsn(), f"publish {pipeline.name} {settings.name}")) as store,
@@ -107,7 +111,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
             return process.RETRY_MAY_HELP if arguments.until else process.DONE
-        publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait)
+        publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
         with contextlib.ExitStack() as stack:
             if settings.target == "nats":
                 command = _snapshot_command(arguments)
@@ -123,6 +127,20 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             finally:
                 leave_result(summary(publisher.record))
     return _end(publisher, reached, is_limited=arguments.until is not None)
+
+
+def _check_rules(pipeline: Pipeline, settings: PublisherSettings) -> None:
+    """Raise ConfigError when a rule is of no table: what it was to hide would be sent."""
+    tables = settings.column_rules.tables()
+    if tables:
+        named = {TableName.parse(table) for table in pipeline.tables if not table.endswith(".*")}
+        known = named | KnownRelations(pipeline.lake_root).names()
+        if unknown := sorted(map(str, tables - known)):
+            raise ConfigError(
+                f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"
+                " has never had such a table",
+                "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
+            )
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:

@@ -22,7 +22,9 @@ from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows, current
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
@@ -71,7 +73,7 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     with StopSignal() as stop:
         try:
             position, at = _shown_and_published(pipeline, settings, table, stop)
-            read = partial(_payloads, pipeline, table, position, stop=stop)
+            read = partial(_payloads, pipeline, settings, table, position, stop=stop)
             send_snapshot(servers, settings, subject, Wanted(table, position, at, read))
         except TimeToEnd:
             log.warning("asked to end: the snapshot of %s has no end, which says that it is not whole", table)
@@ -134,7 +136,12 @@ def _published(
 
 
 def _payloads(
-    pipeline: Pipeline, table: TableName, position: EventPosition, place: StreamPlace, stop: StopSignal
+    pipeline: Pipeline,
+    settings: PublisherSettings,
+    table: TableName,
+    position: EventPosition,
+    place: StreamPlace,
+    stop: StopSignal,
 ) -> tuple[bytes, Iterator[list[bytes]]]:
     """The table as of a position."""
     try:
@@ -144,7 +151,9 @@ def _payloads(
             relation, rows = view.relation(str(table)), current(view.table(str(table)))
     except UnverifiedWarning as warning:
         raise LakeError(str(warning), "ask again when the replication has come to it") from None
-    snapshot = SnapshotRows(relation, pipeline.choices(table))
+    relations, salt = KnownRelations(pipeline.lake_root), process.hash_salt(settings)
+    published = PublishedColumns(relations, settings.column_rules, salt)
+    snapshot = SnapshotRows(relation, pipeline.choices(table), published)
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)
     header = snapshot.header(position, place.stamp, place.at, rows.num_rows)
     return header, _encoded(snapshot, rows, stop)

@@ -1,4 +1,4 @@
-"""Which columns of the stream are not kept: those of `exclude_columns`, whatever their names are now. Pure.
+"""Which columns of the stream are hidden: those that a setting names, whatever their names are now. Pure.
 
 A publication could leave them out itself, by a list of columns. But then the server refuses to drop or retype
 any other column of the table, and sends no column that is added.
@@ -21,7 +21,7 @@ Catalogs = Callable[[int], Sequence[Relation]]
 
 def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relation:
     """The relation without what older rows have in columns that are excluded."""
-    names = _excluded(pipeline)
+    names = excluded(pipeline)
     return _without_defaults(relation, _attnums(relation, names)) if names else relation
 
 
@@ -29,40 +29,47 @@ def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relatio
 class HiddenColumns:
     """Says it of each relation that is received.
 
-    A column is known by its attnum once it had an excluded name. Where it cannot be told which columns the
+    A column is known by its attnum once it had one of the `names`. Where it cannot be told which columns the
     stream sends, more are hidden than need be: a table whose lake has one of those stops.
     """
 
-    pipeline: Pipeline
+    names: frozenset[ColumnName]
     catalogs: Catalogs
 
     def mark(self, record: RelationRecord) -> RelationRecord:
         """The record with the columns that are not kept, and nothing of their values."""
-        names = _excluded(self.pipeline)
-        if not names:
+        if not self.names:
             return record
+        catalog = record.catalog and _without_defaults(record.catalog, self.attnums(record.catalog))
+        return replace(record, catalog=catalog, hidden=tuple(sorted(self.places(record))))
+
+    def places(self, record: RelationRecord) -> set[int]:
+        """Where in the relation's message they are."""
+        if not self.names:
+            return set()
         message, known = record.message, list(self.catalogs(record.message.oid))
         table = TableName(message.schema, message.name)
         attnums = self._known(known, record.catalog)
-        hidden = {n for n, c in enumerate(message.columns) if ColumnName(table, c.name) in names}
-        if attnums:
-            hidden |= _places(record, known, attnums)
-        catalog = record.catalog and _without_defaults(record.catalog, attnums)
-        return replace(record, catalog=catalog, hidden=tuple(sorted(hidden)))
+        hidden = {n for n, c in enumerate(message.columns) if ColumnName(table, c.name) in self.names}
+        return hidden | _places(record, known, attnums) if attnums else hidden
+
+    def attnums(self, relation: Relation) -> frozenset[int]:
+        """Those of a relation of the catalog, by all that is known of it."""
+        return self._known(self.catalogs(relation.oid), relation)
 
     def bare(self, relation: Relation | None) -> Relation | None:
         """What the catalog says, without what older rows have in columns that are not kept."""
-        if relation is None or not _excluded(self.pipeline):
+        if relation is None or not self.names:
             return relation
-        return _without_defaults(relation, self._known(self.catalogs(relation.oid), relation))
+        return _without_defaults(relation, self.attnums(relation))
 
     def _known(self, known: Sequence[Relation], current: Relation | None) -> frozenset[int]:
-        names = _excluded(self.pipeline)
-        found = [_attnums(relation, names) for relation in (*known, *([current] if current else []))]
+        found = [_attnums(relation, self.names) for relation in (*known, *([current] if current else []))]
         return frozenset().union(*found)
 
 
-def _excluded(pipeline: Pipeline) -> frozenset[ColumnName]:
+def excluded(pipeline: Pipeline) -> frozenset[ColumnName]:
+    """Those whose values neither changelog nor lake keep."""
     return frozenset(map(ColumnName.parse, pipeline.exclude_columns))
 
 

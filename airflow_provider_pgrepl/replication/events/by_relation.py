@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column
@@ -38,8 +39,10 @@ class ByRelation(Generic[Made]):
         relations: KnownRelations,
         choices_of: ChoicesOf,
         wanted: TableSelection,
+        published: PublishedColumns | None = None,
     ) -> None:
         self.relations, self.choices_of, self.wanted = relations, choices_of, wanted
+        self.published = published or PublishedColumns(relations)
         self._shapes: dict[int, Shape[Made]] = {}
 
     def of(self, rows: pa.Table) -> list[Made]:
@@ -64,9 +67,12 @@ class ByRelation(Generic[Made]):
         """What becomes of a relation's rows. Raises ConfigError."""
         raise NotImplementedError
 
-    def columns_of(self, record: RelationRecord) -> Iterator[tuple[int, Column]]:
-        """Those whose values the changelog keeps and the pipeline does not leave out, by place in the
-        stream."""
+    def columns_of(self, record: RelationRecord) -> dict[int, PublishedColumn]:
+        """Those whose values the changelog keeps, and neither pipeline nor publisher leaves out, by place in
+        the stream. Raises DriftError."""
+        return self.published.of_stream(record, dict(self._kept(record)))
+
+    def _kept(self, record: RelationRecord) -> Iterator[tuple[int, Column]]:
         catalog = record.catalog.columns if record.catalog else ()
         known = {(column.name, column.type_oid, column.typmod): column for column in catalog}
         choices = self.choices_of(record.name)

@@ -7,8 +7,8 @@ from dataclasses import replace
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Column
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 
@@ -40,6 +40,23 @@ class KnownRelations:
                 if oid in (None, record.message.oid) and record.standing is None
             )
         )
+
+    def catalogs(self, oid: int) -> list[Relation]:
+        """All that the catalog ever said of a table."""
+        records = self._records.values()
+        return [one.catalog for one in records if one.message.oid == oid and one.catalog is not None]
+
+    def columns(self, oid: int) -> set[ColumnName]:
+        """All that a table's columns were ever called, by the stream or the catalog."""
+        found: set[ColumnName] = set()
+        for record in self._records.values():
+            if record.message.oid == oid and record.standing is None:
+                columns = {column.name for column in record.message.columns}
+                if record.catalog is not None:
+                    both = (*record.catalog.columns, *record.catalog.unpublished)
+                    columns |= {column.name for column in both}
+                found |= {ColumnName(table, name) for table in record.names for name in columns}
+        return found
 
     def column(self, oid: int, sent: WireColumn, index: int) -> Column:
         """A column as the stream has it, of which the catalog said nothing when it came: its type is what the

@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.errors import (
     GapError,
     LakeUnavailableError,
     PgReplError,
+    TransformError,
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP, NO_RELATION
@@ -41,7 +42,9 @@ from airflow_provider_pgrepl.replication.events.table_selection import TableGrou
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
-_OF_A_TABLE = (ValueRangeError, DriftError)
+_OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
+MESSAGES = "logical messages"
+"""What their stream is called where a table would be."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,8 @@ class OrderedReader(Generic[Made]):
 
     def names_of(self, oid: int) -> list[str]:
         """All that a table is, or was, called."""
+        if oid == NO_RELATION:
+            return [MESSAGES]
         return sorted(map(str, self._changes.relations.names(oid))) or [f"the table with oid {oid}"]
 
     def pass_fault(self) -> None:
@@ -159,19 +164,20 @@ class OrderedReader(Generic[Made]):
     def _gap(self, rows: pa.Table) -> Fault | None:
         """The first skipped transaction that may have changed a table that is wanted."""
         gaps = rows.filter(pc.equal(rows["op"], GAP)).select(["commit_lsn", "relation_id"]).to_pylist()
-        wanted, is_of_all = self._changes.is_of_wanted, self._changes.wanted.is_of_all
+        wanted, has_messages = self._changes.is_of_wanted, self._changes.wanted.has_messages
+        # Of all there is, or of the logical messages, nobody knows whether it had any.
+        is_of_any = self._changes.wanted.is_of_all or has_messages
         found = [
             (row["commit_lsn"], row["relation_id"])
             for row in gaps
-            if (is_of_all if row["relation_id"] == NO_RELATION else wanted(row["relation_id"]))
+            if (is_of_any if row["relation_id"] == NO_RELATION else wanted(row["relation_id"]))
         ]
         if not found:
             return None
         lsn = LSN(min(found)[0])
         place = EventPosition.after_transaction(self.position.epoch, lsn)
-        return Fault(
-            _gap_error(place), place, frozenset(oid for at, oid in found if at == lsn) - {NO_RELATION}
-        )
+        concerned = frozenset(oid for at, oid in found if at == lsn)
+        return Fault(_gap_error(place), place, concerned if has_messages else concerned - {NO_RELATION})
 
     def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Made]]:
         """Those before the first whose value cannot be held, which is raised next."""

@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.names import TableName
 
 _ALL_OF_SCHEMA = ".*"
+_ALL_PREFIXES, _MESSAGES = "*", 0
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,20 @@ class TableGroup:
 @dataclass(frozen=True)
 class TableSelection:
     """Tables by name and by schema (None: all), as they were called when a change came; but for some, or some
-    of them alone."""
+    of them alone. `prefixes`: of which logical messages are wanted besides, `*` for all."""
 
     names: frozenset[TableName] | None = None
     schemas: frozenset[str] = frozenset()
     without: TableGroup | None = None
     only: TableGroup | None = None
+    prefixes: frozenset[str] = frozenset()
 
     @classmethod
-    def parse(cls, tables: Collection[str] | None) -> Self:
+    def parse(cls, tables: Collection[str] | None, prefixes: Collection[str] = ()) -> Self:
         """`schema.name` and `schema.*`; None is all. Raises ConfigError."""
         if tables is None:
-            return cls()
-        if not tables:
+            return cls(prefixes=frozenset(prefixes))
+        if not tables and not prefixes:
             raise ConfigError("tables: none is named", "name some, or give None for all")
         patterns = [text for text in tables if text.endswith(_ALL_OF_SCHEMA)]
         try:
@@ -48,12 +50,22 @@ class TableSelection:
             raise ConfigError(
                 f"tables: {error}", "name a table as schema.name, or a schema's as schema.*"
             ) from None
-        return cls(names, schemas)
+        return cls(names, schemas, prefixes=frozenset(prefixes))
 
     @property
     def is_of_all(self) -> bool:
         """Whether no table's changes are left out."""
         return self.names is None and self.only is None and self.without is None
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether any logical message is wanted. They have no table, which is NO_RELATION."""
+        is_out = self.without is not None and _MESSAGES in self.without.oids
+        return bool(self.prefixes) and not is_out and (self.only is None or _MESSAGES in self.only.oids)
+
+    def has_prefix(self, prefix: str) -> bool:
+        """Whether the logical messages of a prefix are wanted, if any are."""
+        return not self.prefixes.isdisjoint((prefix, _ALL_PREFIXES))
 
     def leaving_out(self, tables: TableGroup) -> Self:
         """The same but for these tables, and no others."""

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, Tuples
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
+from airflow_provider_pgrepl.replication.values import TypedColumn
 
 Row = dict[str, Any]
 Values = TypeVar("Values")
@@ -33,9 +33,9 @@ class TypedChanges(ByRelation[Change]):
     """Changes typed as the lake's values are."""
 
     def shape_of(self, record: RelationRecord) -> TypedShape:
+        choices = self.choices_of(record.name)
         columns = {
-            index: typed_column(column, record.name, self.choices_of(record.name), index)
-            for index, column in self.columns_of(record)
+            index: one.typed(record.name, choices, index) for index, one in self.columns_of(record).items()
         }
         return TypedShape(record, columns)
 
@@ -120,9 +120,9 @@ class TypedShape:
     def _without(self, data: Row | None, old: Row | None, unchanged: Sequence[int]) -> Iterator[str]:
         """Give values that the update did not send as the old row has them; those that nobody has go."""
         for index in unchanged:
-            name = self._sent[index].name
             if data is None or index not in self.columns:
                 continue
+            name = self.columns[index].name
             if old is not None and index in self.identity:
                 data[name] = old[name]
             else:

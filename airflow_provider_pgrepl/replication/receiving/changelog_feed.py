@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
+from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns, excluded
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.receiving.catalog_watch import CatalogWatch
@@ -104,7 +104,7 @@ class ChangelogFeed:
             read_relation=self._watch.read_relation,
             read_trigger=self._read_trigger,
             read_key=read_key,
-            hidden=HiddenColumns(pipeline, index.catalogs),
+            hidden=HiddenColumns(excluded(pipeline), index.catalogs),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
             log.warning("the event trigger is not there, or does not fire: %s", hints.SNAPSHOT)

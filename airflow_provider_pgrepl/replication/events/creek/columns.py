@@ -10,10 +10,11 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
-from airflow_provider_pgrepl.replication.choices import ColumnChoice
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.creek import encoding
 from airflow_provider_pgrepl.replication.events.creek.encoding import Encoded, Encoder
 from airflow_provider_pgrepl.replication.events.creek.fingerprint import Schema
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.values.family import Unholdable
@@ -116,15 +117,22 @@ class CreekColumn:
 
 
 def creek_column(
-    column: Column, table: TableName, choice: ColumnChoice, identity: str, *, is_of_identity: bool
+    published: PublishedColumn,
+    table: TableName,
+    choices: TableChoices,
+    identity: str,
+    *,
+    is_of_identity: bool,
 ) -> CreekColumn:
-    """`choice`: by which the column may be a text, whatever its type is. `identity`: the table's replica
+    """`choices`: by which the column may be a text, whatever its type is. `identity`: the table's replica
     identity, as pg_class has it; with FULL each column is of it."""
+    column, choice, hide = published.column, published.choice(choices), published.hide
     is_key = is_of_identity or identity == _FULL_IDENTITY
     is_nullable = not is_key or identity != _DEFAULT_IDENTITY
     is_text = choice.lake_type is not None and choice.lake_type.name == "string"
     found = _text() if is_text else _array_of(column) or _scalar(column.type_oid, column.typmod) or _text()
-    encoder = found.encoder(int(is_nullable))
+    plain = found.encoder(int(is_nullable))
+    encoder = plain if hide is None else lambda texts: plain(hide(texts))
     return CreekColumn(
         column.name, found.name, found.schema, is_key, is_nullable, found.has_infinity, table, encoder
     )

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.events.creek.columns import CreekColumn
 from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope, Unstamped, code_of
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
@@ -45,8 +46,9 @@ class CreekEvents(ByRelation[CreekEvent]):
         relations: KnownRelations,
         choices_of: ChoicesOf,
         wanted: TableSelection,
+        published: PublishedColumns | None = None,
     ) -> None:
-        super().__init__(relations, choices_of, wanted)
+        super().__init__(relations, choices_of, wanted, published)
         self._database, self._has_last = database, has_last
 
     def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
@@ -55,11 +57,11 @@ class CreekEvents(ByRelation[CreekEvent]):
             index: creek_column(
                 column,
                 record.name,
-                choices.column(column.name, is_key=column.is_key),
+                choices,
                 identity,
                 is_of_identity=record.message.columns[index].is_identity,
             )
-            for index, column in self.columns_of(record)
+            for index, column in self.columns_of(record).items()
         }
         return _Shape(
             record, columns, Envelope(self._database, record.name, list(columns.values()), self._has_last)

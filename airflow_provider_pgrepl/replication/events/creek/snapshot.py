@@ -28,8 +28,9 @@ from airflow_provider_pgrepl.replication.events.creek.fingerprint import (
     to_text,
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import DELETED, typed_column
 from airflow_provider_pgrepl.replication.values.writing import texts_of
 
@@ -43,53 +44,58 @@ _NUMERIC, _NOTHING = 1700, "n"
 
 @dataclass(frozen=True)
 class SnapshotRows:
-    """How a relation's rows are written.
+    """How a relation's rows are written. `published`: what becomes of its columns, as in the stream.
 
     Raises TargetError where the lake leaves out a column of which the stream of changes tells, or has other
-    keys than that.
+    keys or hashes than that; DriftError where the publisher's settings do not fit the table.
     """
 
     relation: Relation
     choices: TableChoices
+    published: PublishedColumns
 
     def __post_init__(self) -> None:
-        missing = [column.name for column in self.relation.columns if column.attnum in self.relation.ignored]
+        ignored, columns = self.relation.ignored, [one.source for one, _ in self._columns]
+        missing = [column.name for column in columns if column.attnum in ignored]
         if missing:
             raise TargetError(
                 f"the lake leaves out {', '.join(map(one_line, missing))} of {self.relation.table}, which its"
                 " changes have",
                 hints.resnapshot(self.relation.table),
             )
-        other = [of.name for of, column in self._columns if column.is_key and self._is_other(of)]
+        other = [of.source.name for of, column in self._columns if self._needs_text(of, column)]
         if other:
             raise TargetError(
-                f"{', '.join(map(one_line, other))} of the key of {self.relation.table} is a decimal in the"
-                " lake, and its changes have the number as it was written",
+                f"{', '.join(map(one_line, other))} of {self.relation.table} is a decimal in the lake, and"
+                " its changes have a key or hash of the number as it was written",
                 "keep it as a string in the lake (types), or publish no snapshots of the table",
             )
 
-    def _is_other(self, column: Column) -> bool:
-        """Whether the lake has the value without its text, as of 1.50."""
-        is_free = column.type_oid == _NUMERIC and column.typmod < 0
-        typed = typed_column(column, self.relation.table, self.choices)
-        return is_free and pa.types.is_decimal(typed.lake_type)
+    def _needs_text(self, of: PublishedColumn, column: CreekColumn) -> bool:
+        """Whether it counts how a number was written, as 1.50, which the lake does not have."""
+        source = of.source
+        is_free = source.type_oid == _NUMERIC and source.typmod < 0
+        if not is_free or not (column.is_key or of.hide is not None):
+            return False
+        typed = typed_column(source, self.relation.table, self.choices)
+        return bool(pa.types.is_decimal(typed.lake_type))
 
     @cached_property
-    def _columns(self) -> list[tuple[Column, CreekColumn]]:
+    def _columns(self) -> list[tuple[PublishedColumn, CreekColumn]]:
         relation, choices = self.relation, self.choices
+        kept = {one.attnum: one for one in relation.columns if not choices.column(one.name).excluded}
         return [
             (
-                column,
+                published,
                 creek_column(
-                    column,
+                    published,
                     relation.table,
-                    choices.column(column.name, is_key=column.is_key),
+                    choices,
                     relation.replica_identity,
-                    is_of_identity=column.is_key and relation.replica_identity != _NOTHING,
+                    is_of_identity=published.is_key and relation.replica_identity != _NOTHING,
                 ),
             )
-            for column in relation.columns
-            if not choices.column(column.name).excluded
+            for published in self.published.of_catalog(relation, kept).values()
         ]
 
     @cached_property
@@ -124,7 +130,7 @@ class SnapshotRows:
     def encode(self, rows: pa.Table) -> list[bytes]:
         """Each row of the lake's table. Raises ValueRangeError."""
         encoded = [
-            column.encode(texts_of(rows[of.name].combine_chunks(), of.pg_type))
+            column.encode(texts_of(rows[of.source.name].combine_chunks(), of.source.pg_type))
             for of, column in self._columns
         ]
         if not encoded:

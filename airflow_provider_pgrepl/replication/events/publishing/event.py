@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from airflow_provider_pgrepl.replication.events.change import Change, Operation
-from airflow_provider_pgrepl.replication.events.json_format import to_json
+from airflow_provider_pgrepl.replication.events.change import Operation
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+
+
+@dataclass(frozen=True, slots=True)
+class Business:
+    """What is said of an event that stands for no change of a row: see BusinessEvent."""
+
+    route: str
+    type: str
+    content_type: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -19,6 +29,8 @@ class Event:
     passes over whatever is not above the last `(generation, position)` of its table has all, in order.
     `key`: the row's, for targets that keep the order of each key; None of tables that have none. `left`: key
     and body of a message that comes before, when the change gives a row another key: the old one is gone.
+    `business`: of an event that was made by a transform. `commit_ts`: None of a message outside of
+    transactions.
     """
 
     position: EventPosition
@@ -26,21 +38,9 @@ class Event:
     relation_id: int
     table: str
     op: Operation
-    commit_ts: datetime
+    commit_ts: datetime | None
     body: bytes
     generation: int = 0
     key: bytes | None = None
     left: tuple[bytes, bytes] | None = None
-
-
-def event_of(change: Change) -> Event:
-    """Encode a change."""
-    return Event(
-        change.position,
-        change.id,
-        change.relation_id,
-        change.table,
-        change.op,
-        change.commit_ts,
-        to_json(change).encode(),
-    )
+    business: Business | None = None

@@ -6,9 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from airflow_provider_pgrepl.replication.events.business.business_event import Transform
+from airflow_provider_pgrepl.replication.events.business.transforms import transform_of
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvents
+from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.publishing.business_events import BusinessEvents
 from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
@@ -17,8 +22,32 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
 
 
-def maker_of(settings: PublisherSettings) -> Maker:
-    """What makes the events of a publisher, given what is read."""
+def maker_of(
+    settings: PublisherSettings, salt: bytes = b"", wrapped: Callable[[Transform], Transform] | None = None
+) -> Maker:
+    """What makes the events of a publisher, given what is read. `salt`: of hashes; `wrapped`: makes of each
+    transform another. Raises ConfigError for a transform that cannot be imported."""
+    kind: Callable[..., ByRelation[Any]] = _kind_of(settings)
+    transforms = {table: transform_of(rule) for table, rule in settings.rules.items()}
+    if wrapped is not None:
+        transforms = {table: wrapped(transform) for table, transform in transforms.items()}
+
+    def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
+        published = PublishedColumns(relations, settings.column_rules, salt)
+        plain = kind(relations, choices_of, wanted, published)
+        if not transforms and not settings.messages:
+            return plain
+        typed = JsonEvents if settings.target == "rabbitmq" else KeyedEvents
+        return BusinessEvents(plain, typed(relations, choices_of, wanted, published), transforms)
+
+    return make
+
+
+def _kind_of(settings: PublisherSettings) -> Callable[..., Any]:
     if settings.target == "nats":
         return partial(CreekEvents, settings.database, settings.wire == "v1")
-    return KeyedEvents if settings.target == "kafka" else JsonEvents
+    json_events = KeyedEvents if settings.target == "kafka" else JsonEvents
+    if settings.format == "json":
+        return json_events
+    made = DebeziumFormat(settings.source, settings.database, with_schemas=settings.schemas)
+    return partial(json_events, enveloped=made)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import Message, messages_of
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
     OF_ANOTHER,
     TOO_LARGE,
@@ -25,9 +26,8 @@ from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import 
 from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import (
     Topics,
     UnusableTopicError,
-    table_key,
-    topic_of,
 )
+from airflow_provider_pgrepl.replication.events.publishing.routes import topic
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -58,16 +58,6 @@ _OVERHEAD = 1024
 
 
 _Delivered = Callable[[KafkaError | None, Any], None]
-_Headers = list[tuple[str, str | bytes | None]]
-_BY_ITS_KEY = -1
-"""librdkafka's RD_KAFKA_PARTITION_UA."""
-
-
-class _Message(NamedTuple):
-    key: bytes
-    body: bytes | None
-    headers: _Headers
-    partition: int = _BY_ITS_KEY
 
 
 class _All:
@@ -117,7 +107,7 @@ class KafkaLink:
             admin = AdminClient(self._properties_of_admin(), logger=log)
         except (KafkaException, TypeError, ValueError, AttributeError) as error:
             raise property_error(error, self._properties) from None
-        self._topics = Topics(self._settings.topic, self._producer, admin)
+        self._topics = Topics(self._settings, self._producer, admin)
         try:
             self._wait_for_brokers()
         except BaseException:
@@ -177,7 +167,7 @@ class KafkaLink:
 
     def _send(self, sending: Sending, index: int, event: Event) -> None:
         try:
-            topic = self._topics.find(event.table)
+            name = self._topics.find(event)
         except UnusableTopicError as error:
             self._settle(sending, index, Refusal(event, str(error)))
             return
@@ -187,29 +177,14 @@ class KafkaLink:
             self._settle(sending, index, Refusal(event, reason))
             return
         delivered: _Delivered = partial(self._delivered, sending, index)
-        headers: _Headers = [("id", event.id), ("generation", str(event.generation)), ("op", event.op)]
-        one = _Message(event.key or table_key(event.table), event.body, headers)
-        messages = self._messages(topic, event, one)
+        messages = messages_of(event, self._settings, lambda: self._topics.partitions(name))
         if len(messages) > 1:
             delivered = _All(len(messages), delivered)
-        timestamp = int(event.commit_ts.timestamp() * 1_000)
+        timestamp = 0 if event.commit_ts is None else int(event.commit_ts.timestamp() * 1_000)
         for message in messages:
-            self._produce(topic, message, timestamp, delivered)
+            self._produce(name, message, timestamp, delivered)
 
-    def _messages(self, topic: str, event: Event, one: _Message) -> Sequence[_Message]:
-        """All of an event's: the one, but for a key that changes, a TRUNCATE, and tombstones."""
-        if event.op == "truncate":
-            return [one._replace(partition=number) for number in self._topics.partitions(topic)]
-        found, gone = [one], event.key if event.op == "delete" else None
-        if event.left is not None:
-            gone, body = event.left
-            left: _Headers = [("id", f"{event.id}:old"), one.headers[1], ("op", "delete")]
-            found.insert(0, _Message(gone, body, left))
-        if gone and self._settings.tombstones:
-            found.insert(1, _Message(gone, None, one.headers[1:2]))
-        return found
-
-    def _produce(self, topic: str, message: _Message, timestamp: int, delivered: _Delivered) -> None:
+    def _produce(self, topic: str, message: Message, timestamp: int, delivered: _Delivered) -> None:
         key, body, headers, partition = message
         while self._error is None:
             try:
@@ -240,7 +215,7 @@ class KafkaLink:
         refusal = None
         if error is not None:
             event = sending.events[index]
-            reason = self._reason_to_refuse(error, topic_of(self._settings.topic, event.table))
+            reason = self._reason_to_refuse(error, topic(event, self._settings))
             if not reason:
                 self._fail(error_of(error))
                 return

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from functools import lru_cache
-
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from airflow_provider_pgrepl.replication.events.json_format import to_json_object
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
     away,
     error_of,
     reason_of_topic,
 )
-from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.events.publishing.routes import topic, topic_of
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
-_ILLEGAL = re.compile("[^a-zA-Z0-9._-]")
 _LONGEST = 249
 _BY_TABLE = "{table}"
 _ANSWER_S = 30.0
@@ -28,39 +25,36 @@ class UnusableTopicError(Exception):
     """Why events cannot go there, for a person to mend."""
 
 
-@lru_cache(10_000)
-def topic_of(template: str, table: str) -> str:
-    """As the template says; what a topic's name may not hold becomes `_`, as with Debezium."""
-    name = TableName.parse(table)
-    fields = {"{schema}": name.schema, "{table}": name.name}
-    # In one go: a schema may be called {table}.
-    return re.sub(r"\{schema\}|\{table\}", lambda found: _ILLEGAL.sub("_", fields[found[0]]), template)
-
-
-@lru_cache(10_000)
-def table_key(table: str) -> bytes:
-    """The key of all messages of a table whose rows have none."""
-    return to_json_object({"table": table}).encode()
-
-
 class Topics:
     """Those of one connection. Topics that are missing are made with the cluster's defaults."""
 
-    def __init__(self, template: str, producer: Producer, admin: AdminClient) -> None:
-        self._template, self._producer, self._admin = template, producer, admin
+    def __init__(self, settings: PublisherSettings, producer: Producer, admin: AdminClient) -> None:
+        self._settings, self._template = settings, settings.topic
+        self._producer, self._admin = producer, admin
         self._of_table: dict[str, tuple[str, str]] = {}
+        self._of_route: dict[str, str] = {}
         self._table_of: dict[str, str] = {}
 
-    def find(self, table: str) -> str:
-        """A table's topic, seen to be there. Raises UnusableTopicError, and what `error_of` makes of other
+    def find(self, event: Event) -> str:
+        """An event's topic, seen to be there. Raises UnusableTopicError, and what `error_of` makes of other
         errors."""
+        if event.business is None:
+            return self._find(event.table)
+        name = topic(event, self._settings)
+        if name not in self._of_route:
+            self._of_route[name] = self._reason_to_refuse(name)
+        if reason := self._of_route[name]:
+            raise UnusableTopicError(reason)
+        return name
+
+    def _find(self, table: str) -> str:
         if table not in self._of_table:
-            topic = topic_of(self._template, table)
-            self._of_table[table] = topic, self._reason_against(topic, table)
-        topic, reason = self._of_table[table]
+            name = topic_of(self._template, table)
+            self._of_table[table] = name, self._reason_against(name, table)
+        name, reason = self._of_table[table]
         if reason:
             raise UnusableTopicError(reason)
-        return topic
+        return name
 
     def partitions(self, topic: str) -> list[int]:
         """All that it has now."""
@@ -77,6 +71,9 @@ class Topics:
         owner = self._table_of.setdefault(topic, table)
         if owner != table and _BY_TABLE in self._template:
             return f"topic {topic}: {owner} has it already"
+        return self._reason_to_refuse(topic)
+
+    def _reason_to_refuse(self, topic: str) -> str:
         if len(topic) > _LONGEST or topic in ("", ".", ".."):
             return f"topic {topic}: Kafka takes no such name"
         try:

@@ -10,12 +10,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.by_relation import Shape
 from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.json_columns import JsonRows
-from airflow_provider_pgrepl.replication.events.json_format import to_json, to_json_object
-from airflow_provider_pgrepl.replication.events.publishing.event import Event, event_of
-from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents, JsonShape, of_all
+from airflow_provider_pgrepl.replication.events.json_columns import TEXT, JsonRows
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents, JsonShape
+from airflow_provider_pgrepl.replication.events.publishing.relation_rows import (
+    Envelope,
+    RelationRows,
+    of_all,
+)
 from airflow_provider_pgrepl.replication.events.typed_changes import Side, TypedShape
 from airflow_provider_pgrepl.replication.values import TypedColumn
 
@@ -23,33 +26,34 @@ from airflow_provider_pgrepl.replication.values import TypedColumn
 class KeyedEvents(JsonEvents):
     """Events whose bodies and keys are JSON."""
 
-    def shape_of(self, record: RelationRecord) -> Shape[Event]:
+    def shape_of(self, record: RelationRecord) -> JsonShape:
         whole = record.message.replica_identity == "f"
         sent = record.message.columns
         keys = [
             index
-            for index, column in self.columns_of(record)
+            for index, column in self.columns_of(record).items()
             if (column.is_key if whole else sent[index].is_identity)
         ]
-        return _KeyedShape(self.changes_of(record), self.few, keys)
+        return _KeyedShape(*self.enveloped(record), self.few, keys)
 
 
 class _KeyedShape(JsonShape):
-    def __init__(self, changes: TypedShape, few: int, keys: list[int]) -> None:
-        super().__init__(changes, few)
+    def __init__(self, changes: TypedShape, envelope: Envelope, few: int, keys: list[int]) -> None:
+        super().__init__(changes, envelope, few)
         self._keys = keys
         self._names = [changes.columns[index].name for index in keys]
         self._objects = JsonRows(self._names)
+        self._frame = envelope.key_frame(self._names)
 
-    def one_by_one(self, rows: pa.Table) -> Iterator[Event]:
-        return map(self._event, self.changes.make(rows))
+    def key_of(self, change: Change) -> bytes | None:
+        return self._key(change.data, change) or self._key(change.old, change)
 
-    def together(self, rows: pa.Table, after: Side[pa.Array], before: Side[pa.Array]) -> Iterator[Event]:
-        events = super().together(rows, after, before)
+    def events_of(self, rows: pa.Table, made: RelationRows) -> Iterator[Event]:
+        events = self.together(made)
         if not self._keys:
             return events
-        new = self._keys_of(after, self.changes.columns, rows.num_rows)
-        old = self._keys_of(before, self.changes.identity, rows.num_rows)
+        new = self._keys_of(made.after, self.changes.columns, rows.num_rows)
+        old = self._keys_of(made.before, self.changes.identity, rows.num_rows)
         return self._keyed(rows, events, old, new)
 
     def _keyed(
@@ -57,7 +61,7 @@ class _KeyedShape(JsonShape):
     ) -> Iterator[Event]:
         has_moved = pc.fill_null(pc.not_equal(old, new), False)
         moved = self.one_by_one(rows.filter(has_moved)) if pc.any(has_moved).as_py() else iter(())
-        keys = pc.coalesce(new, old).cast(pa.large_binary()).to_pylist()
+        keys = self._framed(pc.coalesce(new, old)).cast(pa.large_binary()).to_pylist()
         for event, key, is_other in zip(events, keys, has_moved.to_pylist(), strict=True):
             if is_other:
                 yield next(moved)
@@ -65,20 +69,26 @@ class _KeyedShape(JsonShape):
                 event.key = key
                 yield event
 
+    def _framed(self, keys: pa.Array) -> pa.Array:
+        start, end = (pa.scalar(text, TEXT) for text in self._frame)
+        return (
+            pc.binary_join_element_wise(start, keys, end, pa.scalar("", TEXT)) if any(self._frame) else keys
+        )
+
     def _keys_of(self, side: Side[pa.Array], columns: Mapping[int, TypedColumn], count: int) -> pa.Array:
         """Of each change the key of one side's row; null where it has none."""
         places = {index: place for place, index in enumerate(columns)}
         values = [side.values[places[index]] for index in self._keys] if side.values else []
         return of_all(self._objects, Side(side.numbers, values), count)
 
-    def _event(self, change: Change) -> Event:
+    def event_of(self, change: Change) -> Event:
         old, new = self._key(change.old, change), self._key(change.data, change)
         left = None
         if old is not None and new is not None and old != new:
             gone = replace(change, op="delete", data=None, unchanged=())
-            left = old, to_json(gone).encode()
+            left = old, self.envelope.body(gone)
             change = replace(change, op="insert", old=None)
-        event = event_of(change)
+        event = super().event_of(change)
         event.key, event.left = new or old, left
         return event
 
@@ -88,4 +98,5 @@ class _KeyedShape(JsonShape):
         # A large value of a key that an update did not touch is in the old row, if anywhere.
         old = change.old or {}
         key = {name: row[name] if name in row else old.get(name) for name in self._names}
-        return to_json_object(key, change.json_columns).encode()
+        start, end = self._frame
+        return f"{start}{self.envelope.key(change, key)}{end}".encode()

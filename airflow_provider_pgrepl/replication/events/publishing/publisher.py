@@ -57,24 +57,24 @@ class Publisher:
         record: PublisherRecord,
         target: Target,
         wait: Wait,
+        salt: bytes = b"",
     ) -> None:
         """`record`: as `publisher_log` has it."""
         self._pipeline, self._settings = pipeline, settings
-        self._selection = TableSelection.parse(settings.tables)
-        self._log, self._wait = publisher_log, wait
+        self._selection = TableSelection.parse(settings.tables, settings.messages)
+        self._log, self._wait, self._target = publisher_log, wait, target
         self.record = replace(record, error="", reason="", hint="")
         self.progress = PublisherProgress(
             published_lsn=record.position.commit_lsn, stopped=len(record.stopped)
         )
         self._is_saved, self._saved_at = True, time.monotonic()
-        self._target = target
         if record.generation:
             changelog = open_changelog(changelog_uri(pipeline.lake_root))
             target.stamp = above_all(record.stamp, read_durable_lsn(changelog))
         self._delivery = Delivery(target, wait, self.progress, self._begin_generation)
         self._stopped = StoppedTables(record.stopped)
         self._reader: OrderedReader[Event] | None = None
-        self._make = maker_of(settings)
+        self._make = maker_of(settings, salt)
         self._left_out: set[int] = set()
 
     def run(self, until: LSN | None = None) -> bool:

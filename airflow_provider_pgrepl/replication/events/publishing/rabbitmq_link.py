@@ -12,6 +12,7 @@ import pika
 from pika.exceptions import ChannelClosedByBroker
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.events.publishing.cloud_events import RABBITMQ_PREFIX, attributes
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.gathering_connection import GatheringConnection
 from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons import (
@@ -22,10 +23,11 @@ from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons impo
     ended_by,
     refused,
     text_of,
+    unfit,
 )
-from airflow_provider_pgrepl.replication.events.publishing.routing_key import routing_key
+from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key
 from airflow_provider_pgrepl.replication.events.publishing.target import OnTheWay, Refusal, Sending
-from airflow_provider_pgrepl.replication.publisher_settings import SHORT_TEXT_BYTES, PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +157,7 @@ class RabbitMQLink:
     def _send_waiting(self) -> None:
         while self._waiting and self._has_room(self._waiting[0].event):
             one = self._waiting[0]
-            reason = self._reason_to_refuse(one.event)
+            reason = unfit(one.event, self._settings) or self._refused.pop(one.event.id, "")
             self._waiting.popleft()
             if reason:
                 one.settle(Refusal(one.event, reason))
@@ -172,29 +174,26 @@ class RabbitMQLink:
             return not self._on_the_way
         return len(self._on_the_way) < _WINDOW and self._bytes < _WINDOW_BYTES
 
-    def _reason_to_refuse(self, event: Event) -> str:
-        if len(event.body) > self._settings.max_event_bytes:
-            return f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
-        if len(routing_key(event).encode()) > SHORT_TEXT_BYTES:
-            return f"its routing key is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows"
-        return self._refused.pop(event.id, "")
-
     def _publish(self, one: OnTheWay) -> None:
         event = one.event
         self._tag += 1
         self._on_the_way[self._tag] = one
         self._bytes += len(event.body)
+        said = event.business
+        more = {} if said is None else dict(said.headers)
+        if self._settings.cloudevents:
+            found = attributes(event, self._settings)
+            more |= {f"{RABBITMQ_PREFIX}{name}": value for name, value in found.items()}
         properties = pika.BasicProperties(
-            content_type="application/json",
+            content_type="application/json" if said is None else said.content_type,
             delivery_mode=2,
             message_id=event.id,
-            timestamp=int(event.commit_ts.timestamp()),
-            type=event.op,
-            headers={"generation": event.generation},
+            timestamp=None if event.commit_ts is None else int(event.commit_ts.timestamp()),
+            type=event.op if said is None else said.type,
+            headers={**more, "generation": event.generation},
         )
-        self._channel.basic_publish(
-            self._settings.exchange, routing_key(event), event.body, properties, mandatory=True
-        )
+        key = routing_key(event, self._settings)
+        self._channel.basic_publish(self._settings.exchange, key, event.body, properties, mandatory=True)
 
     def _unrouted(self, _: Any, __: Any, properties: Any, ___: bytes) -> None:
         """Comes before the confirmation."""
@@ -219,7 +218,8 @@ class RabbitMQLink:
         refusal = None
         if one.event.id in self._returned:
             self._returned.discard(one.event.id)
-            what = f"exchange {self._settings.exchange} has no queue for routing key {routing_key(one.event)}"
+            key = routing_key(one.event, self._settings)
+            what = f"exchange {self._settings.exchange} has no queue for routing key {key}"
             refusal = Refusal(one.event, what, is_unrouted=True)
         one.settle(refusal)
 

@@ -1,4 +1,4 @@
-"""Why a connection to RabbitMQ ended, and whether to try again."""
+"""Why a connection to RabbitMQ ended, and whether to try again; why an event is not sent."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import pika
 from pika.exceptions import AMQPConnectionError, ProbableAccessDeniedError, ProbableAuthenticationError
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key
+from airflow_provider_pgrepl.replication.publisher_settings import SHORT_TEXT_BYTES, PublisherSettings
 
 # Reply codes of AMQP 0-9-1, 1.2.
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406, 530
@@ -69,3 +72,15 @@ def _cause(reason: Any) -> BaseException | None:
     if inner is not None:
         return _cause(inner)
     return reason if isinstance(reason, BaseException) else None
+
+
+def unfit(event: Event, settings: PublisherSettings) -> str:
+    """Why an event cannot be sent at all; empty when it can."""
+    if len(event.body) > settings.max_event_bytes:
+        return f"the event has {len(event.body):,} bytes, and max_event_bytes is less"
+    said = event.business
+    names = () if said is None else (said.type, said.content_type, *said.headers)
+    for what, texts in (("routing key", (routing_key(event, settings),)), ("type or header", names)):
+        if any(len(text.encode()) > SHORT_TEXT_BYTES for text in texts):
+            return f"its {what} is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows"
+    return ""

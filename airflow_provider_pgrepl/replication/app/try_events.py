@@ -1,0 +1,143 @@
+"""`pgrepl events try`: the events that a publisher would send, from recorded changes, without its target."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from airflow_provider_pgrepl.errors import ConfigError, TransformError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent, Transform
+from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, topic
+from airflow_provider_pgrepl.replication.events.reader import OrderedReader
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """All but the pipeline file."""
+    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
+    parser.add_argument(
+        "--lsn",
+        metavar="X/X",
+        help="of the transaction that committed there; else of the oldest changes that are kept",
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="so many events at most; 20 unless --lsn is given"
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
+def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
+    """Print one line of JSON for each event. Raises what reading changes does, ConfigError."""
+    settings = pipeline.publisher(arguments.publisher)
+    lsn = _lsn(arguments.lsn)
+    limit = arguments.limit if arguments.limit is not None else (20 if lsn is None else None)
+    shown = 0
+    for event in islice(_events(pipeline, settings, lsn), limit):
+        sys.stdout.buffer.write(f"{json.dumps(_shown(event, settings), ensure_ascii=False)}\n".encode())
+        shown += 1
+    sys.stdout.buffer.flush()
+    if not shown:
+        where = "" if lsn is None else f" of the transaction at {lsn}"
+        sys.stderr.write(f"the publisher would send nothing{where}\n")
+    return process.DONE
+
+
+def _lsn(text: str | None) -> LSN | None:
+    try:
+        return None if text is None else LSN.parse(text)
+    except ValueError as error:
+        raise ConfigError(
+            f"--lsn: {error}", "give the commit_lsn of a change, as `pgrepl changes` has it"
+        ) from None
+
+
+def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) -> Iterator[Event]:
+    reader = OrderedReader(
+        pipeline,
+        TableSelection.parse(settings.tables, settings.messages),
+        after=None if lsn is None else LSN(max(0, lsn - 1)),
+        make=maker_of(settings, process.hash_salt(settings), _traced),
+    )
+    for batch in reader.read():
+        for event in batch:
+            if lsn is not None and event.position.commit_lsn > lsn:
+                return
+            yield event
+        if lsn is not None and reader.position.commit_lsn > lsn:
+            return
+
+
+def _traced(transform: Transform) -> Transform:
+    """Its errors are shown: whoever tries it may see the values of its changes."""
+
+    def try_out(change: Change) -> Iterable[BusinessEvent] | None:
+        try:
+            found = transform(change)
+            return None if found is None else list(found)
+        except TransformError:
+            raise
+        except Exception:
+            sys.stderr.write(f"{traceback.format_exc()}given {change}\n")
+            raise
+
+    return try_out
+
+
+def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
+    if isinstance(event, CreekEvent):
+        return _of_creek(event, settings)
+    said = event.business
+    is_kafka = settings.target == "kafka"
+    place = topic(event, settings) if is_kafka else routing_key(event, settings)
+    found: dict[str, Any] = {"id": event.id, "table": event.table, "to": place}
+    if is_kafka:
+        found["key"] = _readable(event.key)
+    if said is not None:
+        found |= {"type": said.type, "content_type": said.content_type, "headers": dict(said.headers)}
+    return {**found, "body": _readable(event.body)}
+
+
+def _of_creek(event: CreekEvent, settings: PublisherSettings) -> dict[str, Any]:
+    from airflow_provider_pgrepl.replication.events.creek.encoding import long
+    from airflow_provider_pgrepl.replication.events.creek.fingerprint import to_text
+    from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
+
+    wire = Wire(settings.namespace, settings.database, settings.wire)
+    payload = event.unstamped.stamped(int(event.position.commit_lsn), long(0))
+    body = row_of(payload[10:], parsed_schema(to_text(event.envelope.schema)))
+    found = {"id": event.id, "table": event.table, "to": wire.subject("wal", event.table)}
+    return {**found, "body": json.loads(json.dumps(body, default=str))}
+
+
+def _readable(data: bytes | None) -> Any:
+    """As JSON, or a text, or else base64."""
+    if data is None:
+        return None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

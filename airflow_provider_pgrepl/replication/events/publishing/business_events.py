@@ -1,0 +1,150 @@
+"""Rows of the changelog → business events, where a publisher's settings make them of a table's changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.errors import TransformError, one_line
+from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent, Transform
+from airflow_provider_pgrepl.replication.events.business.transforms import Json
+from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, Shape
+from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.json_format import embedded, json_value, on_one_line
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.event import Business, Event
+from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents, JsonShape
+from airflow_provider_pgrepl.replication.events.reader import MESSAGES
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.values.binary import Binary
+from airflow_provider_pgrepl.replication.wire.logical_messages import DDL_PREFIX
+
+_JSON = "application/json"
+_CONTENT = Binary()
+
+
+class BusinessEvents(ByRelation[Event]):
+    """Events of a publisher some of whose tables' changes are transformed: by `transforms`, given what
+    `typed` has of them. Others' are those of `plain`. Logical messages that are wanted are events, too."""
+
+    def __init__(
+        self, plain: ByRelation[Event], typed: JsonEvents, transforms: Mapping[TableName, Transform]
+    ) -> None:
+        super().__init__(plain.relations, plain.choices_of, plain.wanted, plain.published)
+        self._plain, self._typed, self._transforms = plain, typed, transforms
+
+    def of(self, rows: pa.Table) -> list[Event]:
+        made: list[Any] = super().of(rows)
+        events = [event for one in made for event in (one if isinstance(one, list) else (one,))]
+        messages = list(self._messages(rows)) if self.wanted.has_messages else []
+        if not messages:
+            return events
+        return sorted([*events, *messages], key=lambda event: event.position)
+
+    def shape_of(self, record: RelationRecord) -> Shape[Any]:
+        for name in sorted(record.names & self._transforms.keys()):
+            return _Transformed(self._typed.shape_of(record), self._transforms[name])
+        return self._plain.shape_of(record)
+
+    def _messages(self, rows: pa.Table) -> Iterator[Event]:
+        wanted = rows.filter(pc.equal(rows["op"], "M"))
+        for row in wanted.to_pylist():
+            prefix, content, *_ = row["new"]
+            if prefix == DDL_PREFIX or not self.wanted.has_prefix(prefix):
+                continue
+            position = EventPosition(Epoch(row["epoch"]), LSN(row["commit_lsn"]), row["ordinal"])
+            if content is None:
+                raise TransformError(
+                    f"a logical message with prefix {one_line(prefix)!r} was larger than message_bytes: its"
+                    " content was not kept",
+                    "raise message_bytes of the pipeline for those that come",
+                )
+            (body,) = _CONTENT.parse(pa.array([content])).to_pylist()
+            at, said = row["commit_ts"], Business(prefix, "", "application/octet-stream")
+            event = Event(position, str(position), NO_RELATION, MESSAGES, "insert", at, body)
+            event.key, event.business = f'{{"prefix":{json_value(prefix)}}}'.encode(), said
+            yield event
+
+
+@dataclass(frozen=True)
+class _Transformed:
+    """A relation whose changes are transformed. `typed`: those, and their keys."""
+
+    typed: JsonShape
+    transform: Transform
+
+    def make(self, rows: pa.Table) -> Iterator[list[Event]]:
+        """Of each change its events."""
+        return (self._events(change) for change in self.typed.changes.make(rows))
+
+    def _events(self, change: Change) -> list[Event]:
+        found = enumerate(self._transformed(change))
+        return [_event(change, number, one, self.typed) for number, one in found]
+
+    def _transformed(self, change: Change) -> list[BusinessEvent]:
+        failed = ""
+        try:
+            found = list(self.transform(change) or ())
+            failed = next(filter(None, map(_fault, found)), "")
+            if not failed:
+                return found
+        except TransformError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a user's function; its text may hold values
+            failed = type(error).__name__
+        raise TransformError(
+            f"the transform of {self.typed.changes.table} failed: {failed}",
+            f"`pgrepl events try FILE.json --publisher NAME --lsn {change.commit_lsn}` shows where",
+        )
+
+
+def _fault(made: object) -> str:
+    """What is wrong with something that a transform returned; empty for nothing."""
+    if not isinstance(made, BusinessEvent):
+        return "what it returns are not BusinessEvents"
+    texts = (made.route, made.type, made.id, made.content_type, *made.headers, *made.headers.values())
+    return "" if all(isinstance(one, str) for one in texts) else "routes, types, ids and headers are texts"
+
+
+def _event(change: Change, number: int, made: BusinessEvent, typed: JsonShape) -> Event:
+    """The first has the change's own id; those after it a number more."""
+    name = change.id if number == 0 else f"{change.id}.{number}"
+    headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
+    said = Business(made.route or change.table, made.type or change.op, _kind_of(made), headers)
+    place, at, body = change.position, change.commit_ts, _bytes(made.body)
+    event = Event(place, name, change.relation_id, change.table, change.op, at, body)
+    event.key = typed.key_of(change) if made.key is None else _bytes(made.key)
+    event.business = said
+    return event
+
+
+def _kind_of(made: BusinessEvent) -> str:
+    if made.content_type:
+        return made.content_type
+    if isinstance(made.body, bytes):
+        return "application/octet-stream"
+    return "text/plain" if isinstance(made.body, str) and not isinstance(made.body, Json) else _JSON
+
+
+def _bytes(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, Json):
+        return on_one_line(embedded(value)).encode()
+    return (value if isinstance(value, str) else on_one_line(_json(value))).encode()
+
+
+def _json(value: Any) -> str:
+    """As `json_value`, with the texts in it that are JSON already."""
+    if isinstance(value, Json):
+        return embedded(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{json_value(str(name))}:{_json(one)}" for name, one in value.items()) + "}"
+    return json_value(value)

@@ -1,0 +1,342 @@
+"""publishing/business_events.py: outbox rows, logical messages and transforms become events of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, TransformError
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
+from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import messages_of
+from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons import unfit
+from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, topic
+from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.relation import Column, Relation
+from tests.support.histories import Known
+
+Row = Mapping[str, Any]
+JSONB, TEXT, INTEGER, BYTEA = 3802, 25, 23, 17
+
+
+def relation(oid: int, name: str, *columns: tuple[str, int], identity: str = "d") -> RelationRecord:
+    """The first column is its key."""
+    made = tuple(
+        Column(one, place + 1, kind, -1, "any", is_key=not place) for place, (one, kind) in enumerate(columns)
+    )
+    return RelationRecord.of_catalog(Relation(oid, TableName("public", name), made, identity))
+
+
+NAMES = ("id", "aggregatetype", "aggregateid", "type")
+OUTBOX = relation(1, "outbox", *((name, TEXT) for name in NAMES), ("payload", JSONB))
+ORDERS = relation(2, "orders", ("id", INTEGER), ("total", TEXT), ("doc", JSONB))
+
+
+HEAP = RelationRecord.of_catalog(
+    Relation(3, TableName("public", "heap"), (Column("v", 1, TEXT, -1, "text"),), "n")
+)
+
+
+def change(op: str, of: RelationRecord, new: Any = None, old: Any = None, unchanged: Any = None) -> Row:
+    return {"op": op, "relation_id": of.message.oid, "relation_version": of.version, "new": new, "old": old,
+            "unchanged": unchanged}  # fmt: skip
+
+
+def message(prefix: str, content: str | None, size: str = "") -> Row:
+    new = [prefix, content, size] if content is None else [prefix, content]
+    return {"op": "M", "relation_id": 0, "relation_version": 0, "new": new}
+
+
+def rows_of(*rows: Row) -> pa.Table:
+    """In one transaction."""
+    at = datetime(2026, 1, 2, tzinfo=UTC)
+    place = {"epoch": 1, "commit_lsn": 16, "xid": 7, "commit_ts": at}
+    made = [{"old": None, "unchanged": None, **place, **row, "ordinal": n} for n, row in enumerate(rows)]
+    return pa.Table.from_pylist(made, ROW_SCHEMA)
+
+
+def made(
+    rows: pa.Table,
+    target: str = "kafka",
+    selection: TableSelection | None = None,
+    known: Sequence[RelationRecord] = (),
+    **given: Any,
+) -> list[Event]:
+    settings = settings_of(target, **given)
+    wanted = selection or TableSelection.parse(settings.tables, settings.messages)
+    found = maker_of(settings)(Known(OUTBOX, ORDERS, *known), lambda _: TableChoices(), wanted).of(rows)
+    assert all(isinstance(event, Event) for event in found)
+    return found
+
+
+def settings_of(target: str = "kafka", **given: Any) -> PublisherSettings:
+    return PublisherSettings.of("shop", "events", {"target": target, **given})
+
+
+# --- outbox ---
+
+PAID = ["e1", "order", "17", "paid", '{"id": 17, "total": 1.50}']
+
+
+def test_a_row_of_an_outbox_is_the_event_that_it_says():
+    rows = rows_of(change("I", ORDERS, ["17", "1.50", None]), change("I", OUTBOX, PAID))
+    plain, event = made(rows, outbox={"table": "public.outbox"})
+    assert json.loads(plain.body)["table"] == "public.orders"
+    assert event.body == b'{"id": 17, "total": 1.50}'
+    assert (event.key, event.id) == (b"17", "1:0/10:1")
+    said = event.business
+    assert said is not None
+    assert (said.route, said.type, said.content_type) == ("order", "paid", "application/json")
+    assert said.headers == {"event_id": "e1"}
+    assert topic(event, settings_of()) == "shop.order"
+    assert routing_key(event, settings_of("rabbitmq")) == "order.paid"
+
+
+def test_columns_of_an_outbox_are_named_as_one_likes():
+    unnamed = dict.fromkeys(("id", "route", "key", "type"))
+    outbox = {"table": "public.orders", **unnamed, "payload": "doc", "headers": {"amount": "total"}}
+    (event,) = made(rows_of(change("I", ORDERS, ["17", "1.50", '"x"'])), outbox=outbox)
+    assert (event.body, event.key) == (b'"x"', b'{"id":17}')
+    assert event.business is not None
+    assert (event.business.route, event.business.type) == ("public.orders", "insert")
+    assert event.business.headers == {"amount": "1.50"}
+
+
+def test_rows_that_are_deleted_from_an_outbox_say_nothing():
+    rows = rows_of(change("D", OUTBOX, None, [PAID[0], *[None] * 4]), change("T", OUTBOX))
+    assert made(rows, outbox={"table": "public.outbox"}) == []
+
+
+def test_a_row_of_an_outbox_that_is_changed_is_an_error_without_its_values():
+    with pytest.raises(TransformError, match=r"a row of the outbox public\.outbox was updated") as caught:
+        made(rows_of(change("U", OUTBOX, PAID)), outbox={"table": "public.outbox"})
+    assert "e1" not in str(caught.value)
+
+
+def test_a_payload_that_is_null_is_an_empty_message():
+    (event,) = made(rows_of(change("I", OUTBOX, [*PAID[:4], None])), outbox={"table": "public.outbox"})
+    assert event.body == b""
+
+
+# --- mappings ---
+
+
+def test_a_mapping_makes_an_object_of_columns():
+    mapping = {"ops": ["insert", "delete"], "type": "order.placed", "route": "orders",
+               "fields": {"orderId": "id", "document": "doc"}}  # fmt: skip
+    rows = rows_of(
+        change("I", ORDERS, ["17", "1.50", '{"a":\n[1]}']),
+        change("U", ORDERS, ["17", "2.50", None]),
+    )
+    (event,) = made(rows, transform={"public.orders": mapping})
+    assert event.body == b'{"orderId":17,"document":{"a": [1]}}'
+    assert event.key == b'{"id":17}'
+    assert event.business is not None
+    assert (event.business.type, event.business.content_type) == ("order.placed", "application/json")
+    assert topic(event, settings_of(route="{route}-{type}")) == "orders-order.placed"
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (
+            change("D", ORDERS, None, ["17", None, None]),
+            'column "total" of public.orders was not sent with a delete',
+        ),
+        (
+            change("U", ORDERS, ["17", None, None], None, [1]),
+            'column "total" of public.orders was not sent with an',
+        ),
+    ],
+)
+def test_a_value_that_was_not_sent_is_no_null(row, says):
+    with pytest.raises(TransformError, match=re.escape(says)):
+        made(rows_of(row), transform={"public.orders": {"fields": {"total": "total"}}})
+
+
+def test_a_column_that_is_not_there_is_named():
+    with pytest.raises(TransformError, match=r'public\.orders has no column "totl"'):
+        made(
+            rows_of(change("I", ORDERS, ["1", "2", None])),
+            transform={"public.orders": {"fields": {"x": "totl"}}},
+        )
+
+
+# --- functions ---
+
+HERE = __name__
+
+
+def two_of_each(one: Change) -> list[BusinessEvent]:
+    return [
+        BusinessEvent({"n": n, "of": one.data}, key=b"k", type=f"t{n}", headers={"a": "b"}) for n in range(2)
+    ]
+
+
+def nothing(_: Change) -> None:
+    return None
+
+
+def failing(one: Change) -> list[BusinessEvent]:
+    raise ValueError(f"secret {one.data}")
+
+
+def returning_dicts(_: Change) -> list[Any]:
+    return [{"a": 1}]
+
+
+def with_a_number_in_a_header(_: Change) -> list[BusinessEvent]:
+    return [BusinessEvent(b"", headers={"n": 1})]  # type: ignore[dict-item]
+
+
+not_callable = 5
+
+
+def test_a_function_makes_as_many_events_as_it_likes_each_with_an_id_of_its_own():
+    rows = rows_of(*(change("I", ORDERS, [str(n), None, None]) for n in range(2)))
+    events = made(rows, transform={"public.orders": f"{HERE}:two_of_each"})
+    assert [event.id for event in events] == ["1:0/10:0", "1:0/10:0.1", "1:0/10:1", "1:0/10:1.1"]
+    assert json.loads(events[3].body) == {"n": 1, "of": {"id": 1, "total": None, "doc": None}}
+    assert events[3].key == b"k"
+    assert events[3].business is not None
+    assert (events[3].business.route, events[3].business.type) == ("public.orders", "t1")
+
+
+def test_a_function_may_make_nothing_of_a_change():
+    assert made(rows_of(change("T", ORDERS)), transform={"public.orders": f"{HERE}:nothing"}) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("failing", "failed: ValueError"),
+        ("returning_dicts", "are not BusinessEvents"),
+        ("with_a_number_in_a_header", "are texts"),
+    ],
+)
+def test_a_function_that_fails_stops_its_table_and_shows_no_value(function, says):
+    with pytest.raises(TransformError, match=says) as caught:
+        made(
+            rows_of(change("I", ORDERS, ["1", "x", None])), transform={"public.orders": f"{HERE}:{function}"}
+        )
+    assert "secret" not in f"{caught.value}{caught.value.__context__}{caught.value.__cause__}"
+    assert "events try" in caught.value.hint
+
+
+# --- logical messages ---
+
+
+def test_messages_are_events_in_their_place_among_changes():
+    rows = rows_of(
+        change("I", ORDERS, ["1", None, None]),
+        message("orders", "\\x7b7d"),
+        message("others", "\\x00"),
+        change("D", ORDERS, None, ["1", None, None]),
+        message("pgrepl.ddl", "\\x00"),
+    )
+    insert, event, delete = made(rows, messages=["orders"])
+    assert (insert.op, delete.op) == ("insert", "delete")
+    assert (event.body, event.id, event.key) == (b"{}", "1:0/10:1", b'{"prefix":"orders"}')
+    assert topic(event, settings_of()) == "shop.orders"
+    assert [one.body for one in made(rows, tables=[], messages=["*"])] == [b"{}", b"\x00"]
+    assert made(rows, tables=["public.outbox"]) == []
+
+
+def test_messages_can_be_left_out_and_taken_alone_like_a_table():
+    rows = rows_of(change("I", ORDERS, ["1", None, None]), message("orders", "\\x7b7d"))
+    wanted = TableSelection.parse(None, ["*"])
+    without = made(rows, selection=wanted.leaving_out(TableGroup(frozenset({0}))), messages=["*"])
+    assert [event.table for event in without] == ["public.orders"]
+    alone = made(rows, selection=wanted.taking_only(TableGroup(frozenset({0}))), messages=["*"])
+    assert [event.table for event in alone] == ["logical messages"]
+
+
+def test_a_message_whose_content_was_not_kept_is_an_error():
+    with pytest.raises(TransformError, match="'orders' was larger than message_bytes"):
+        made(rows_of(message("orders", None, "99")), messages=["*"])
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"outbox": {"tabel": "a.b"}}, "outbox has unknown key 'tabel'"),
+        ({"outbox": {"id": "x"}}, "outbox has no table"),
+        ({"outbox": {"table": "outbox"}}, "outbox: table: 'outbox' is not a schema-qualified"),
+        ({"outbox": {"table": "a.b", "payload": None}}, "outbox: payload: None must be a column's name"),
+        ({"outbox": {"table": "a.b", "headers": ["x"]}}, "outbox: headers must be an object"),
+        ({"outbox": {"table": "a.b"}, "transform": {"a.b": "m:f"}}, "a.b is named by outbox, or twice"),
+        ({"transform": {"a.b": "module.function"}}, "'module.function' is no place of a function"),
+        ({"transform": {"a.b": 5}}, "must be an object, or a function"),
+        ({"transform": {"a.b": {"fields": {}}}}, "a.b has no fields"),
+        (
+            {"transform": {"a.b": {"fields": {"x": "y"}, "ops": ["upsert"]}}},
+            "must be a list of insert, update",
+        ),
+        ({"transform": {"a.b": {"fields": {"x": "y"}, "type": 1}}}, "type: 1 must be a string"),
+        ({"route": "events"}, "route: 'events' names neither"),
+        ({"tables": []}, "tables: none is named"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(given, says):
+    with pytest.raises(ConfigError, match=rf"publishers: events: .*{re.escape(says)}"):
+        settings_of(**given)
+
+
+def test_creeks_wire_has_no_business_events():
+    with pytest.raises(ConfigError, match=r"outbox: is of target .rabbitmq. or .kafka. alone"):
+        settings_of("nats", database="shop", outbox={"table": "a.b"})
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("no_such_module_:f", "cannot be imported: ModuleNotFoundError"),
+        (f"{HERE}:no_such", "cannot be imported: AttributeError"),
+        (f"{HERE}:not_callable", "is no function"),
+    ],
+)
+def test_a_function_that_is_not_there_is_said_at_the_start(place, says):
+    with pytest.raises(ConfigError, match=says):
+        maker_of(settings_of(transform={"a.b": place}))
+
+
+def test_what_the_protocol_cannot_carry_is_refused_not_tried_for_ever():
+    rows = rows_of(change("I", OUTBOX, ["e1", "order", "17", "x" * 256, "{}"]))
+    (event,) = made(rows, "rabbitmq", outbox={"table": "public.outbox"}, route="{route}")
+    settings = settings_of("rabbitmq", route="{route}")
+    assert "type or header is longer than the 255 bytes" in unfit(event, settings)
+    assert "routing key is longer" in unfit(event, settings_of("rabbitmq"))
+    assert unfit(replace(event, business=None), settings) == ""
+
+
+# --- messages of Kafka ---
+
+
+def test_rows_without_a_key_have_none_with_debeziums_sinks_and_keep_their_order():
+    given = {"format": "debezium", "database": "shop"}
+    (event,) = made(rows_of(change("I", HEAP, ["v"])), known=(HEAP,), **given)
+    (message,) = messages_of(event, settings_of(**given), lambda: [0, 1])
+    assert (message.key, message.partition) == (None, 0)
+    (truncate,) = made(rows_of(change("T", HEAP)), known=(HEAP,), **given)
+    found = messages_of(truncate, settings_of(**given), lambda: [0, 1])
+    assert [(one.key, one.partition) for one in found] == [(None, 0), (None, 1)]
+    (event,) = made(rows_of(change("I", HEAP, ["v"])), known=(HEAP,))
+    (message,) = messages_of(event, settings_of(), lambda: [0, 1])
+    assert (message.key, message.partition) == (b'{"table":"public.heap"}', -1)

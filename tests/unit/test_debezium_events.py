@@ -1,0 +1,104 @@
+"""events/debezium: by columns and one by one the same events are made, whatever the changes are."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.replication.events.debezium import encoding
+from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.values.family import Unholdable
+from tests.support.histories import Known, Table, histories
+
+_MANY = 1 << 30
+
+
+def made(tables: list[Table], rows: pa.Table, few: int, *, with_schemas: bool) -> Any:
+    known, choices = Known(*(one.record for one in tables)), {one.record.name: one.choices for one in tables}
+    enveloped = DebeziumFormat("shop", 'the "db"', with_schemas=with_schemas)
+    events = KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), few=few, enveloped=enveloped)
+    try:
+        return [said(event) for event in events.of(rows)]
+    except PgReplError as error:
+        return type(error)
+
+
+def said(event: Event) -> Any:
+    """But for when it was made."""
+    bodies = [event.body, event.left[1]] if event.left else [event.body]
+    parsed = [json.loads(body) for body in bodies]
+    for one in parsed:
+        for name in ("ts_ms", "ts_us", "ts_ns"):
+            del one.get("payload", one)[name]
+    return event.id, event.key, event.left and event.left[0], parsed
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@given(histories(), st.booleans())
+def test_by_columns_and_one_by_one_are_the_same(history: tuple[list[Table], pa.Table], with_schemas: bool):
+    tables, rows = history
+    by_columns = made(tables, rows, 0, with_schemas=with_schemas)
+    assert by_columns == made(tables, rows, _MANY, with_schemas=with_schemas)
+
+
+@pytest.mark.parametrize(
+    ("encode", "text", "expected"),
+    [
+        (encoding.zoned_moments(-1), "12024-01-01 00:00:00+00", '"+12024-01-01T00:00:00.000000Z"'),
+        (encoding.zoned_moments(0), "0001-01-01 00:00:00+00 BC", '"0000-01-01T00:00:00Z"'),
+        (encoding.zoned_moments(6), "0044-03-15 00:00:00.5+00 BC", '"-0043-03-15T00:00:00.500000Z"'),
+        (encoding.zoned_times, "24:00:00+00", '"00:00:00Z"'),
+        (encoding.zoned_times, "12:00:00+05:30:15", '"06:29:45Z"'),
+        (encoding.intervals, "00:00:00", "0"),
+        (encoding.intervals, "-00:00:01", "-1000000"),
+        (encoding.decimals(2), "-1.28", '"gA=="'),
+        (encoding.decimals(2), "1.28", '"AIA="'),
+        (encoding.free_decimals, "100", '{"scale":0,"value":"ZA=="}'),
+        (encoding.money, "-$1,234.50", '"/h3G"'),
+    ],
+)
+def test_values_are_written_as_java_does(encode, text, expected):
+    assert encode(pa.array([None, text], pa.large_string())).to_pylist() == [None, expected]
+
+
+@pytest.mark.parametrize(
+    ("encode", "text"),
+    [
+        (encoding.intervals, "@ 1 day"),
+        (encoding.zoned_times, "12:00"),
+        (encoding.points, "1,2"),
+        (encoding.decimals(2), "NaN"),
+        (encoding.free_decimals, "Infinity"),
+    ],
+)
+def test_what_cannot_be_written_is_an_error(encode, text):
+    with pytest.raises(Unholdable):
+        encode(pa.array([text]))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"target": "kafka", "format": "debezium"}, "has no database"),
+        ({"target": "kafka", "database": "shop"}, "database and schemas are of format debezium"),
+        ({"target": "kafka", "schemas": True}, "database and schemas are of format debezium"),
+        (
+            {"target": "nats", "database": "shop", "format": "debezium"},
+            "format: is of target 'rabbitmq' or 'kafka'",
+        ),
+        ({"target": "kafka", "format": "avro"}, "'avro' must be one of 'json', 'debezium'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(given, says):
+    with pytest.raises(ConfigError, match=says):
+        PublisherSettings.of("shop", "p", given)

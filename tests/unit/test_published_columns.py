@@ -1,0 +1,264 @@
+"""events/published_columns.py: what a rule hides is in no event, whatever column and table are called."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.errors import ConfigError, DriftError, TargetError
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.choices import ColumnChoice, LakeType, TableChoices
+from airflow_provider_pgrepl.replication.column_rules import ColumnRules
+from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows
+from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.values import typed_column
+from tests.support.histories import Known, Table, histories
+
+CHOICES = TableChoices()
+SALT, USERS = b"a salt", TableName("public", "users")
+FATES = ("exclude", "hash", "mask", "rename", "hash and rename", "none")
+
+
+def hashed(text: str | None) -> str | None:
+    return None if text is None else hashlib.sha256(SALT + text.encode()).hexdigest()
+
+
+def masked(text: str | None) -> str | None:
+    return None if text is None else "***"
+
+
+def rules_of(fates: dict[ColumnName, str]) -> ColumnRules:
+    def having(word: str) -> frozenset[ColumnName]:
+        return frozenset(column for column, fate in fates.items() if word in fate)
+
+    renamed = {column: f"{column.name} at the target" for column in having("rename")}
+    return ColumnRules(having("exclude"), having("hash"), having("mask"), renamed)
+
+
+@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@given(histories(), st.data())
+def test_rules_change_what_they_name_and_nothing_else(
+    history: tuple[list[Table], pa.Table], data: st.DataObject
+):
+    tables, rows = history
+    assume(len({table.record.name for table in tables}) == len(tables))
+    known, choices = Known(*(one.record for one in tables)), {one.record.name: one.choices for one in tables}
+    fates = {
+        ColumnName(table.record.name, column.name): data.draw(
+            st.sampled_from(("hash", "rename", "none") if column.is_identity else FATES)
+        )
+        for table in tables
+        for column in table.record.message.columns
+    }
+    given = (known, choices.__getitem__, TableSelection.parse(None))
+    few = data.draw(st.sampled_from([0, 1 << 30]))
+    try:
+        wanted = KeyedEvents(*given, few=few).of(rows)
+    except Exception:
+        return
+    found = KeyedEvents(*given, PublishedColumns(known, rules_of(fates), SALT), few=few).of(rows)
+    changes = [row for row in rows.to_pylist() if row["op"] in "IUDT"]
+    for event, other, row in zip(found, wanted, changes, strict=True):
+        if (event.left is None) != (other.left is None):
+            # NULL and JSON's null are one key as they are, and not by their hashes.
+            continue
+        record = known.find(row["relation_version"])
+        body, expected = json.loads(event.body), json.loads(other.body)
+        for side, texts in (("data", row["new"]), ("old", row["old"])):
+            assert body[side] == _expected(expected[side], texts, record, fates, row)
+        names = (_name(ColumnName(record.name, name), fates) for name in expected.get("unchanged", ()))
+        assert body.get("unchanged", []) == [name for name in names if name is not None]
+        assert {**body, "data": 0, "old": 0, "unchanged": 0, "op": 0} == {
+            **expected,
+            **dict.fromkeys(("data", "old", "unchanged", "op"), 0),
+        }
+
+
+def _name(column: ColumnName, fates: dict[ColumnName, str]) -> str | None:
+    fate = fates[column]
+    if "exclude" in fate:
+        return None
+    return f"{column.name} at the target" if "rename" in fate else column.name
+
+
+def _expected(
+    side: dict[str, Any] | None,
+    texts: list[str | None] | None,
+    record: RelationRecord,
+    fates: dict[ColumnName, str],
+    row: dict[str, Any],
+) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    found = {}
+    for index, column in enumerate(record.message.columns):
+        full = ColumnName(record.name, column.name)
+        name, fate = _name(full, fates), fates[full]
+        if column.name not in side or name is None:
+            continue
+        of = row["old"] if index in (row["unchanged"] or ()) and row["old"] else texts
+        assert of is not None
+        found[name] = (
+            hashed(of[index])
+            if "hash" in fate
+            else masked(of[index])
+            if "mask" in fate
+            else side[column.name]
+        )
+    return found
+
+
+# --- columns and tables that are renamed, and names that are wrong ---
+
+
+def users(*columns: tuple[str, int], table: TableName = USERS, keys: int = 1) -> RelationRecord:
+    """Of texts; a column is its name and attnum."""
+    made = (Column(name, attnum, 25, -1, "text", is_key=attnum <= keys) for name, attnum in columns)
+    return RelationRecord.of_catalog(Relation(16_400, table, tuple(made)))
+
+
+def published(record: RelationRecord, *others: RelationRecord, **rules: Any) -> dict[str, str]:
+    """What the target calls which column, with `#` where it is hidden."""
+    columns = dict(enumerate(record.catalog.columns)) if record.catalog else {}
+    given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
+    found = PublishedColumns(Known(record, *others), ColumnRules.parse(**given), SALT)
+    return {
+        one.name: ("#" if one.hide else "") + one.source.name
+        for one in found.of_stream(record, columns).values()
+    }
+
+
+def test_a_hidden_column_stays_hidden_when_it_or_its_table_is_renamed():
+    before, after = (
+        users(("id", 1), ("email", 2)),
+        users(("id", 1), ("mail", 2), table=TableName("crm", "people")),
+    )
+    rules = {"hash_columns": ("public.users.email",)}
+    assert published(before, after, **rules) == {"id": "id", "email": "#email"}
+    assert published(after, before, **rules) == {"id": "id", "mail": "#mail"}
+    assert published(after, before, exclude_columns=("public.users.email",)) == {"id": "id"}
+
+
+def test_where_nothing_tells_which_column_it_is_all_are_hidden():
+    known = users(("id", 1), ("email", 2), ("name", 3))
+    odd = replace(users(("a", 1), ("b", 2)), catalog=None)
+    columns = {
+        index: Column(one.name, index + 1, 25, -1, "text") for index, one in enumerate(odd.message.columns)
+    }
+    rules = ColumnRules.parse((), ("public.users.email",), (), {})
+    found = PublishedColumns(Known(known, odd), rules, SALT).of_stream(odd, columns)
+    assert all(one.hide for one in found.values())
+
+
+@pytest.mark.parametrize(
+    ("rules", "says"),
+    [
+        ({"hash_columns": ("public.users.emial",)}, "emial, which the publisher's settings name, was never"),
+        ({"rename_columns": {"public.users.emial": "x"}}, "emial, which"),
+        ({"mask_columns": ("public.users.id",)}, "id of public.users is of its key"),
+        ({"exclude_columns": ("public.users.id",)}, "id of public.users is of its key"),
+        ({"rename_columns": {"public.users.email": "id"}}, "two columns of public.users are called id"),
+    ],
+)
+def test_what_does_not_fit_the_table_stops_it(rules, says):
+    with pytest.raises(DriftError, match=says):
+        published(users(("id", 1), ("email", 2)), **rules)
+
+
+def test_rules_of_another_table_do_not_concern_it():
+    assert published(users(("id", 1)), hash_columns=("public.others.email",)) == {"id": "id"}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"hash_columns": ["email"]}, "hash_columns: 'email' is not a column's full name"),
+        (
+            {"hash_columns": ["a.b.c"], "mask_columns": ["a.b.c"]},
+            "c is named by hash_columns and by mask",
+        ),
+        (
+            {"exclude_columns": ["a.b.c"], "rename_columns": {"a.b.c": "d"}},
+            "exclude_columns and by rename",
+        ),
+        ({"rename_columns": {"a.b.c": 1}}, "rename_columns: a.b.c: 1 is no name"),
+        ({"rename_columns": {"a.b.c": ""}}, "is no name of a column"),
+        ({"rename_columns": {"a.b.c": "x", "a.b.d": "x"}}, "two columns of a.b are to be called 'x'"),
+        ({"rename_columns": ["a.b.c"]}, "must be an object"),
+    ],
+)
+def test_rules_that_cannot_be_are_refused(given, says):
+    with pytest.raises(ConfigError, match=rf"publishers: p: .*{says}"):
+        PublisherSettings.of("shop", "p", {"target": "kafka", **given})
+
+
+def test_hashed_and_renamed_goes_together():
+    given = {"hash_columns": ["a.b.c"], "rename_columns": {"a.b.c": "d"}}
+    assert PublisherSettings.of("shop", "p", {"target": "kafka", **given}).column_rules.all
+
+
+# --- snapshots on creek's wire ---
+
+
+def snapshot_of(relation: Relation, choices: TableChoices = CHOICES, **rules: Any) -> SnapshotRows:
+    given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
+    known = Known(RelationRecord.of_catalog(relation))
+    return SnapshotRows(relation, choices, PublishedColumns(known, ColumnRules.parse(**given), SALT))
+
+
+def test_a_snapshots_rows_are_hidden_as_those_of_the_stream():
+    relation = Relation(
+        16_400,
+        USERS,
+        (
+            Column("id", 1, 23, -1, "integer", is_key=True),
+            Column("age", 2, 23, -1, "integer"),
+            Column("born", 3, 1082, -1, "date"),
+            Column("password", 4, 25, -1, "text"),
+        ),
+    )
+    snapshot = snapshot_of(
+        relation,
+        hash_columns=("public.users.id", "public.users.age"),
+        mask_columns=("public.users.born",),
+        exclude_columns=("public.users.password",),
+        rename_columns={"public.users.id": "who"},
+    )
+    texts = {"id": ["7", "8"], "age": ["41", None], "born": ["2001-02-03", None], "password": ["x", None]}
+    rows = pa.table(
+        {
+            one.name: typed_column(one, USERS, CHOICES).parse(pa.array(texts[one.name], pa.string()))
+            for one in relation.columns
+        }
+    )
+    schema = fastavro.parse_schema(dict(snapshot.schema))  # type: ignore[arg-type,call-overload]
+    first, second = (
+        fastavro.schemaless_reader(io.BytesIO(row), schema, None) for row in snapshot.encode(rows)
+    )
+    assert first == {"who": hashed("7"), "age": hashed("41"), "born": "***"}
+    assert second == {"who": hashed("8"), "age": None, "born": None}
+
+
+def test_a_number_whose_text_the_lake_lacks_has_no_hash_in_a_snapshot():
+    relation = Relation(
+        16_400, USERS, (Column("id", 1, 23, -1, "int", is_key=True), Column("n", 2, 1700, -1, "numeric"))
+    )
+    decimal = TableChoices(others=ColumnChoice(unconstrained_numeric=LakeType("decimal", 20, 4)))
+    assert snapshot_of(relation, decimal)
+    assert snapshot_of(relation, hash_columns=("public.users.n",))
+    with pytest.raises(TargetError, match=r"n of public\.users is a decimal in the lake"):
+        snapshot_of(relation, decimal, hash_columns=("public.users.n",))
