@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from benchmarks import workload
 from benchmarks.source import Source
-from demo.kafka import JARS, KafkaBroker
+from demo.kafka import KafkaBroker
 from demo.postgres import free_port
 
 ENGINE = Path(__file__).resolve().parents[1] / ".debezium"
@@ -78,14 +78,15 @@ def _running(source: Source, publication: str, broker: KafkaBroker, folder: Path
         "bootstrap.servers": broker.servers,
         "offset.storage.file.filename": str(folder / "offsets"),
         "listeners": f"HTTP://127.0.0.1:{free_port()}",
-        "plugin.path": str(ENGINE),
-        "plugin.discovery": "only_scan",
+        # Connectors are on the classpath; in a folder of plugins each jar would be one alone.
+        "plugin.path": str(folder / "plugins"),
     }
     files = [
         _write(folder / "worker.properties", {**_WORKER, **worker}),
         _write(folder / "connector.properties", {**_CONNECTOR, **own}),
     ]
-    command = [shutil.which("java") or "java", "-Xmx1g", "-cp", f"{ENGINE}/*:{JARS}/*"]
+    (folder / "plugins").mkdir()
+    command = [shutil.which("java") or "java", "-Xmx1g", "-cp", f"{ENGINE}/*"]
     command += ["org.apache.kafka.connect.cli.ConnectStandalone", *files]
     with (folder / "connect.log").open("ab") as log:
         running = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)

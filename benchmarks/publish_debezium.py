@@ -13,7 +13,7 @@ from demo.kafka import KafkaBroker
 
 _REPEAT = 3
 _TABLE = "public.bench"
-_TIMES = 3.0
+_TIMES = 1.5
 """How many times as fast as Debezium it has to be."""
 
 

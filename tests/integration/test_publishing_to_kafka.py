@@ -244,7 +244,8 @@ def test_an_event_that_is_too_large_stops_its_table_alone(published):
     # Batches of small ones are larger than the topic takes; each of them is not.
     assert [one.value["data"]["id"] for one in sent if one.topic.endswith(".t")][-1] in (100, 201)
     assert {one.value["data"]["id"] for one in sent if one.topic.endswith(".t")} >= set(range(1, 101))
-    assert [one.value["data"]["id"] for one in sent if one.topic.endswith(".other")] == [1]
+    # What was under way beside it comes again, with the same id.
+    assert {one.value["data"]["id"] for one in sent if one.topic.endswith(".other")} == {1}
     (stopped,) = published.record.stopped.values()
     assert "max.message.bytes" in stopped.reason
     published.publisher(on_error="skip_and_record")

@@ -71,6 +71,16 @@ def test_values_are_written_as_java_does(encode, text, expected):
     assert encode(pa.array([None, text], pa.large_string())).to_pylist() == [None, expected]
 
 
+@settings(deadline=None)
+@given(st.lists(st.none() | st.integers(encoding._FIRST, encoding._LAST), max_size=20), st.integers(-1, 6))
+def test_moments_together_are_written_as_each_alone(counts: list[int | None], precision: int):
+    step = 10 ** (6 - precision) if precision >= 0 else 1
+    whole = [None if count is None else count // step * step for count in counts]
+    kept = [None if count is None or count < encoding._FIRST else count for count in whole]
+    alone = [None if one is None else f'"{encoding._zoned(one, precision)}"' for one in kept]
+    assert encoding._near_moments(pa.array(kept, pa.int64()), precision).to_pylist() == alone
+
+
 @pytest.mark.parametrize(
     ("encode", "text"),
     [

@@ -41,6 +41,8 @@ _ZONED_TIME = re.compile(r"(\d\d):(\d\d):(\d\d)(\.\d{1,6})?([+-])(\d\d)(?::(\d\d
 _POINT = re.compile(r"\(([^,]+),([^,]+)\)")
 _NAN = "a number that is none, which Debezium sends as NULL"
 _HINT = "let the column be a text (text_columns), or skip the event (on_error: skip_and_record)"
+_DATE_CHARACTERS, _SECOND_CHARACTERS = 10, 19
+"""So long is `2024-05-01`, and `2024-05-01 12:00:00`."""
 _FIRST, _LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 """Microseconds of the years 1 to 9999."""
 
@@ -98,7 +100,11 @@ def zoned_moments(precision: int) -> Encode:
     def encode(texts: pa.Array) -> pa.Array:
         infinite = pc.is_in(texts, pa.array(_INFINITIES, texts.type))
         finite = pc.if_else(infinite, pa.scalar(None, texts.type), texts)
-        counts = _parsed(1184, finite).cast(pa.int64()).to_pylist()
+        moments = _parsed(1184, finite).cast(pa.int64())
+        is_far = pc.or_(pc.less(moments, _FIRST), pc.greater(moments, _LAST))
+        if not pc.any(infinite).as_py() and not pc.any(is_far).as_py():
+            return _near_moments(moments, precision)
+        counts = moments.to_pylist()
         return pa.array(
             [
                 (None if text is None else f'"{text}"') if count is None else f'"{_zoned(count, precision)}"'
@@ -108,6 +114,17 @@ def zoned_moments(precision: int) -> Encode:
         )
 
     return encode
+
+
+def _near_moments(counts: pa.Array, precision: int) -> pa.Array:
+    """Those of years 1 to 9999, which Arrow writes as `2024-02-03 10:34:56.123456`."""
+    digits = 6 if precision < 0 else precision
+    texts = counts.view(pa.timestamp("us")).cast(TEXT)
+    texts = pc.binary_replace_slice(texts, _DATE_CHARACTERS, _DATE_CHARACTERS + 1, "T")
+    if digits < 6:
+        texts = pc.utf8_slice_codeunits(texts, 0, _SECOND_CHARACTERS + (digits + 1 if digits else 0))
+    quote, end, nothing = (pa.scalar(text, TEXT) for text in ('"', 'Z"', ""))
+    return pc.binary_join_element_wise(quote, texts, end, nothing)
 
 
 def times(precision: int) -> Encode:
