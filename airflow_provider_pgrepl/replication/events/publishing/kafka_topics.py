@@ -16,6 +16,8 @@ from airflow_provider_pgrepl.replication.events.publishing.routes import topic, 
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 _LONGEST = 249
+_MOST_ROUTES = 10_000
+"""Of business events; what they are called is data."""
 _BY_TABLE = "{table}"
 _ANSWER_S = 30.0
 _CLUSTERS_DEFAULT = -1
@@ -42,6 +44,8 @@ class Topics:
             return self._find(event.table)
         name = topic(event, self._settings)
         if name not in self._of_route:
+            if len(self._of_route) >= _MOST_ROUTES:
+                self._of_route.clear()
             self._of_route[name] = self._reason_to_refuse(name)
         if reason := self._of_route[name]:
             raise UnusableTopicError(reason)
