@@ -84,6 +84,7 @@ class KafkaBroker(BrokerProcess):
             "group.initial.rebalance.delay.ms=0",
             "auto.create.topics.enable=false",
             "offsets.topic.num.partitions=1",
+            "transaction.state.log.num.partitions=1",
             self.settings,
         )
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -12,7 +12,8 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.names import TableName
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
-_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""The place of one, `module:function`."""
 _REFERENCE = "see docs/reference/business-events.md"
 
 
@@ -77,7 +78,7 @@ def _parse_outbox(given: Mapping[str, Any]) -> Outbox:
 
 def _parse_transform(where: str, given: object) -> Rule:
     if isinstance(given, str):
-        if not _FUNCTION.fullmatch(given):
+        if not FUNCTION.fullmatch(given):
             raise ConfigError(
                 f"{where}: {given!r} is no place of a function", 'give it as "package.module:function"'
             )

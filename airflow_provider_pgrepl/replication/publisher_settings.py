@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.business_settings import Rule, parse_rules
+from airflow_provider_pgrepl.replication.business_settings import FUNCTION, Rule, parse_rules
 from airflow_provider_pgrepl.replication.column_rules import ColumnRules
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.setting_types import describe, is_of
@@ -30,10 +30,12 @@ _ONLY_OF = {
     "wire": "nats",
     "topic": "kafka",
     "tombstones": "kafka",
+    "transactions": "kafka",
     **dict.fromkeys(
         ("outbox", "transform", "messages", "route", "format", "source", "schemas", "cloudevents"),
         "rabbitmq or kafka",
     ),
+    **dict.fromkeys(("transform_transaction", "transaction_changes"), "rabbitmq or kafka"),
 }
 """Which target a setting is of, where it is not of all."""
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -50,18 +52,20 @@ class PublisherSettings:
     of the pipeline. `exchange`, of RabbitMQ: `pgrepl.<pipeline>` unless named. `namespace` and `database`,
     of NATS: what its streams are called by; `wire`: the version of creek's wire. `topic`, of Kafka: what
     each table's is called, `<pipeline>.{schema}.{table}` unless named; `tombstones`: whether a delete is
-    followed by one. `begin`: where the first run begins, `oldest` or `newest`. `on_error`: what becomes of
+    followed by one; `transactions`: whether what a transaction of the source changed is one of Kafka's, too.
+    `begin`: where the first run begins, `oldest` or `newest`. `on_error`: what becomes of
     a table when an event of it cannot be made, or the target refuses it for what it is. `unrouted`: whether
     an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
     at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
     of a Prometheus endpoint. `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: as
     ColumnRules has them; `salt_conn_id`: the Airflow connection whose password goes into each hash.
     `outbox`, `transform`: which tables' changes become business events, as `business_settings` has them;
-    `messages`: of which prefixes the logical messages do; `route`: how topics or routing keys of business
-    events are made of their `{route}` and `{type}`. `format`: of the bodies of changes, where the target does
-    not say it; with `debezium`, `database` is the source's, and `schemas` says whether each message carries
-    its schema. `cloudevents`: whether headers are those of CloudEvents, too. `source`: what both call the
-    source, `<pipeline>` unless named.
+    `transform_transaction`: a function that makes events of whole transactions, of `transaction_changes` each
+    at most; `messages`: of which prefixes logical messages are events; `route`: how topics or routing keys of
+    business events are made of their `{route}` and `{type}`. `format`: of the bodies of changes, where the
+    target does not say it; with `debezium`, `database` is the source's, and `schemas` says whether each
+    message carries its schema. `cloudevents`: whether headers are those of CloudEvents, too. `source`: what
+    both call the source, `<pipeline>` unless named.
     """
 
     name: str
@@ -74,6 +78,7 @@ class PublisherSettings:
     wire: Literal["v1", "v2"] = "v2"
     topic: str = ""
     tombstones: bool = False
+    transactions: bool = False
     begin: Literal["oldest", "newest"] = "oldest"
     on_error: OnError = "stop_table"
     unrouted: Unrouted = "error"
@@ -87,6 +92,8 @@ class PublisherSettings:
     salt_conn_id: str = ""
     outbox: dict[str, Any] = field(default_factory=dict)
     transform: dict[str, Any] = field(default_factory=dict)
+    transform_transaction: str = ""
+    transaction_changes: int = 100_000
     messages: tuple[str, ...] = ()
     route: str = ""
     format: Literal["json", "debezium"] = "json"
@@ -133,6 +140,11 @@ class PublisherSettings:
         found = cls(**fields)
         found._check_values(where)
         return found
+
+    @property
+    def whole(self) -> int | None:
+        """Of how many changes transactions may be that are read as a whole; None: they need not be."""
+        return self.transaction_changes if self.transform_transaction else None
 
     @property
     def place(self) -> str:
@@ -193,8 +205,28 @@ class PublisherSettings:
                 f"{where}: route: {self.route!r} names neither {{route}} nor {{type}}",
                 'give it as "shop.{route}"',
             )
+        if self.transform_transaction:
+            self._check_alone(where)
+        if self.transaction_changes <= 0:
+            raise ConfigError(f"{where}: transaction_changes: must be greater than 0")
         if self.tables == () and not self.messages:
             raise ConfigError(f"{where}: tables: none is named", "name some, or give null for all")
+
+    def _check_alone(self, where: str) -> None:
+        place = self.transform_transaction
+        if not FUNCTION.fullmatch(place):
+            raise ConfigError(
+                f"{where}: transform_transaction: {place!r} is no place of a function",
+                'give it as "package.module:function"',
+            )
+        given = [name for name in ("outbox", "transform", "messages", "schemas") if getattr(self, name)]
+        if self.format != "json":
+            given.append("format")
+        if given:
+            raise ConfigError(
+                f"{where}: transform_transaction makes all events, and {', '.join(given)} would make others",
+                "have the function do it, or give it another publisher",
+            )
 
     def _check_streams(self, where: str) -> None:
         if not self.database:

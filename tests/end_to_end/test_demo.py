@@ -18,7 +18,6 @@ IS_THERE = {"rabbitmq": rabbitmq.programs, "nats": nats.program, "kafka": kafka.
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("broker", list(IS_THERE))
 def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
     # Not pytest's folder: PostgreSQL's own user must be able to enter it.

@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.kafka import KafkaBroker
 from tests.support.kafka import KafkaTopics, kept_rows, running_kafka
+from tests.support.loop_disk import Disk, disk
 from tests.support.publishing import (
     changing,
     connected,
@@ -135,6 +136,34 @@ def test_a_connection_that_stalls_and_is_cut(received, behind_proxy, monkeypatch
         proxy.fall_silent()
         wait_until(lambda: "sent again" in received.log_tail(), 120, "the publisher to notice")
         proxy.speak_again()
+        published_more(received, 50)
+    finish(received)
+    assert_all_arrived(received, broker)
+
+
+@pytest.fixture
+def on_small_disk(tmp_path: Path) -> Iterator[tuple[KafkaBroker, Disk]]:
+    with disk(tmp_path) as small:
+        broker = KafkaBroker(small.folder)
+        broker.start()
+        try:
+            yield broker, small
+        finally:
+            broker.stop()
+
+
+def test_a_full_disk_holds_the_publisher_until_there_is_room_again(received, on_small_disk, monkeypatch):
+    """A broker whose disk is full ends; whoever gives it room starts it again."""
+    broker, small = on_small_disk
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
+    KafkaTopics(broker.servers, "db").make("public.t", 3)
+    with changing(received), publishing(received):
+        published_more(received, 50)
+        small.fill()
+        wait_until(lambda: "tried again in" in received.log_tail(), 120, "the publisher to notice")
+        broker.kill()
+        small.free()
+        broker.start()
         published_more(received, 50)
     finish(received)
     assert_all_arrived(received, broker)

@@ -23,7 +23,8 @@ from airflow_provider_pgrepl.replication.events.json_format import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import Delivery
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
-from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka, properties_of
+from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka
+from airflow_provider_pgrepl.replication.events.publishing.kafka_properties import properties_of
 from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
 from airflow_provider_pgrepl.replication.events.publishing.routes import topic_of

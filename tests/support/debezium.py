@@ -70,7 +70,10 @@ def debezium(dsn: str, publication: str, source: str) -> Iterator[list[DebeziumE
     port = launch_gateway(classpath=jars, die_on_exit=True, javaopts=["-Xmx512m"])
     gateway = JavaGateway(
         gateway_parameters=GatewayParameters(port=port),
-        callback_server_parameters=CallbackServerParameters(port=0),
+        # Threads of py4j's that hear of the end of a connection too late keep nobody from ending.
+        callback_server_parameters=CallbackServerParameters(
+            port=0, daemonize=True, daemonize_connections=True
+        ),
     )
     back = gateway.get_callback_server().get_listening_port()
     server = gateway.java_gateway_server

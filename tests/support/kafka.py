@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -77,9 +77,18 @@ class KafkaTopics:
         made = self._admin.create_topics([NewTopic(name, partitions, config=settings)])
         made[name].result()
 
+    def end(self, table: str, *, committed: bool = False) -> int:
+        """The offset behind a topic's first partition, or that up to which a consumer may read."""
+        level = "read_committed" if committed else "read_uncommitted"
+        given = {"bootstrap.servers": self._servers, "group.id": "test", "isolation.level": level}
+        with closing(Consumer(given)) as consumer:
+            _, high = consumer.get_watermark_offsets(TopicPartition(f"{self._prefix}.{table}", 0), timeout=30)
+            return int(high)
+
     def messages(self) -> list[KafkaMessage]:
         """All that topics hold; of each partition in its order, by topic."""
-        with closing(Consumer({"bootstrap.servers": self._servers, "group.id": "test"})) as consumer:
+        given = {"bootstrap.servers": self._servers, "group.id": "test", "enable.partition.eof": True}
+        with closing(Consumer(given)) as consumer:
             return self._all(consumer)
 
     def _all(self, consumer: Consumer) -> list[KafkaMessage]:
@@ -89,16 +98,22 @@ class KafkaTopics:
                 continue
             for number in sorted(topic.partitions):
                 partition = TopicPartition(name, number, 0)
-                low, high = consumer.get_watermark_offsets(partition, timeout=30)
+                low, _ = consumer.get_watermark_offsets(partition, timeout=30)
                 consumer.assign([TopicPartition(name, number, low)])
-                while low < high:
-                    one = consumer.poll(30)
-                    assert one is not None
-                    if one.error():
-                        raise KafkaException(one.error())
-                    found.append(_message(one))
-                    low = int(one.offset()) + 1
+                found += _up_to_the_end(consumer)
         return found
+
+
+def _up_to_the_end(consumer: Consumer) -> Iterator[KafkaMessage]:
+    """Of the partition that it is assigned; of what is committed."""
+    while True:
+        one = consumer.poll(30)
+        assert one is not None
+        if one.error():
+            if one.error().code() == KafkaError._PARTITION_EOF:
+                return
+            raise KafkaException(one.error())
+        yield _message(one)
 
 
 def _message(one: Any) -> KafkaMessage:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import count
 
@@ -24,7 +23,7 @@ Sent = tuple[int, int, int]
 class OutOfOrder:
     """Takes any of the events of its first connections, and then is lost; the last one takes all."""
 
-    stamp, is_connected = 0, True
+    stamp, is_connected, keeps_transactions = 0, True, False
 
     def __init__(self, taken: list[set[int]]) -> None:
         self._taken = [*taken]
@@ -41,14 +40,15 @@ class OutOfOrder:
         """Two batches are expected now."""
         self._expected = 2
 
-    def send(self, events: Sequence[Event]) -> Sending:
-        sending = Sending(events)
+    def send(self, sending: Sending) -> None:
         self._under_way.append(sending)
         if not self._taken:
-            self._take(sending, {event.position.ordinal for event in events})
+            self._take(sending, {event.position.ordinal for event in sending.events})
         elif len(self._under_way) >= self._expected:
             self._be_lost()
-        return sending
+
+    def commit(self) -> None:
+        """It keeps no transactions."""
 
     def _be_lost(self) -> None:
         taken = self._taken.pop(0)

@@ -108,6 +108,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         store.lock(pipeline.name, f"publish {settings.name}")
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
         record = _take(pipeline, settings, publisher_log, arguments.after)
+        _check_stopped(settings, record)
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
             return process.RETRY_MAY_HELP if arguments.until else process.DONE
@@ -141,6 +142,16 @@ def _check_rules(pipeline: Pipeline, settings: PublisherSettings) -> None:
                 " has never had such a table",
                 "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
             )
+
+
+def _check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
+    """Raise ConfigError when tables wait whose changes would be given to a function without the others'."""
+    if settings.whole is not None and record.stopped:
+        names = ", ".join(sorted(one.table for one in record.stopped.values()))
+        raise ConfigError(
+            f"publisher {settings.name} has transform_transaction, and {names} stopped before it had",
+            f"begin again where the first of them stopped: --after {record.needed_after}",
+        )
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:

@@ -7,15 +7,14 @@ import base64
 import json
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ConfigError, TransformError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent, Transform
-from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
@@ -77,6 +76,7 @@ def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) ->
         TableSelection.parse(settings.tables, settings.messages),
         after=None if lsn is None else LSN(max(0, lsn - 1)),
         make=maker_of(settings, process.hash_salt(settings), _traced),
+        whole=settings.whole,
     )
     for batch in reader.read():
         for event in batch:
@@ -87,17 +87,17 @@ def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) ->
             return
 
 
-def _traced(transform: Transform) -> Transform:
+def _traced(transform: Callable[[Any], Iterable[BusinessEvent] | None]) -> Callable[[Any], Any]:
     """Its errors are shown: whoever tries it may see the values of its changes."""
 
-    def try_out(change: Change) -> Iterable[BusinessEvent] | None:
+    def try_out(given: Any) -> list[BusinessEvent] | None:
         try:
-            found = transform(change)
+            found = transform(given)
             return None if found is None else list(found)
         except TransformError:
             raise
         except Exception:
-            sys.stderr.write(f"{traceback.format_exc()}given {change}\n")
+            sys.stderr.write(f"{traceback.format_exc()}given {given}\n")
             raise
 
     return try_out

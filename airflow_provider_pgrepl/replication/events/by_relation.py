@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS
@@ -58,6 +59,17 @@ class ByRelation(Generic[Made]):
                 made = self._shape(version, record).make(rows.take(pa.array(places)))
                 found |= zip(places.tolist(), made, strict=True)
         return [found[place] for place in sorted(found)]
+
+    def needed(self, rows: pa.Table) -> pa.Table:
+        """Those that `of` makes something of, or that tell of skipped transactions."""
+        is_change = pc.is_in(rows["op"], value_set=_LETTERS).to_numpy()
+        versions = rows["relation_version"].to_numpy()
+        is_needed = pc.equal(rows["op"], GAP).to_numpy().copy()
+        for version in np.unique(versions[is_change]).tolist():
+            record = self.relations.find(version)
+            if self.wanted.has(record.message.oid, record.names):
+                is_needed |= is_change & (versions == version)
+        return rows.filter(pa.array(is_needed))
 
     def is_of_wanted(self, oid: int) -> bool:
         """Whether a table may be wanted under a name that it ever had."""

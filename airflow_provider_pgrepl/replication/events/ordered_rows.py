@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +30,13 @@ _PIECE_ROWS, _PIECE_BYTES = 10_000, 16 << 20
 _ORDER = [("commit_lsn", "ascending"), ("ordinal", "ascending")]
 
 
+class Stretch(NamedTuple):
+    """Some rows, in order. `ends_transaction`: whether no row of the last one's transaction comes after."""
+
+    rows: pa.Table
+    ends_transaction: bool
+
+
 @dataclass(frozen=True)
 class _Piece:
     """Rows of a file whose commits are from `first_lsn` to `last_lsn`; where they begin and end."""
@@ -37,23 +46,35 @@ class _Piece:
     last: tuple[int, int]
 
 
-def ordered_rows(uri: str, files: list[ChangelogFile], after: EventPosition) -> Iterator[pa.Table]:
-    """What the changelog's files hold after a position: tables of ROW_SCHEMA, in order. `files`: of the
-    position's epoch, at least all that can hold what is at its LSN or above.
+def ordered_rows(
+    uri: str, files: list[ChangelogFile], after: EventPosition, most: int = _PIECE_ROWS
+) -> Iterator[Stretch]:
+    """What the changelog's files hold after a position: rows of ROW_SCHEMA, in order, so
+    many at `most`. `files`: of the position's epoch, at least all that can hold what is at its LSN or above.
 
     Raises ChangelogError when a file is gone, or when the files cannot be put in order: before anything is
     given of those.
     """
     filesystem, root = open_storage(uri)
     for overlapping in _overlapping(files):
-        for piece in _in_order(filesystem, root, overlapping):
+        pieces = _in_order(filesystem, root, overlapping)
+        for piece, following in pairwise([*pieces, None]):
+            assert piece is not None
             if piece.last <= (after.commit_lsn, after.ordinal):
                 continue
             rows = _between(_read(filesystem, root, piece.path), piece)
-            rows = _after(rows.sort_by(_ORDER), after)
-            step = min(_PIECE_ROWS, 1 + rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
-            for start in range(0, rows.num_rows, step):
-                yield rows.slice(start, step)
+            ends_transaction = following is None or following.first[0] != piece.last[0]
+            yield from _stretches(_after(rows.sort_by(_ORDER), after), most, ends_transaction)
+
+
+def _stretches(rows: pa.Table, most: int, ends_transaction: bool) -> Iterator[Stretch]:
+    """`ends_transaction`: of the last row."""
+    step = min(most, 1 + rows.num_rows * _PIECE_BYTES // max(1, rows.nbytes))
+    lsns = rows["commit_lsn"]
+    for start in range(0, rows.num_rows, step):
+        end = start + step
+        ends = ends_transaction if end >= rows.num_rows else lsns[end - 1] != lsns[end]
+        yield Stretch(rows.slice(start, step), ends)
 
 
 def _overlapping(files: list[ChangelogFile]) -> Iterator[list[ChangelogFile]]:

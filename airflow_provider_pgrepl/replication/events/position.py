@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
@@ -38,6 +38,12 @@ class EventPosition:
     def is_after_transaction(self) -> bool:
         """Whether nothing of its transaction comes after it."""
         return self.ordinal == _LAST
+
+    @property
+    def before_transaction(self) -> EventPosition:
+        """Before a transaction that it is amid; else itself."""
+        # What no transaction brought has an ordinal below 0.
+        return self if self.ordinal < 0 or self.is_after_transaction else replace(self, ordinal=-1)
 
     @classmethod
     def parse(cls, text: str) -> EventPosition:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +15,6 @@ from airflow_provider_pgrepl.errors import (
     ChangelogError,
     ConfigError,
     DriftError,
-    GapError,
     LakeUnavailableError,
     PgReplError,
     TransformError,
@@ -34,12 +33,17 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After, begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Made
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.fault import Fault, gap_error, too_many_changes
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.ordered_rows import ordered_rows
+from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch, ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
+from airflow_provider_pgrepl.replication.events.whole_transactions import (
+    TooManyChangesError,
+    whole_transactions,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 _OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
@@ -47,22 +51,15 @@ MESSAGES = "logical messages"
 """What their stream is called where a table would be."""
 
 
-@dataclass(frozen=True)
-class Fault:
-    """Why reading stopped: before the change, or the skipped transaction, at `position`, of these tables."""
-
-    error: PgReplError
-    position: EventPosition
-    relations: frozenset[int]
-
-
 class OrderedReader(Generic[Made]):
     """What is made of a pipeline's changes, by `make`, in their order.
 
-    `tables` may be a TableSelection, of which no table needs to be known yet.
+    `tables` may be a TableSelection, of which no table needs to be known yet. `whole`: transactions are given
+    to `make` as a whole; so many changes of one at most.
 
     `position`: after all that was given and looked through. Whoever writes it down as text, and gives it as
-    `after`, goes on there. `fault`: of the error that was raised last, if it is of tables and not of all.
+    `after`, goes on there. `ends_transaction`: whether nothing of its transaction comes after it. `fault`: of
+    the error that was raised last, if it is of tables and not of all.
     """
 
     def __init__(
@@ -72,6 +69,7 @@ class OrderedReader(Generic[Made]):
         *,
         after: After = None,
         make: Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Made]],
+        whole: int | None = None,
     ) -> None:
         root = lake.lake_root if isinstance(lake, Pipeline) else str(lake)
         self._followed = FollowedChangelog(changelog_uri(root))
@@ -81,8 +79,12 @@ class OrderedReader(Generic[Made]):
             selection = tables if isinstance(tables, TableSelection) else _selection(tables, relations)
             self._changes = make(relations, choices_of, selection)
             self.position = begin_after(open_changelog(changelog_uri(root)), after)
+        if whole is not None:
+            self.position = self.position.before_transaction
+        self._whole = whole
         self._changelog: ChangelogTail | None = None
-        self._rows: Iterator[pa.Table] = iter(())
+        self._stretches: Iterator[Stretch] = iter(())
+        self.ends_transaction = True
         self._next_fault: Fault | None = None
         self.fault: Fault | None = None
         self.durable_lsn = LSN(0)
@@ -142,14 +144,25 @@ class OrderedReader(Generic[Made]):
             self.durable_lsn = read_durable_lsn(changelog)
             files = changelog.files_above(LSN(max(0, self.position.commit_lsn - 1)))
             self._changelog = changelog
-            self._rows = ordered_rows(self._followed.uri, files, self.position)
-        rows = next(self._rows, None)
-        if rows is not None:
-            return self._take(rows)
+            self._stretches = ordered_rows(self._followed.uri, files, self.position)
+            if self._whole is not None:
+                self._stretches = whole_transactions(self._stretches, self._changes.needed, self._whole)
+        stretch = self._next_stretch()
+        if stretch is not None:
+            return self._take(*stretch)
         self._end(self._changelog)
         return None
 
-    def _take(self, rows: pa.Table) -> list[Made]:
+    def _next_stretch(self) -> Stretch | None:
+        try:
+            return next(self._stretches, None)
+        except TooManyChangesError as error:
+            place = EventPosition.after_transaction(self.position.epoch, error.commit_lsn)
+            assert self._whole is not None
+            self.fault = Fault(too_many_changes(place, self._whole), place, frozenset(), is_of_all=True)
+        raise self.fault.error
+
+    def _take(self, rows: pa.Table, ends_transaction: bool) -> list[Made]:
         gap = self._gap(rows)
         before = rows if gap is None else rows.filter(pc.less(rows["commit_lsn"], gap.position.commit_lsn))
         try:
@@ -157,8 +170,11 @@ class OrderedReader(Generic[Made]):
         except _OF_A_TABLE:
             before, changes = self._before_the_fault(before)
         self._next_fault = self._next_fault or gap
-        if before.num_rows:
-            self.position = _last_position(before)
+        if count := before.num_rows:
+            lsns = rows["commit_lsn"]
+            is_all = count == rows.num_rows
+            self.ends_transaction = ends_transaction if is_all else lsns[count - 1] != lsns[count]
+            self.position = self._last_position(before)
         return changes
 
     def _gap(self, rows: pa.Table) -> Fault | None:
@@ -177,33 +193,51 @@ class OrderedReader(Generic[Made]):
         lsn = LSN(min(found)[0])
         place = EventPosition.after_transaction(self.position.epoch, lsn)
         concerned = frozenset(oid for at, oid in found if at == lsn)
-        return Fault(_gap_error(place), place, concerned if has_messages else concerned - {NO_RELATION})
+        known = concerned if has_messages else concerned - {NO_RELATION}
+        return Fault(gap_error(place), place, known, self._whole is not None)
 
     def _before_the_fault(self, rows: pa.Table) -> tuple[pa.Table, list[Made]]:
         """Those before the first whose value cannot be held, which is raised next."""
-        good, bad = 0, rows.num_rows
+        starts = self._starts(rows)
+        good, bad = 0, len(starts) - 1
         while bad - good > 1:
             middle = (good + bad) // 2
             try:
-                self._changes.of(rows.slice(0, middle))
+                self._changes.of(rows.slice(0, starts[middle]))
             except _OF_A_TABLE:
                 bad = middle
             else:
                 good = middle
-        faulty = rows.slice(good, 1)
+        start = starts[good]
+        faulty = rows.slice(start, starts[good + 1] - start)
         try:
             self._changes.of(faulty)
         except _OF_A_TABLE as error:
-            place = _last_position(faulty)
+            place = self._last_position(faulty)
             mend = "give the pipeline instead of its lake root, with the column in text_columns"
             stated = type(error)(
                 f"{error.message}, in the change {place}",
                 f"{mend if isinstance(error, ValueRangeError) else error.hint}; or go on without this change:"
                 f" after={str(place)!r}",
             )
-            self._next_fault = Fault(stated, place, frozenset(faulty["relation_id"].to_pylist()))
-        before = rows.slice(0, good)
+            concerned = frozenset(faulty["relation_id"].to_pylist())
+            self._next_fault = Fault(stated, place, concerned, self._whole is not None)
+        before = rows.slice(0, start)
         return before, self._changes.of(before)
+
+    def _starts(self, rows: pa.Table) -> list[int]:
+        """Where what is made as one begins, and the end."""
+        if self._whole is None:
+            return list(range(rows.num_rows + 1))
+        lsns = rows["commit_lsn"].to_numpy()
+        return [*np.flatnonzero(np.diff(lsns, prepend=-1)).tolist(), rows.num_rows]
+
+    def _last_position(self, rows: pa.Table) -> EventPosition:
+        last = rows.slice(rows.num_rows - 1).select(["epoch", "commit_lsn", "ordinal"]).to_pylist()[0]
+        epoch, lsn = Epoch(last["epoch"]), LSN(last["commit_lsn"])
+        if self._whole is not None:
+            return EventPosition.after_transaction(epoch, lsn)
+        return EventPosition(epoch, lsn, last["ordinal"])
 
     def _end(self, changelog: ChangelogTail) -> None:
         """All that is durable has been read: a long wait shall not outlive what is kept."""
@@ -219,6 +253,7 @@ class OrderedReader(Generic[Made]):
             )
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         self.position = max(self.position, EventPosition.after_transaction(newest, durable))
+        self.ends_transaction = True
 
 
 class ChangeReader(OrderedReader[Change]):
@@ -234,14 +269,6 @@ class ChangeReader(OrderedReader[Change]):
         super().__init__(lake, tables, after=after, make=TypedChanges)
 
 
-def _gap_error(gap: EventPosition) -> GapError:
-    return GapError(
-        f"the transaction at {gap.commit_lsn}, which the server could not send, was skipped: no one has its"
-        " changes",
-        f"read the tables from the lake once they are resnapshotted, then go on with after={str(gap)!r}",
-    )
-
-
 def _selection(tables: Collection[str] | None, relations: KnownRelations) -> TableSelection:
     wanted, known = TableSelection.parse(tables), relations.names()
     if unknown := sorted(map(str, (wanted.names or frozenset()) - known)):
@@ -251,11 +278,6 @@ def _selection(tables: Collection[str] | None, relations: KnownRelations) -> Tab
             " change or snapshot on",
         )
     return wanted
-
-
-def _last_position(rows: pa.Table) -> EventPosition:
-    last = rows.slice(rows.num_rows - 1).select(["epoch", "commit_lsn", "ordinal"]).to_pylist()[0]
-    return EventPosition(Epoch(last["epoch"]), LSN(last["commit_lsn"]), last["ordinal"])
 
 
 @contextmanager

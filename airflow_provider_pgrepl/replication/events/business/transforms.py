@@ -20,7 +20,8 @@ def transform_of(rule: Rule) -> Transform:
         return lambda change: _of_outbox(rule, change)
     if isinstance(rule, FieldMapping):
         return lambda change: _of_fields(rule, change)
-    return _imported(rule)
+    function: Transform = imported(rule)
+    return function
 
 
 def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
@@ -98,7 +99,8 @@ def _content_type(change: Change, column: str, payload: Any) -> str:
     return "application/octet-stream" if isinstance(payload, bytes) else "text/plain"
 
 
-def _imported(place: str) -> Transform:
+def imported(place: str) -> Any:
+    """A function, by `module:function`. Raises ConfigError."""
     module, _, name = place.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -109,5 +111,4 @@ def _imported(place: str) -> Transform:
         ) from None
     if not callable(found):
         raise ConfigError(f"transform: {place} is no function")
-    function: Transform = found
-    return function
+    return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -85,24 +85,33 @@ class _Transformed:
         return (self._events(change) for change in self.typed.changes.make(rows))
 
     def _events(self, change: Change) -> list[Event]:
-        found = enumerate(self._transformed(change))
-        return [_event(change, number, one, self.typed) for number, one in found]
+        table = str(self.typed.changes.table)
+        found = transformed(self.transform, change, table, change.commit_lsn)
+        return [_event(change, number, one, self.typed) for number, one in enumerate(found)]
 
-    def _transformed(self, change: Change) -> list[BusinessEvent]:
-        failed = ""
-        try:
-            found = list(self.transform(change) or ())
-            failed = next(filter(None, map(_fault, found)), "")
-            if not failed:
-                return found
-        except TransformError:
-            raise
-        except Exception as error:  # noqa: BLE001 - a user's function; its text may hold values
-            failed = type(error).__name__
-        raise TransformError(
-            f"the transform of {self.typed.changes.table} failed: {failed}",
-            f"`pgrepl events try FILE.json --publisher NAME --lsn {change.commit_lsn}` shows where",
-        )
+
+Given = TypeVar("Given")
+
+
+def transformed(
+    function: Callable[[Given], Iterable[BusinessEvent] | None], given: Given, what: str, at: LSN
+) -> list[BusinessEvent]:
+    """What a function makes of a change, or of a transaction, that committed there; `what`: of whose changes
+    it is. Raises TransformError, without what may hold values."""
+    failed = ""
+    try:
+        found = list(function(given) or ())
+        failed = next(filter(None, map(_fault, found)), "")
+        if not failed:
+            return found
+    except TransformError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a user's function; its text may hold values
+        failed = type(error).__name__
+    raise TransformError(
+        f"the transform of {what} failed: {failed}",
+        f"`pgrepl events try FILE.json --publisher NAME --lsn {at}` shows where",
+    )
 
 
 def _fault(made: object) -> str:
@@ -117,15 +126,16 @@ def _event(change: Change, number: int, made: BusinessEvent, typed: JsonShape) -
     """The first has the change's own id; those after it a number more."""
     name = change.id if number == 0 else f"{change.id}.{number}"
     headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
-    said = Business(made.route or change.table, made.type or change.op, _kind_of(made), headers)
-    place, at, body = change.position, change.commit_ts, _bytes(made.body)
+    said = Business(made.route or change.table, made.type or change.op, kind_of(made), headers)
+    place, at, body = change.position, change.commit_ts, as_bytes(made.body)
     event = Event(place, name, change.relation_id, change.table, change.op, at, body)
-    event.key = typed.key_of(change) if made.key is None else _bytes(made.key)
+    event.key = typed.key_of(change) if made.key is None else as_bytes(made.key)
     event.business = said
     return event
 
 
-def _kind_of(made: BusinessEvent) -> str:
+def kind_of(made: BusinessEvent) -> str:
+    """Its content type."""
     if made.content_type:
         return made.content_type
     if isinstance(made.body, bytes):
@@ -133,7 +143,8 @@ def _kind_of(made: BusinessEvent) -> str:
     return "text/plain" if isinstance(made.body, str) and not isinstance(made.body, Json) else _JSON
 
 
-def _bytes(value: Any) -> bytes:
+def as_bytes(value: Any) -> bytes:
+    """A body or key, as it is sent."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, Json):

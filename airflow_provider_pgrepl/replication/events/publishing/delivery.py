@@ -28,6 +28,10 @@ class TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
     """It is time to end, and what is under way may not have arrived."""
 
 
+class TransactionLost(Exception):  # noqa: N818 - nothing went wrong that cannot be done again
+    """What was sent since the last commit has to be read again, and sent."""
+
+
 @dataclass
 class _Batch:
     """Events under way; `settled` and `refusals` are of sendings before the present one."""
@@ -44,7 +48,9 @@ class Delivery:
 
     `begin_generation` is called whenever the target was connected, before anything is sent: it raises
     FencedError, or returns a number above all before it. Methods raise TimeToEnd, TargetError when the target
-    refuses for good, and what `begin_generation` and a batch's `then` raise.
+    refuses for good, and what `begin_generation` and a batch's `then` raise. With a target that keeps
+    transactions nothing is sent again from here, where no transaction's events are all kept: TransactionLost
+    is raised instead, once the target is there again.
     """
 
     def __init__(
@@ -80,13 +86,18 @@ class Delivery:
             self._pause_s = _FIRST_PAUSE_S
             self.connect()
 
-    def send(self, events: Sequence[Event], then: Then) -> None:
+    def send(self, events: Sequence[Event], then: Then, *, ends_transaction: bool = True) -> None:
         """Begin to send; `then` is called by who settles, when the target has acknowledged or refused all."""
-        self._batches.append(_Batch(self._start(events), then))
+        self._batches.append(_Batch(self._start(events, ends_transaction), then))
 
     def settle_down_to(self, count: int) -> None:
-        """Wait for the oldest batches until only so many are under way."""
+        """Wait for the oldest batches until only so many are under way. Those of a transaction that has more
+        to come are not waited for, unless it is for all."""
+        if count == 0:
+            self._target.commit()
         while len(self._batches) > count:
+            if self._batches[0].sending.is_held:
+                return
             while not self._batches[0].sending.wait(_LOOK_S):
                 if self._wait(0.0):
                     raise TimeToEnd
@@ -94,9 +105,12 @@ class Delivery:
 
     def finish(self, seconds: float) -> None:
         """Wait a little for what is under way, so that it need not be sent again."""
+        if self._batches and self._batches[-1].sending.ends_transaction:
+            self._target.commit()
         deadline = time.monotonic() + seconds
-        while self._batches and self._batches[0].sending.wait(max(0.0, deadline - time.monotonic())):
-            if self._batches[0].sending.error is not None:
+        while self._batches and not self._batches[0].sending.is_held:
+            sending = self._batches[0].sending
+            if not sending.wait(max(0.0, deadline - time.monotonic())) or sending.error is not None:
                 return
             self._settle_oldest()
 
@@ -104,10 +118,12 @@ class Delivery:
         """End the connection to the target."""
         self._target.close()
 
-    def _start(self, events: Sequence[Event]) -> Sending:
+    def _start(self, events: Sequence[Event], ends_transaction: bool = True) -> Sending:
         for event in events:
             event.generation = self._generation
-        return self._target.send(events)
+        sending = Sending(events, ends_transaction=ends_transaction)
+        self._target.send(sending)
+        return sending
 
     def _settle_oldest(self) -> None:
         batch = self._batches[0]
@@ -115,15 +131,20 @@ class Delivery:
             self._send_again(batch.sending.error)
             return
         self._batches.popleft()
-        if batch.sending.events:
+        if batch.sending.count:
             self._pause_s = 0.0
-        batch.then(batch.settled + len(batch.sending.events), [*batch.refusals, *batch.sending.refusals])
+        batch.then(batch.settled + batch.sending.count, [*batch.refusals, *batch.sending.refusals])
 
     def _send_again(self, error: PgReplError) -> None:
         if not isinstance(error, TargetUnavailableError):
             raise error
         log.warning("%s; what is not acknowledged is sent again", error.message)
         self._progress.reconnects += 1
+        if self._target.keeps_transactions:
+            self._progress.resent += sum(batch.sending.count for batch in self._batches)
+            self._batches.clear()
+            self.connect()
+            raise TransactionLost
         # All that stands after the first event that is not settled, settled or not: of those before it a
         # consumer hears in a new generation, and would take what they say for the last word.
         rests: list[Sequence[Event]] = []

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from airflow_provider_pgrepl.replication.events.business.business_event import Transform
-from airflow_provider_pgrepl.replication.events.business.transforms import transform_of
+from airflow_provider_pgrepl.replication.events.business.transaction_function import TransactionFunction
+from airflow_provider_pgrepl.replication.events.business.transforms import imported, transform_of
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvents
 from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.events.published_columns import Publish
 from airflow_provider_pgrepl.replication.events.publishing.business_events import BusinessEvents
 from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
+from airflow_provider_pgrepl.replication.events.publishing.transaction_events import TransactionEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -23,10 +24,12 @@ Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
 
 
 def maker_of(
-    settings: PublisherSettings, salt: bytes = b"", wrapped: Callable[[Transform], Transform] | None = None
+    settings: PublisherSettings, salt: bytes = b"", wrapped: Callable[[Any], Any] | None = None
 ) -> Maker:
     """What makes the events of a publisher, given what is read. `salt`: of hashes; `wrapped`: makes of each
     transform another. Raises ConfigError for a transform that cannot be imported."""
+    if settings.transform_transaction:
+        return _of_transactions(settings, salt, wrapped)
     kind: Callable[..., ByRelation[Any]] = _kind_of(settings)
     transforms = {table: transform_of(rule) for table, rule in settings.rules.items()}
     if wrapped is not None:
@@ -39,6 +42,18 @@ def maker_of(
             return plain
         typed = JsonEvents if settings.target == "rabbitmq" else KeyedEvents
         return BusinessEvents(plain, typed(relations, choices_of, wanted, published), transforms)
+
+    return make
+
+
+def _of_transactions(settings: PublisherSettings, salt: bytes, wrapped: Callable[[Any], Any] | None) -> Maker:
+    function: TransactionFunction = imported(settings.transform_transaction)
+    if wrapped is not None:
+        function = wrapped(function)
+
+    def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
+        published = PublishedColumns(relations, settings.column_rules, salt)
+        return TransactionEvents(function, relations, choices_of, wanted, published)
 
     return make
 

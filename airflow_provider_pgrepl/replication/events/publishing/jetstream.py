@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept
 from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
-from airflow_provider_pgrepl.replication.events.publishing.target import Sending
+from airflow_provider_pgrepl.replication.events.publishing.target import Linked
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 _SCHEMES = ("nats", "tls")
 
 
-class JetStream:
+class JetStream(Linked[JetStreamLink]):
     """A connection, served by a thread of its own. `uri`: `nats://user:password@host:port`, or `tls://…`,
     several with commas between; never shown.
 
@@ -25,6 +23,7 @@ class JetStream:
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
+        super().__init__()
         self.servers = uri.split(",")
         if not all(map(_is_readable, self.servers)):
             raise TargetError(
@@ -36,7 +35,6 @@ class JetStream:
         self.sent = Sent()
         self.accept_snapshot: Accept | None = None
         """Given each request for a snapshot; the subject to which it will be sent, or None."""
-        self._link: JetStreamLink | None = None
 
     @property
     def stamp(self) -> int:
@@ -46,27 +44,12 @@ class JetStream:
     def stamp(self, stamp: int) -> None:
         self._stamps.last = stamp
 
-    @property
-    def is_connected(self) -> bool:
-        return self._link is not None and self._link.is_open
-
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login or a right is refused."""
         self.close()
         link = JetStreamLink(self.servers, self._settings, self._stamps, self.sent, self.accept_snapshot)
         link.start()
         self._link = link
-
-    def send(self, events: Sequence[Event]) -> Sending:
-        sending = Sending(events)
-        assert self._link is not None
-        self._link.send(sending)
-        return sending
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.stop()
-            self._link = None
 
 
 def _is_readable(server: str) -> bool:

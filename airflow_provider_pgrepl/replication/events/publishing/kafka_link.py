@@ -15,6 +15,11 @@ from confluent_kafka.admin import AdminClient
 from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import Message, messages_of
+from airflow_provider_pgrepl.replication.events.publishing.kafka_properties import (
+    TRANSACTION_TIMEOUT,
+    of_admin,
+    of_producer,
+)
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
     OF_ANOTHER,
     TOO_LARGE,
@@ -27,6 +32,7 @@ from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import (
     Topics,
     UnusableTopicError,
 )
+from airflow_provider_pgrepl.replication.events.publishing.kafka_transactions import KafkaTransactions
 from airflow_provider_pgrepl.replication.events.publishing.routes import topic
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -34,28 +40,6 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 log = logging.getLogger("confluent_kafka")
 
 _CONNECT_S, _TRY_S, _CLOSE_S, _POLL_S, _FULL_S = 20.0, 2.0, 10.0, 0.2, 0.02
-_ANSWER_MS = 60_000
-"""How long a message may take, all of the client's own attempts included."""
-_GIVEN = {
-    # In order, each once, for as long as the producer lives; and counted when all replicas in sync have it.
-    "enable.idempotence": True,
-    "acks": "all",
-    "message.timeout.ms": _ANSWER_MS,
-    "socket.timeout.ms": _ANSWER_MS // 3,
-    # Where Kafka's own clients put a key.
-    "partitioner": "murmur2_random",
-    "queue.buffering.max.messages": 200_000,
-    "queue.buffering.max.kbytes": 64 << 10,
-    "linger.ms": 5,
-}
-_OF_CODE = ("plugin.library.paths", "sasl.kerberos.kinit.cmd", "default.topic.config")
-NOT_CHOSEN = {"bootstrap.servers", "transactional.id", "delivery.report.only.error", *_OF_CODE, *_GIVEN} - {
-    "linger.ms"
-}
-"""Properties that a URI may not set: order and delivery depend on them, or they run something."""
-_OVERHEAD = 1024
-"""Of a message, beside its body: key, headers, and what Kafka adds."""
-
 
 _Delivered = Callable[[KafkaError | None, Any], None]
 
@@ -81,15 +65,17 @@ class KafkaLink:
     """The publisher's thread calls `send`; what becomes of messages is heard in a thread of its own."""
 
     def __init__(
-        self, properties: Mapping[str, Any], settings: PublisherSettings, *, one_by_one: bool
+        self,
+        properties: Mapping[str, Any],
+        settings: PublisherSettings,
+        refused: dict[str, str],
+        *,
+        one_by_one: bool,
     ) -> None:
-        self._settings = settings
-        largest = settings.max_event_bytes + _OVERHEAD
-        self._properties = {**properties, **_GIVEN, "message.max.bytes": max(largest, 1_000_000)}
-        if "linger.ms" in properties:
-            self._properties["linger.ms"] = properties["linger.ms"]
-        if one_by_one:
-            self._properties["batch.num.messages"] = 1
+        """`refused`: by id, why events are not taken, for which a transaction had to be begun again."""
+        self._settings, self._refused = settings, refused
+        self._properties = of_producer(properties, settings, one_by_one=one_by_one)
+        self._transactions: KafkaTransactions | None = None
         self.is_one_by_one = one_by_one
         self.met_large = False
         """Whether a batch was refused, in which there may be one message that is to blame."""
@@ -104,12 +90,16 @@ class KafkaLink:
         for a property that librdkafka does not take."""
         try:
             self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
-            admin = AdminClient(self._properties_of_admin(), logger=log)
+            admin = AdminClient(of_admin(self._properties), logger=log)
         except (KafkaException, TypeError, ValueError, AttributeError) as error:
             raise property_error(error, self._properties) from None
         self._topics = Topics(self._settings, self._producer, admin)
         try:
             self._wait_for_brokers()
+            if self._settings.transactions:
+                timeout_ms = int(self._properties[TRANSACTION_TIMEOUT])
+                self._transactions = KafkaTransactions(self._producer, timeout_ms)
+                self._transactions.begin()
         except BaseException:
             self._release()
             raise
@@ -128,16 +118,14 @@ class KafkaLink:
                 if self._error is not None or time.monotonic() > deadline:
                     raise self._error or error_of(error.args[0]) from None
 
-    def _properties_of_admin(self) -> dict[str, Any]:
-        ours = {"message.max.bytes", "batch.num.messages", *_GIVEN} - {"socket.timeout.ms"}
-        return {name: value for name, value in self._properties.items() if name not in ours}
-
     @property
     def is_open(self) -> bool:
         return self._error is None
 
     def stop(self) -> None:
         """What is not acknowledged fails."""
+        if self._transactions is not None and self._error is None:
+            self._transactions.abort()
         self._is_stopping = True
         self._thread.join(_CLOSE_S)
         self._release()
@@ -145,6 +133,7 @@ class KafkaLink:
     def _release(self) -> None:
         """The producer knows this link, and this link the producer: its threads would stay for a while."""
         del self._producer, self._topics
+        self._transactions = None
 
     # --- the publisher's thread ---
 
@@ -156,6 +145,11 @@ class KafkaLink:
         if self._has_found:
             self._fail(away("messages are sent in batches again"))
         try:
+            if self._transactions is not None:
+                if self._transactions.is_whole:
+                    self.commit()
+                if self._error is None:
+                    self._transactions.take(sending)
             for index, event in enumerate(sending.events):
                 if self._error is not None:
                     break
@@ -165,7 +159,23 @@ class KafkaLink:
         if self._error is not None:
             sending.fail(self._error)
 
+    def commit(self) -> None:
+        """End the transaction, if there is one, once all of it has arrived."""
+        transactions = self._transactions
+        if transactions is not None and transactions.is_open and self._error is None:
+            try:
+                transactions.commit()
+            except PgReplError as error:
+                self._fail(error)
+            else:
+                self._refused.clear()
+                with self._lock:
+                    self._sendings = {key: one for key, one in self._sendings.items() if not one.is_done}
+
     def _send(self, sending: Sending, index: int, event: Event) -> None:
+        if event.id in self._refused:
+            self._settle(sending, index, Refusal(event, self._refused[event.id]))
+            return
         try:
             name = self._topics.find(event)
         except UnusableTopicError as error:
@@ -206,6 +216,9 @@ class KafkaLink:
         try:
             while self._error is None and not self._is_stopping:
                 producer.poll(_POLL_S)
+        except KafkaException as error:
+            # A fatal one.
+            self._fail(self._reason(error.args[0]))
         finally:
             self._fail(away("the connection was closed"))
             producer.purge(blocking=False)
@@ -217,7 +230,12 @@ class KafkaLink:
             event = sending.events[index]
             reason = self._reason_to_refuse(error, topic(event, self._settings))
             if not reason:
-                self._fail(error_of(error))
+                self._fail(self._reason(error))
+                return
+            if self._transactions is not None:
+                # A message that fails ends its transaction.
+                self._refused[event.id] = reason
+                self._fail(away("what was not taken is left out, and its transaction sent again"))
                 return
             refusal = Refusal(event, reason)
         self._settle(sending, index, refusal)
@@ -244,9 +262,13 @@ class KafkaLink:
 
     def _said(self, error: KafkaError) -> None:
         """Called in `poll`. Single brokers may be away; the client sees to that."""
-        found = error_of(error)
+        found = self._reason(error)
         if error.fatal() or not isinstance(found, TargetUnavailableError):
             self._fail(found)
+
+    def _reason(self, error: KafkaError) -> PgReplError:
+        transactions = self._transactions
+        return error_of(error) if transactions is None else transactions.reason_of(error)
 
     def _fail(self, error: PgReplError) -> None:
         """The first reason is the one that is told."""

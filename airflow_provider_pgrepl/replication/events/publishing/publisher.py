@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 
-from airflow_provider_pgrepl.errors import ChangelogError, FencedError, PgReplError
+from airflow_provider_pgrepl.errors import ChangelogError, FencedError, PgReplError, TargetError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.publishing.delivery import Delivery, TimeToEnd, Wait
+from airflow_provider_pgrepl.replication.events.publishing.delivery import (
+    Delivery,
+    TimeToEnd,
+    TransactionLost,
+    Wait,
+)
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
-from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
+from airflow_provider_pgrepl.replication.events.publishing.kept_record import KeptRecord
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
     PublisherLog,
     PublisherRecord,
     missed,
 )
 from airflow_provider_pgrepl.replication.events.publishing.stamps import above_all
-from airflow_provider_pgrepl.replication.events.publishing.stopped_tables import StoppedTables
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Target
+from airflow_provider_pgrepl.replication.events.publishing.transaction_events import TRANSACTIONS
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -62,20 +65,21 @@ class Publisher:
         """`record`: as `publisher_log` has it."""
         self._pipeline, self._settings = pipeline, settings
         self._selection = TableSelection.parse(settings.tables, settings.messages)
-        self._log, self._wait, self._target = publisher_log, wait, target
-        self.record = replace(record, error="", reason="", hint="")
-        self.progress = PublisherProgress(
-            published_lsn=record.position.commit_lsn, stopped=len(record.stopped)
-        )
-        self._is_saved, self._saved_at = True, time.monotonic()
+        self._wait, self._target = wait, target
+        self._state = KeptRecord(publisher_log, record, lambda: target.stamp)
+        self._stopped, self.progress = self._state.stopped, self._state.progress
         if record.generation:
             changelog = open_changelog(changelog_uri(pipeline.lake_root))
             target.stamp = above_all(record.stamp, read_durable_lsn(changelog))
-        self._delivery = Delivery(target, wait, self.progress, self._begin_generation)
-        self._stopped = StoppedTables(record.stopped)
+        self._delivery = Delivery(target, wait, self.progress, self._state.begin_generation)
         self._reader: OrderedReader[Event] | None = None
         self._make = maker_of(settings, salt)
         self._left_out: set[int] = set()
+
+    @property
+    def record(self) -> PublisherRecord:
+        """How it stands now."""
+        return self._state.record
 
     def run(self, until: LSN | None = None) -> bool:
         """Until it is time to end, or all at or before an LSN is published; whether it is.
@@ -85,15 +89,15 @@ class Publisher:
         try:
             reached = self._run(until)
             self._delivery.finish(_FINISH_S)
-            self._save()
+            self._state.save()
         except FencedError:
             raise
         except ChangelogError as error:
             gone = missed(error, self.record, self._settings.name)
-            self._note_failure(gone)
+            self._state.note_failure(gone)
             raise gone from error
         except PgReplError as error:
-            self._note_failure(error)
+            self._state.note_failure(error)
             raise
         finally:
             self._delivery.close()
@@ -102,9 +106,13 @@ class Publisher:
     def _run(self, until: LSN | None) -> bool:
         try:
             self._delivery.connect()
-            if self._stopped.tables:
-                self._catch_up()
-            return self._follow(until)
+            while self._stopped.tables:
+                with suppress(TransactionLost):
+                    self._catch_up()
+                    break
+            while True:
+                with suppress(TransactionLost):
+                    return self._follow(until)
         except TimeToEnd:
             return False
 
@@ -112,7 +120,7 @@ class Publisher:
 
     def _catch_up(self) -> None:
         """Publish what stopped tables have missed, up to where all others are."""
-        end, waiting = self.record.position, self._kept()
+        end, waiting = self._state.position, self._kept()
         if waiting:
             # What came right before one stopped may have been on its way when the last run ended.
             begin = min([end, *waiting.values()])
@@ -130,25 +138,25 @@ class Publisher:
                 position = min(reader.position, end)
                 self._send(before, partial(self._stopped.has_caught_up_to, position, set(waiting)))
                 self._delivery.settle_down_to(_UNDER_WAY - 1)
-                self._save_when_due()
+                self._state.save_when_due()
                 if self._wait(0.0):
                     raise TimeToEnd
             self._delivery.settle_down_to(0)
             for table in self._stopped.go_on_with(waiting):
                 log.info("%s, which had stopped, is published again", table.table)
-        self._save()
+        self._state.save()
 
     def _kept(self) -> dict[int, EventPosition]:
         """Stopped tables whose changes are all there, and after which position these are."""
         changelog = open_changelog(changelog_uri(self._pipeline.lake_root))
         found = {}
         for oid, table in list(self._stopped.tables.items()):
-            found[oid] = min(table.after, self.record.position)
+            found[oid] = min(table.after, self._state.position)
             try:
                 check_kept(changelog, found[oid])
             except ChangelogError as error:
                 if self._settings.on_error == "skip_and_record":
-                    self._skip([(str(found[oid]), table.table, error.message)])
+                    self._state.add_skipped([(str(found[oid]), table.table, error.message)])
                     found[oid] = begin_after(changelog, None)
                 else:
                     del found[oid]
@@ -156,26 +164,28 @@ class Publisher:
         return found
 
     def _follow(self, until: LSN | None) -> bool:
-        self._reader = reader = self._read_after(self.record.position)
+        self._reader = reader = self._read_after(self._state.position)
         self._left_out = set(self._stopped.tables)
         reader.leave_out(self._stopped.group(self._left_out))
         while True:
             events = self._next(reader)
             self.progress.durable_lsn = reader.durable_lsn
             if events is not None:
-                self._send(events, partial(self._advance, reader.position))
+                self._send(events, partial(self._state.advance, reader.position))
             self._delivery.settle_down_to(0 if events is None else _UNDER_WAY - 1)
             if events is None:
-                self._advance(reader.position)
-                if until is not None and self.record.position.commit_lsn >= until:
+                self._state.advance(reader.position)
+                if until is not None and self._state.position.commit_lsn >= until:
                     return True
                 self._delivery.keep_connected()
-            self._save_when_due()
+            self._state.save_when_due()
             if self._wait(_POLL_S if events is None else 0.0):
                 return False
 
     def _read_after(self, position: EventPosition) -> OrderedReader[Event]:
-        return OrderedReader(self._pipeline, self._selection, after=position, make=self._make)
+        return OrderedReader(
+            self._pipeline, self._selection, after=position, make=self._make, whole=self._settings.whole
+        )
 
     def _next(self, reader: OrderedReader[Event], end: EventPosition | None = None) -> list[Event] | None:
         """What comes next; nothing where a table's fault was passed over; None: no more, or beyond `end`."""
@@ -189,12 +199,17 @@ class Publisher:
             return None
         # What came before it is known to have arrived, or been refused, before anything is noted of it.
         self._delivery.settle_down_to(0)
-        if not fault.relations:
+        if fault.is_of_all and self._settings.on_error == "stop_table":
+            raise fault.error
+        if fault.is_of_all:
+            self._state.add_skipped([(str(fault.position), TRANSACTIONS, fault.error.message)])
+            reader.pass_fault()
+        elif not fault.relations:
             log.warning("%s: its messages, if it had any; tables are not concerned", fault.error.message)
             reader.pass_fault()
         elif self._settings.on_error == "skip_and_record":
             tables = ", ".join(" or ".join(reader.names_of(oid)) for oid in sorted(fault.relations))
-            self._skip([(str(fault.position), tables, fault.error.message)])
+            self._state.add_skipped([(str(fault.position), tables, fault.error.message)])
             reader.pass_fault()
         else:
             for oid in fault.relations:
@@ -203,30 +218,17 @@ class Publisher:
 
     # --- sending ---
 
-    def _begin_generation(self) -> int:
-        """Whoever has taken this publisher's place makes this fail, before anything is sent.
-
-        By the clock, so that it grows though the record, or the lake, was lost and begun again.
-        """
-        generation = max(self.record.generation + 1, int(time.time()))
-        self.record = replace(self.record, generation=generation)
-        self._save()
-        return generation
-
     def _send(self, events: Sequence[Event], then: Callable[[], None]) -> None:
-        self._delivery.send(events, partial(self._take_note, then))
+        assert self._reader is not None
+        ends_transaction = self._reader.ends_transaction
+        self._delivery.send(events, partial(self._take_note, then), ends_transaction=ends_transaction)
 
     def _take_note(self, then: Callable[[], None], settled: int, refusals: list[Refusal]) -> None:
         self._take_note_of(refusals)
         published = settled - len(refusals)
-        self.progress.published += published
-        self.record = replace(self.record, published=self.record.published + published)
-        self._is_saved = self._is_saved and not settled
+        if settled:
+            self._state.add_published(published)
         then()
-
-    def _advance(self, position: EventPosition) -> None:
-        self.record = replace(self.record, position=max(self.record.position, position))
-        self.progress.published_lsn = self.record.position.commit_lsn
 
     # --- what goes wrong with a table ---
 
@@ -238,25 +240,15 @@ class Publisher:
                 self.progress.dropped += 1
             elif self._settings.on_error == "skip_and_record":
                 skipped.append((event.id, event.table, refusal.reason))
+            elif self._settings.transform_transaction:
+                raise TargetError(
+                    f"the event {event.id} was refused: {refusal.reason}",
+                    "mend what is at fault, or set on_error to skip_and_record",
+                )
             else:
                 self._stop(event.relation_id, _before(event), refusal)
         if skipped:
-            self._skip(skipped)
-
-    def _skip(self, events: Collection[tuple[str, str, str]]) -> None:
-        """Pass events over, by id, table and reason."""
-        now = datetime.now(UTC)
-        for event, table, reason in events:
-            log.warning("skipped %s of %s: %s", event, table, reason)
-        self._log.add_skipped(
-            [
-                {"id": event, "table": table, "reason": reason, "skipped_at": now}
-                for event, table, reason in events
-            ]
-        )
-        self.record = replace(self.record, skipped=self.record.skipped + len(events))
-        self.progress.skipped += len(events)
-        self._is_saved = False
+            self._state.add_skipped(skipped)
 
     def _stop(self, oid: int, after: EventPosition, why: PgReplError | Refusal) -> None:
         """Stop a table alone, for the rest of this run."""
@@ -266,34 +258,9 @@ class Publisher:
         assert self._reader is not None
         stopped = self._stopped.stop(oid, self._reader.names_of(oid), after, why)
         log.error("%s is not published any more: %s: %s", stopped.table, stopped.error, stopped.reason)
-        self._is_saved = False
+        self._state.need_saving()
         self._left_out.add(oid)
         self._reader.leave_out(self._stopped.group(self._left_out))
-
-    # --- where it is ---
-
-    def _note_failure(self, error: PgReplError) -> None:
-        kind = type(error).__name__
-        self.record = replace(self.record, error=kind, reason=error.message, hint=error.hint)
-        # What ended it is what counts, though it could not be written down.
-        with suppress(PgReplError):
-            self._save()
-
-    def _save_when_due(self) -> None:
-        waited_s = time.monotonic() - self._saved_at
-        if waited_s >= (_SAVE_IDLE_S if self._is_saved else _SAVE_S):
-            self._save()
-
-    def _save(self) -> None:
-        self.record = replace(
-            self.record,
-            saved_at=datetime.now(UTC),
-            stamp=self._target.stamp,
-            stopped=dict(self._stopped.tables),
-        )
-        self.progress.stopped = len(self._stopped.tables)
-        self._log.save(self.record)
-        self._is_saved, self._saved_at = True, time.monotonic()
 
 
 def _before(event: Event) -> EventPosition:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pika
 
 from airflow_provider_pgrepl.errors import TargetError
-from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import RabbitMQLink
-from airflow_provider_pgrepl.replication.events.publishing.target import Sending
+from airflow_provider_pgrepl.replication.events.publishing.target import Linked
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 _HEARTBEAT_S = 20
 _SCHEMES = ("amqp://", "amqps://")
 
 
-class RabbitMQ:
+class RabbitMQ(Linked[RabbitMQLink]):
     """A connection with one channel, served by a thread of its own, so that heartbeats are answered however
     long nothing is sent. `uri`: `amqp(s)://user:password@host:port/vhost`, never shown.
 
@@ -25,16 +22,11 @@ class RabbitMQ:
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
+        super().__init__()
         self._parameters = _parameters(uri)
         self._settings = settings
         self._refused: dict[str, str] = {}
         self._suspects: set[str] = set()
-        self._link: RabbitMQLink | None = None
-        self.stamp = 0
-
-    @property
-    def is_connected(self) -> bool:
-        return self._link is not None and self._link.is_open
 
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login, virtual host or exchange is refused."""
@@ -42,17 +34,6 @@ class RabbitMQ:
         link = RabbitMQLink(self._parameters, self._settings, self._refused, self._suspects)
         link.start()
         self._link = link
-
-    def send(self, events: Sequence[Event]) -> Sending:
-        sending = Sending(events)
-        assert self._link is not None
-        self._link.send(sending)
-        return sending
-
-    def close(self) -> None:
-        if self._link is not None:
-            self._link.stop()
-            self._link = None
 
 
 def _parameters(uri: str) -> pika.URLParameters:

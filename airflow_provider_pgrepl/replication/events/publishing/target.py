@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
@@ -24,11 +24,17 @@ class Refusal:
 
 
 class Sending:
-    """Some events on their way. Done when the target has acknowledged or refused each, or has failed."""
+    """Some events on their way. Done when the target has acknowledged or refused each, or has failed.
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.events = events
+    `ends_transaction`: whether no event of the last one's transaction comes after them. A target that keeps
+    transactions together says at once that they wait for its `commit`; then they are not done before it.
+    """
+
+    def __init__(self, events: Sequence[Event], *, ends_transaction: bool = True) -> None:
+        self.events, self.ends_transaction = events, ends_transaction
+        self.count = len(events)
         self.error: PgReplError | None = None
+        self.waits_for_commit = False
         self._refusals: dict[int, Refusal] = {}
         self._is_settled = [False] * len(events)
         self._left = len(events)
@@ -50,8 +56,22 @@ class Sending:
             self._refusals[index] = refusal
         self._is_settled[index] = True
         self._left -= 1
-        if self._left == 0:
+        if self._left == 0 and self.waits_for_commit:
+            # A transaction may have any number of them.
+            self.events, self._is_settled = (), []
+        elif self._left == 0:
             self._done.set()
+
+    def commit(self) -> None:
+        """The target keeps them, all of which are settled."""
+        assert self._left == 0
+        self.waits_for_commit = False
+        self._done.set()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether they are part of a transaction that is neither committed nor lost."""
+        return self.waits_for_commit and not self.is_done
 
     def fail(self, error: PgReplError) -> None:
         """What is not settled is not known."""
@@ -62,7 +82,7 @@ class Sending:
     @property
     def settled(self) -> int:
         """How many events from the first on are settled: those after that have to be sent again."""
-        return next((i for i, settled in enumerate(self._is_settled) if not settled), len(self.events))
+        return next((i for i, settled in enumerate(self._is_settled) if not settled), self.count)
 
     @property
     def refusals(self) -> list[Refusal]:
@@ -86,14 +106,65 @@ class OnTheWay:
         self.sending.settle(self.index, refusal)
 
 
+class Link(Protocol):
+    """One connection, until it has failed or is closed."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is known that ended it."""
+
+    def send(self, sending: Sending) -> None:
+        """Begin to send."""
+
+    def stop(self) -> None:
+        """What is not acknowledged fails."""
+
+
+OfLink = TypeVar("OfLink", bound=Link)
+
+
+class Linked(Generic[OfLink]):
+    """What all targets have that make a link whenever they are connected."""
+
+    stamp = 0
+    keeps_transactions = False
+
+    def __init__(self) -> None:
+        self._link: OfLink | None = None
+
+    @property
+    def link(self) -> OfLink:
+        """The present one."""
+        assert self._link is not None
+        return self._link
+
+    @property
+    def is_connected(self) -> bool:
+        return self._link is not None and self._link.is_open
+
+    def send(self, sending: Sending) -> None:
+        self.link.send(sending)
+
+    def commit(self) -> None:
+        """All that was sent is with the consumers as soon as it has arrived."""
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.stop()
+            self._link = None
+
+
 class Target(Protocol):
     """Keeps the order of what it is sent. Its methods are called by one thread.
 
     `stamp`: the highest number that any event was sent with, by whichever publisher of this name, where
     events have such numbers; it is given when the target is made, and again kept when it has grown.
+    `keeps_transactions`: whether consumers see what a transaction of the source changed at once, or not at
+    all. What of it was sent when such a target is lost has to be read again, from the last commit on.
     """
 
     stamp: int
+    keeps_transactions: bool
 
     @property
     def is_connected(self) -> bool:
@@ -102,8 +173,11 @@ class Target(Protocol):
     def connect(self) -> None:
         """Connect, again if need be. Raises TargetUnavailableError, TargetError."""
 
-    def send(self, events: Sequence[Event]) -> Sending:
-        """Begin to send; at most a few of these are under way at once."""
+    def send(self, sending: Sending) -> None:
+        """Begin to send; at most a few of these are under way at once, but for a transaction."""
+
+    def commit(self) -> None:
+        """Let consumers have what was sent. Of targets that keep transactions."""
 
     def close(self) -> None:
         """End the connection; what is not acknowledged fails."""

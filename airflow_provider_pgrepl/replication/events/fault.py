@@ -1,0 +1,38 @@
+"""Fault: why a reader of changes stopped before one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import GapError, PgReplError, TransformError
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Reading stopped before the change, or the transaction, at `position`, of these tables; `is_of_all`: of
+    no table alone, since transactions are not given in part."""
+
+    error: PgReplError
+    position: EventPosition
+    relations: frozenset[int]
+    is_of_all: bool = False
+
+
+def gap_error(gap: EventPosition) -> GapError:
+    """A skipped transaction."""
+    return GapError(
+        f"the transaction at {gap.commit_lsn}, which the server could not send, was skipped: no one has its"
+        " changes",
+        f"read the tables from the lake once they are resnapshotted, then go on with after={str(gap)!r}",
+    )
+
+
+def too_many_changes(place: EventPosition, most: int) -> TransformError:
+    """A transaction that is to be given as a whole."""
+    return TransformError(
+        f"the transaction at {place.commit_lsn} has more than {most:,} changes, and a function is given all"
+        " of a transaction at once",
+        "raise transaction_changes of the publisher, for which it needs the memory; or go on without this"
+        f" transaction: after={str(place)!r}",
+    )

@@ -1,0 +1,248 @@
+"""Kafka's transactions: consumers see whole transactions of the source, whatever fails meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import TargetError
+from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.kafka import Kafka
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publishing.target import Sending
+from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from demo.kafka import KafkaBroker
+from tests.support.kafka import KafkaMessage, KafkaTopics, running_kafka
+from tests.support.publishing import finish, kill, killed_amid_sending, published_more, publishing, start
+from tests.support.received import Received
+from tests.support.replicated import execute, wait_until
+
+LARGE = 45_000
+"""Changes: several batches of a publisher."""
+
+
+@pytest.fixture
+def kafka() -> Iterator[KafkaBroker]:
+    with running_kafka("transaction.abort.timed.out.transaction.cleanup.interval.ms=500") as broker:
+        yield broker
+
+
+@pytest.fixture
+def received(dsn: str, tmp_path: Path, kafka: KafkaBroker, monkeypatch: pytest.MonkeyPatch) -> Received:
+    monkeypatch.setenv(TARGET_VARIABLE, kafka.uri)
+    execute(
+        dsn,
+        "create table t(id int primary key, v text)",
+        "create table other(id int primary key, v text)",
+    )
+    received = Received(dsn, tmp_path, ("public.t", "public.other"), flush_interval_s=0.05)
+    received.begin()
+    given = {"target": "kafka", "topic": "db.{schema}.{table}", "transactions": True}
+    received.configure(publishers={"events": given})
+    KafkaTopics(kafka.servers, "db").make("public.t", 1)
+    return received
+
+
+def messages(kafka: KafkaBroker) -> list[KafkaMessage]:
+    """What is committed."""
+    return KafkaTopics(kafka.servers, "db").messages()
+
+
+def sizes(received: Received) -> dict[tuple[str, str], int]:
+    """Of each transaction of the source and each of its tables, how many changes there are."""
+    changes = itertools.chain.from_iterable(ChangeReader(received.pipeline).read())
+    return Counter((one.table, str(one.commit_lsn)) for one in changes)
+
+
+def seen(found: list[KafkaMessage]) -> dict[tuple[str, str, str], int]:
+    """Likewise, as often as a transaction was sent; the generation of each sending goes with it."""
+    values = ((one.value, one.headers["generation"]) for one in found)
+    return Counter((value["table"], value["commit_lsn"], generation) for value, generation in values if value)
+
+
+def assert_whole(received: Received, found: list[KafkaMessage]) -> None:
+    """No transaction is there in part, in any generation, nor twice in one."""
+    wanted = sizes(received)
+    for (table, lsn, _), count in seen(found).items():
+        assert count == wanted[table, lsn]
+
+
+def assert_all_arrived(received: Received, kafka: KafkaBroker) -> None:
+    found = messages(kafka)
+    assert_whole(received, found)
+    assert {(table, lsn) for table, lsn, _ in seen(found)} == set(sizes(received))
+    for _, sent in itertools.groupby(found, lambda one: (one.topic, one.headers["generation"])):
+        places = [one.order[1] for one in sent]
+        assert places == sorted(places)
+
+
+@contextmanager
+def transfers(received: Received) -> Iterator[None]:
+    """Transactions of many sizes, over both tables, while the block runs."""
+    over, chance = threading.Event(), random.Random(9)
+
+    def change() -> None:
+        for number in itertools.count(0, 1_000):
+            some = chance.choice((1, 3, 40, 300))
+            execute(
+                received.dsn,
+                f"begin; insert into t select g, 'x' from generate_series({number}, {number + some}) g;"
+                f" insert into other select g, 'x' from generate_series({number}, {number + some // 2}) g;"
+                " commit",
+            )
+            if over.wait(0.1):
+                return
+
+    thread = threading.Thread(target=change)
+    with received.receiving():
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+    received.receive()
+
+
+def test_a_large_transaction_comes_as_one_though_it_is_many_batches(received, kafka):
+    execute(
+        received.dsn,
+        f"begin; insert into t select g, 'x' from generate_series(1, {LARGE}) g;"
+        " insert into other values (1, 'x'); commit",
+        "insert into other values (2, 'x')",
+    )
+    received.receive()
+    counts = []
+    running = start(received, "--until", "caught-up")
+    while running.poll() is None:
+        counts.append(len(messages(kafka)))
+    assert running.wait() == 0
+    assert_all_arrived(received, kafka)
+    of_t = [count for count in counts if count < LARGE]
+    assert set(of_t) <= {0, 1, 2}, "the first transaction's other table has one"
+    assert len(of_t) > 2, "nobody has looked while it was sent"
+
+
+def test_a_publisher_killed_again_and_again(received, kafka):
+    chance = random.Random(5)
+    with transfers(received):
+        for _ in range(5):
+            killed_amid_sending(received, chance)
+            assert_whole(received, messages(kafka))
+    finish(received)
+    assert_all_arrived(received, kafka)
+
+
+def test_a_publisher_killed_within_a_transaction_leaves_nothing_of_it(received, kafka):
+    execute(received.dsn, f"insert into t select g, 'x' from generate_series(1, {LARGE}) g")
+    received.receive()
+    running = start(received)
+    topics = KafkaTopics(kafka.servers, "db")
+    wait_until(lambda: topics.end("public.t") > 0, 90, "some of it to be there")
+    kill(running)
+    assert messages(kafka) == []
+    finish(received)
+    assert_all_arrived(received, kafka)
+    assert len(messages(kafka)) == LARGE
+
+
+def test_a_publisher_that_is_stopped_within_a_transaction_ends_it(received, kafka):
+    """Consumers would wait for its end."""
+    execute(received.dsn, f"insert into t select g, 'x' from generate_series(1, {LARGE}) g")
+    received.receive()
+    topics = KafkaTopics(kafka.servers, "db")
+    with publishing(received):
+        wait_until(lambda: topics.end("public.t") > 0, 90, "some of it to be there")
+    before = topics.end("public.t")
+    assert before == topics.end("public.t", committed=True)
+    assert len(messages(kafka)) in (0, LARGE)
+    finish(received)
+    assert len(messages(kafka)) == LARGE
+
+
+def test_a_broker_that_is_killed_and_comes_back(received, kafka):
+    with transfers(received), publishing(received):
+        for away_s in (0.0, 3.0):
+            published_more(received, 50)
+            kafka.kill()
+            time.sleep(away_s)
+            kafka.start()
+        published_more(received, 50)
+    finish(received)
+    assert_all_arrived(received, kafka)
+
+
+def test_an_event_that_is_refused_stops_its_table_and_the_rest_of_its_transaction_arrives(received, kafka):
+    KafkaTopics(kafka.servers, "db").make("public.other", 1, **{"max.message.bytes": "3000"})
+    execute(
+        received.dsn,
+        "begin; insert into t values (1, 'x'); insert into other values (1, repeat('x', 5000));"
+        " insert into t values (2, 'x'); commit",
+        "insert into t values (3, 'x'); insert into other values (2, 'x')",
+    )
+    received.receive()
+    assert received.run("publish", "--publisher", "events", "--until", "caught-up") == process.WILL_NOT_HELP
+    found = [one.value["data"]["id"] for one in messages(kafka) if one.topic == "db.public.t"]
+    assert found == [1, 2, 3]
+    record = read_record(received.pipeline.lake_root, "events")
+    (stopped,) = record.stopped.values()
+    assert stopped.table == "public.other"
+    assert "larger than it takes" in stopped.reason
+
+
+def test_refused_events_are_skipped_and_all_others_arrive(received, kafka):
+    KafkaTopics(kafka.servers, "db").make("public.other", 1, **{"max.message.bytes": "3000"})
+    given = {"target": "kafka", "topic": "db.{schema}.{table}", "transactions": True}
+    received.configure(publishers={"events": {**given, "on_error": "skip_and_record"}})
+    execute(
+        received.dsn,
+        "begin; insert into t values (1, 'x'); insert into other select g, repeat('x', g % 2 * 5000)"
+        " from generate_series(1, 6) g; commit",
+    )
+    received.receive()
+    finish(received)
+    found = [(one.value["table"], one.value["data"]["id"]) for one in messages(kafka) if one.value]
+    assert sorted(found) == [("public.other", n) for n in (2, 4, 6)] + [("public.t", 1)]
+    assert read_record(received.pipeline.lake_root, "events").skipped == 3
+
+
+def test_a_second_publisher_is_refused_and_the_first_goes_on(received, kafka):
+    with transfers(received), publishing(received):
+        published_more(received, 20)
+        assert received.run("publish", "--publisher", "events") == process.RETRY_MAY_HELP
+        published_more(received, 20)
+    finish(received)
+    assert_all_arrived(received, kafka)
+
+
+def test_a_transaction_that_takes_longer_than_brokers_wait_is_an_error_that_says_so(received, kafka):
+    settings = received.pipeline.publisher("events")
+    target = Kafka(f"{kafka.uri}?transaction.timeout.ms=1000", settings)
+    target.connect()
+    with closing(target):
+        sending = Sending([_event(1)], ends_transaction=False)
+        target.send(sending)
+        deadline = time.monotonic() + 60
+        while sending.error is None and time.monotonic() < deadline:
+            time.sleep(1.0)
+            target.send(Sending([_event(2)], ends_transaction=False))
+        assert isinstance(sending.error, TargetError)
+        assert "transaction.timeout.ms" in sending.error.message
+
+
+def _event(number: int) -> Event:
+    place = EventPosition(Epoch(1), LSN(1), number)
+    return Event(place, str(place), 1, "public.t", "insert", datetime.now(UTC), b"{}", key=b"1")
