@@ -38,6 +38,10 @@ jars: ## Fetch the seven Delta jars into .jars, once
 debezium: java ## Fetch Debezium's engine into .debezium, once
 	@sh setup/debezium.sh
 
+.PHONY: registry
+registry: java ## Fetch a schema registry into .registry, once
+	@sh setup/registry.sh
+
 .PHONY: kafka
 kafka: java ## Fetch Kafka's broker into .kafka, once
 	@sh setup/kafka.sh
@@ -61,7 +65,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars majors kafka debezium check ## Everything: the checks, then all tests
+test: setup java jars majors kafka debezium registry check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 
@@ -75,6 +79,6 @@ bench: setup java jars kafka debezium ## Measure speed against peers in the same
 	$(PYTHON) -m benchmarks
 
 .PHONY: clean
-clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium and .postgresql
+clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry and .postgresql
 	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -54,6 +54,25 @@ def target_uri(conn_id: str, target: TargetKind) -> str:
     return uri
 
 
+def registry_uri(settings: PublisherSettings) -> str:
+    """The URI of a publisher's schema registry; masked in logs from here on. Its connection's `schema` is
+    `http` unless it says `https`, and the extra's `path` what stands behind the port. Raises ConfigError."""
+    connection = BaseHook.get_connection(settings.registry_conn_id)
+    if not connection.host:
+        raise ConfigError(
+            f"connection {settings.registry_conn_id}: has no host", "give the schema registry's host and port"
+        )
+    password = quote(connection.password or "", safe="")
+    login = quote(connection.login or "", safe="") + (f":{password}" if password else "")
+    port = f":{connection.port}" if connection.port else ""
+    path = str(connection.extra_dejson.get("path", ""))
+    uri = f"{connection.schema or 'http'}://{f'{login}@' if login else ''}{connection.host}{port}{path}"
+    for secret in (connection.password, password, uri if login else ""):
+        if secret:
+            mask_secret(secret)
+    return uri
+
+
 def hash_salt(settings: PublisherSettings) -> str:
     """What goes into the hashes of a publisher; masked in logs from here on. Raises ConfigError."""
     where = f"publishers: {settings.name}"

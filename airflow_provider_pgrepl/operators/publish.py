@@ -8,10 +8,10 @@ from typing import Any
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.hooks.target import hash_salt, target_uri
+from airflow_provider_pgrepl.hooks.target import hash_salt, registry_uri, target_uri
 from airflow_provider_pgrepl.operators.spark_app import SparkAppOperator
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.process import SALT_VARIABLE, TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.app.process import REGISTRY_VARIABLE, SALT_VARIABLE, TARGET_VARIABLE
 
 _MODES = ("continuous", "caught_up")
 
@@ -62,6 +62,8 @@ class PgPublishOperator(SparkAppOperator):
     def secrets(self) -> dict[str, str]:
         settings = self._resolved.publisher(self.publisher)
         secrets = {**super().secrets(), TARGET_VARIABLE: target_uri(settings.conn_id, settings.target)}
+        if settings.format == "avro":
+            secrets[REGISTRY_VARIABLE] = registry_uri(settings)
         return secrets | ({SALT_VARIABLE: hash_salt(settings)} if settings.hash_columns else {})
 
     def check_start(self, access: Access) -> None:

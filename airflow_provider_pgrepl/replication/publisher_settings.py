@@ -17,6 +17,8 @@ from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
+SubjectNames = Literal["topic", "record", "topic_record"]
+"""Of Confluent's strategies: by the topic, by the record's name, or by both."""
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
 SHORT_TEXT_BYTES = 255
@@ -31,6 +33,8 @@ _ONLY_OF = {
     "topic": "kafka",
     "tombstones": "kafka",
     "transactions": "kafka",
+    "registry_conn_id": "kafka",
+    "subject_names": "kafka",
     **dict.fromkeys(
         ("outbox", "transform", "messages", "route", "format", "source", "schemas", "cloudevents"),
         "rabbitmq or kafka",
@@ -64,8 +68,10 @@ class PublisherSettings:
     at most; `messages`: of which prefixes logical messages are events; `route`: how topics or routing keys of
     business events are made of their `{route}` and `{type}`. `format`: of the bodies of changes, where the
     target does not say it; with `debezium`, `database` is the source's, and `schemas` says whether each
-    message carries its schema. `cloudevents`: whether headers are those of CloudEvents, too. `source`: what
-    both call the source, `<pipeline>` unless named.
+    message carries its schema; with `avro`, `registry_conn_id` is the Airflow connection of the schema
+    registry, `pgrepl_registry` unless named, and `subject_names` how its subjects are called.
+    `cloudevents`: whether headers are those of CloudEvents, too. `source`: what all these call the source,
+    `<pipeline>` unless named.
     """
 
     name: str
@@ -96,7 +102,9 @@ class PublisherSettings:
     transaction_changes: int = 100_000
     messages: tuple[str, ...] = ()
     route: str = ""
-    format: Literal["json", "debezium"] = "json"
+    format: Literal["json", "debezium", "avro"] = "json"
+    registry_conn_id: str = ""
+    subject_names: SubjectNames = "topic"
     source: str = ""
     schemas: bool = False
     cloudevents: bool = False
@@ -135,6 +143,7 @@ class PublisherSettings:
             defaults |= {"exchange": f"pgrepl.{pipeline}", "route": "{route}.{type}"}
         if values["target"] == "kafka":
             defaults |= {"topic": f"{pipeline}.{{schema}}.{{table}}", "route": f"{pipeline}.{{route}}"}
+            defaults["registry_conn_id"] = "pgrepl_registry"
         named = {key: value for key, value in values.items() if value != "" or key not in defaults}
         fields: dict[str, Any] = {**defaults, **named, "name": name}
         found = cls(**fields)
@@ -187,8 +196,10 @@ class PublisherSettings:
             self._check_streams(where)
         elif self.format == "debezium" and not self.database:
             raise ConfigError(f"{where} has no database", "name that of the source: it is part of each event")
-        elif self.format == "json" and (self.database or self.schemas):
+        elif self.format != "debezium" and (self.database or self.schemas):
             raise ConfigError(f"{where}: database and schemas are of format debezium", _REFERENCE)
+        if self.format == "avro" and self.target != "kafka":
+            raise ConfigError(f"{where}: format: avro is of target 'kafka' alone", _REFERENCE)
         if self.target == "kafka":
             self._check_topic(where)
         self._check_business(where)

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from demo.rabbitmq import Broker
 from tests.support.rabbitmq import Queue, running_broker
 from tests.support.received import Received
@@ -76,6 +78,39 @@ def test_a_connection_without_a_host_is_refused(monkeypatch):
     connect_to(monkeypatch)
     with pytest.raises(ConfigError, match="pgrepl_rabbitmq: has no host"):
         target_uri("pgrepl_rabbitmq", "rabbitmq")
+
+
+AVRO = PublisherSettings.of("shop", "events", {"target": "kafka", "format": "avro"})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"host": "r"}, "http://r"),
+        (
+            {"host": "r", "port": 8081, "schema": "https", "login": "a b", "password": "p@w"},
+            "https://a%20b:p%40w@r:8081",
+        ),
+        ({"host": "r", "extra": {"path": "/apis/ccompat/v7"}}, "http://r/apis/ccompat/v7"),
+    ],
+)
+def test_the_uri_of_a_schema_registry(monkeypatch, fields, expected):
+    from airflow_provider_pgrepl.hooks.target import registry_uri
+
+    monkeypatch.setenv("AIRFLOW_CONN_PGREPL_REGISTRY", json.dumps({"conn_type": "http", **fields}))
+    assert registry_uri(AVRO) == expected
+
+
+def test_a_publisher_of_avro_is_given_its_registry(monkeypatch):
+    from airflow_provider_pgrepl.operators.publish import PgPublishOperator
+
+    given = {"events": {"target": "kafka", "format": "avro"}}
+    for name, kind in (("KAFKA", "kafka"), ("REGISTRY", "http"), ("DEFAULT", "pgrepl")):
+        monkeypatch.setenv(f"AIRFLOW_CONN_PGREPL_{name}", json.dumps({"conn_type": kind, "host": name}))
+    pipeline = Pipeline.from_dict({**PIPELINE, "publishers": given})
+    operator = PgPublishOperator(task_id="t", pipeline=pipeline, publisher="events", mode="caught_up")
+    operator._resolved = pipeline
+    assert operator.secrets()[process.REGISTRY_VARIABLE] == "http://REGISTRY"
 
 
 def test_an_unknown_publisher_is_named_and_not_tried_again():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -65,6 +65,15 @@ class KafkaMessage:
         return int(self.headers["generation"]), position, not self.is_left
 
 
+@dataclass(frozen=True)
+class RawMessage:
+    """As it is in its topic."""
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+
+
 class KafkaTopics:
     """The topics of one publisher, read from their beginnings at each `messages`."""
 
@@ -85,13 +94,20 @@ class KafkaTopics:
             _, high = consumer.get_watermark_offsets(TopicPartition(f"{self._prefix}.{table}", 0), timeout=30)
             return int(high)
 
+    def raw(self) -> list[RawMessage]:
+        """As `messages`, in bytes."""
+        return [RawMessage(one.topic(), one.key(), one.value()) for one in self._read()]
+
     def messages(self) -> list[KafkaMessage]:
         """All that topics hold; of each partition in its order, by topic."""
+        return [_message(one) for one in self._read()]
+
+    def _read(self) -> list[Message]:
         given = {"bootstrap.servers": self._servers, "group.id": "test", "enable.partition.eof": True}
         with closing(Consumer(given)) as consumer:
             return self._all(consumer)
 
-    def _all(self, consumer: Consumer) -> list[KafkaMessage]:
+    def _all(self, consumer: Consumer) -> list[Message]:
         found = []
         for name, topic in sorted(self._admin.list_topics(timeout=30).topics.items()):
             if not name.startswith(f"{self._prefix}."):
@@ -104,7 +120,7 @@ class KafkaTopics:
         return found
 
 
-def _up_to_the_end(consumer: Consumer) -> Iterator[KafkaMessage]:
+def _up_to_the_end(consumer: Consumer) -> Iterator[Message]:
     """Of the partition that it is assigned; of what is committed."""
     while True:
         one = consumer.poll(30)
@@ -113,7 +129,7 @@ def _up_to_the_end(consumer: Consumer) -> Iterator[KafkaMessage]:
             if one.error().code() == KafkaError._PARTITION_EOF:
                 return
             raise KafkaException(one.error())
-        yield _message(one)
+        yield one
 
 
 def _message(one: Any) -> KafkaMessage:

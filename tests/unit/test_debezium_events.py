@@ -106,7 +106,8 @@ def test_what_cannot_be_written_is_an_error(encode, text):
             {"target": "nats", "database": "shop", "format": "debezium"},
             "format: is of target 'rabbitmq' or 'kafka'",
         ),
-        ({"target": "kafka", "format": "avro"}, "'avro' must be one of 'json', 'debezium'"),
+        ({"target": "kafka", "format": "xml"}, "'xml' must be one of 'json', 'debezium', 'avro'"),
+        ({"target": "rabbitmq", "format": "avro"}, "format: avro is of target 'kafka' alone"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given, says):

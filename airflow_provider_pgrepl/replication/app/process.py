@@ -28,6 +28,7 @@ DSN_VARIABLE = "PGREPL_DSN"
 STATE_DSN_VARIABLE = "PGREPL_STATE_DSN"
 TARGET_VARIABLE = "PGREPL_TARGET_URI"
 SALT_VARIABLE = "PGREPL_HASH_SALT"
+REGISTRY_VARIABLE = "PGREPL_REGISTRY_URI"
 
 log = logging.getLogger("airflow_provider_pgrepl")
 
@@ -59,6 +60,18 @@ def target_uri() -> str:
         raise ConfigError(
             f"{TARGET_VARIABLE} is not set",
             "put the broker's URI there, as amqp://user:password@host:5672/%2F; it is never an argument",
+        )
+    return uri
+
+
+def registry_uri() -> str:
+    """The URI of a schema registry. Raises ConfigError."""
+    uri = os.environ.get(REGISTRY_VARIABLE, "").strip()
+    if not uri:
+        raise ConfigError(
+            f"{REGISTRY_VARIABLE} is not set, and format avro needs a schema registry",
+            "put its URI there, as https://user:password@host:8081; it is never an argument. With Airflow it"
+            " is the connection registry_conn_id",
         )
     return uri
 

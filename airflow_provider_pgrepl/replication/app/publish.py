@@ -88,7 +88,8 @@ def open_target(settings: PublisherSettings, uri: str) -> Target:
             f"the client of {name} ({client}) is missing",
             f"pip install 'airflow-provider-pgrepl[{settings.target}]'",
         ) from None
-    found: Target = target(uri, settings)
+    given = {"registry": process.registry_uri()} if settings.format == "avro" else {}
+    found: Target = target(uri, settings, **given)
     return found
 
 
@@ -96,7 +97,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     begin_compiling()
     settings = pipeline.publisher(arguments.publisher)
     # Each attempt to connect would be an error in the log, with a trace of the client's own.
-    for client in ("pika", "nats", "confluent_kafka"):
+    for client in ("pika", "nats", "confluent_kafka", "httpx2"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target, until = open_target(settings, process.target_uri()), _until(arguments.until)
     salt = process.hash_salt(settings)

@@ -14,6 +14,7 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ConfigError, TransformError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.avro.avro_events import AvroEvent
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
@@ -114,7 +115,14 @@ def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
         found["key"] = _readable(event.key)
     if said is not None:
         found |= {"type": said.type, "content_type": said.content_type, "headers": dict(said.headers)}
-    return {**found, "body": _readable(event.body)}
+    body = _of_avro(event) if isinstance(event, AvroEvent) else _readable(event.body)
+    return {**found, "body": body}
+
+
+def _of_avro(event: AvroEvent) -> Any:
+    from airflow_provider_pgrepl.replication.events.creek.messages import parsed_schema, row_of
+
+    return json.loads(json.dumps(row_of(event.body, parsed_schema(event.schema.text)), default=str))
 
 
 def _of_creek(event: CreekEvent, settings: PublisherSettings) -> dict[str, Any]:

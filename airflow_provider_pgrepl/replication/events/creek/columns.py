@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ValueRangeError, one_line
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.creek import encoding
 from airflow_provider_pgrepl.replication.events.creek.encoding import Encoded, Encoder
@@ -136,6 +137,17 @@ def creek_column(
     return CreekColumn(
         column.name, found.name, found.schema, is_key, is_nullable, found.has_infinity, table, encoder
     )
+
+
+def creek_columns(
+    record: RelationRecord, published: Mapping[int, PublishedColumn], choices: TableChoices
+) -> dict[int, CreekColumn]:
+    """Those of a relation, by place in the stream."""
+    identity, sent = record.message.replica_identity, record.message.columns
+    return {
+        index: creek_column(column, record.name, choices, identity, is_of_identity=sent[index].is_identity)
+        for index, column in published.items()
+    }
 
 
 def fields_of(named: Iterable[tuple[str, CreekColumn]], namespace: str) -> list[dict[str, Any]]:

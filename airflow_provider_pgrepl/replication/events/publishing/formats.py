@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from airflow_provider_pgrepl.replication.events.avro.avro_events import AvroEvents
 from airflow_provider_pgrepl.replication.events.business.transaction_function import TransactionFunction
 from airflow_provider_pgrepl.replication.events.business.transforms import imported, transform_of
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf
@@ -61,6 +62,8 @@ def _of_transactions(settings: PublisherSettings, salt: bytes, wrapped: Callable
 def _kind_of(settings: PublisherSettings) -> Callable[..., Any]:
     if settings.target == "nats":
         return partial(CreekEvents, settings.database, settings.wire == "v1")
+    if settings.format == "avro":
+        return partial(AvroEvents, settings.source)
     json_events = KeyedEvents if settings.target == "kafka" else JsonEvents
     if settings.format == "json":
         return json_events

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.events.publishing.kafka_link import KafkaLink
 from airflow_provider_pgrepl.replication.events.publishing.kafka_properties import properties_of
+from airflow_provider_pgrepl.replication.events.publishing.schema_registry import SchemaRegistry
 from airflow_provider_pgrepl.replication.events.publishing.target import Linked
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -15,8 +16,10 @@ class Kafka(Linked[KafkaLink]):
     Raises TargetError for a URI that is none.
     """
 
-    def __init__(self, uri: str, settings: PublisherSettings) -> None:
+    def __init__(self, uri: str, settings: PublisherSettings, registry: str = "") -> None:
+        """`registry`: the URI of a schema registry, for a format that needs one."""
         super().__init__()
+        self._registry = SchemaRegistry(registry, settings.subject_names) if registry else None
         self._properties, self._settings = properties_of(uri), settings
         self.keeps_transactions = settings.transactions
         self._refused: dict[str, str] = {}
@@ -27,7 +30,9 @@ class Kafka(Linked[KafkaLink]):
         if self._link is not None:
             self._one_by_one = self._link.met_large
         self.close()
-        link = KafkaLink(self._properties, self._settings, self._refused, one_by_one=self._one_by_one)
+        link = KafkaLink(
+            self._properties, self._settings, self._refused, self._registry, one_by_one=self._one_by_one
+        )
         link.start()
         self._link = link
 

@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.avro.avro_events import AvroEvent
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import Message, messages_of
 from airflow_provider_pgrepl.replication.events.publishing.kafka_properties import (
@@ -34,6 +35,10 @@ from airflow_provider_pgrepl.replication.events.publishing.kafka_topics import (
 )
 from airflow_provider_pgrepl.replication.events.publishing.kafka_transactions import KafkaTransactions
 from airflow_provider_pgrepl.replication.events.publishing.routes import topic
+from airflow_provider_pgrepl.replication.events.publishing.schema_registry import (
+    RefusedSchemaError,
+    SchemaRegistry,
+)
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -69,11 +74,12 @@ class KafkaLink:
         properties: Mapping[str, Any],
         settings: PublisherSettings,
         refused: dict[str, str],
+        registry: SchemaRegistry | None,
         *,
         one_by_one: bool,
     ) -> None:
         """`refused`: by id, why events are not taken, for which a transaction had to be begun again."""
-        self._settings, self._refused = settings, refused
+        self._settings, self._refused, self._registry = settings, refused, registry
         self._properties = of_producer(properties, settings, one_by_one=one_by_one)
         self._transactions: KafkaTransactions | None = None
         self.is_one_by_one = one_by_one
@@ -178,7 +184,8 @@ class KafkaLink:
             return
         try:
             name = self._topics.find(event)
-        except UnusableTopicError as error:
+            prefix = self._prefix(event, name)
+        except (UnusableTopicError, RefusedSchemaError) as error:
             self._settle(sending, index, Refusal(event, str(error)))
             return
         largest = len(event.body) if event.left is None else max(len(event.body), len(event.left[1]))
@@ -187,12 +194,18 @@ class KafkaLink:
             self._settle(sending, index, Refusal(event, reason))
             return
         delivered: _Delivered = partial(self._delivered, sending, index)
-        messages = messages_of(event, self._settings, lambda: self._topics.partitions(name))
+        messages = messages_of(event, self._settings, lambda: self._topics.partitions(name), prefix)
         if len(messages) > 1:
             delivered = _All(len(messages), delivered)
         timestamp = 0 if event.commit_ts is None else int(event.commit_ts.timestamp() * 1_000)
         for message in messages:
             self._produce(name, message, timestamp, delivered)
+
+    def _prefix(self, event: Event, topic: str) -> bytes:
+        """By which consumers know how to read the body."""
+        if self._registry is None or not isinstance(event, AvroEvent):
+            return b""
+        return self._registry.prefix(event.schema, topic)
 
     def _produce(self, topic: str, message: Message, timestamp: int, delivered: _Delivered) -> None:
         key, body, headers, partition = message

@@ -27,11 +27,14 @@ class Message(NamedTuple):
 
 
 def messages_of(
-    event: Event, settings: PublisherSettings, partitions: Callable[[], Sequence[int]]
+    event: Event,
+    settings: PublisherSettings,
+    partitions: Callable[[], Sequence[int]],
+    prefix: bytes = b"",
 ) -> list[Message]:
     """All of an event's: the one, but for a key that changes, a TRUNCATE, and tombstones. `partitions`: gives
-    those of its topic."""
-    one = Message(event.key or table_key(event.table), event.body, _headers(event, settings))
+    those of its topic; `prefix`: of each body."""
+    one = Message(event.key or table_key(event.table), prefix + event.body, _headers(event, settings))
     if event.business is not None:
         return [one]
     if event.key is None and settings.format == "debezium":
@@ -43,7 +46,7 @@ def messages_of(
     if event.left is not None:
         gone, body = event.left
         left: Headers = [("id", f"{event.id}:old"), one.headers[1], ("op", "delete")]
-        found.insert(0, Message(gone, body, left))
+        found.insert(0, Message(gone, prefix + body, left))
     if gone and settings.tombstones:
         found.insert(1, Message(gone, None, one.headers[1:2]))
     return found

@@ -27,14 +27,17 @@ class KeyedEvents(JsonEvents):
     """Events whose bodies and keys are JSON."""
 
     def shape_of(self, record: RelationRecord) -> JsonShape:
+        return _KeyedShape(*self.enveloped(record), self.few, self.keys_of(record))
+
+    def keys_of(self, record: RelationRecord) -> list[int]:
+        """The columns of its rows' keys, by place in the stream."""
         whole = record.message.replica_identity == "f"
         sent = record.message.columns
-        keys = [
+        return [
             index
             for index, column in self.columns_of(record).items()
             if (column.is_key if whole else sent[index].is_identity)
         ]
-        return _KeyedShape(*self.enveloped(record), self.few, keys)
 
 
 class _KeyedShape(JsonShape):

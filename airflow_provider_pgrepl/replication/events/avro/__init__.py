@@ -1,0 +1,1 @@
+"""Changes in Avro, under schemas of a registry."""
