@@ -17,7 +17,6 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import (
     append_delta,
     has_commit,
@@ -144,9 +143,9 @@ class RelationIndex:
         except OSError as error:
             raise refusal("the relation index cannot be read", error) from error
 
-    def catalogs(self, relation_id: int) -> list[Relation]:
-        """What the catalog said of a relation, whenever it was received or copied; in no order."""
-        return [record.catalog for record in self._records(relation_id) if record.catalog is not None]
+    def records(self, relation_id: int) -> list[RelationRecord]:
+        """What stream and catalog said of a relation, whenever it was received or copied; in no order."""
+        return list(self._records(relation_id))
 
     def names(self, relation_id: int) -> set[TableName]:
         """What a relation was called."""

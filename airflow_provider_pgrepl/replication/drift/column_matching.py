@@ -74,6 +74,31 @@ def place_columns(recorded: Relation, received: RelationRecord, current: Relatio
     return story
 
 
+def possible_layouts(sent: Sequence[WireColumn], later: Relation) -> list[list[int]]:
+    """All attnums that columns of a message can have had, by a catalog that was read then or later; empty
+    where these are too many.
+
+    A column that is there now was there as soon as its attnum was given; of one that is not, nobody knows
+    when it went.
+    """
+    live = {column.attnum: column for column in later.columns}
+    found = []
+    for highest in range(len(sent), highest_attnum(later) + 1):
+        stayed = [attnum for attnum in range(1, highest + 1) if attnum in live]
+        gone = [attnum for attnum in range(1, highest + 1) if attnum not in live]
+        still_there = len(sent) - len(stayed)
+        if not 0 <= still_there <= len(gone):
+            continue
+        if len(gone) > _MOST_GONE:
+            return []
+        for some in combinations(gone, still_there):
+            layout = sorted((*stayed, *some))
+            known = ((wire, live.get(attnum)) for wire, attnum in zip(sent, layout, strict=True))
+            if all(c is None or (w.type_oid, w.typmod) == (c.type_oid, c.typmod) for w, c in known):
+                found.append(layout)
+    return found
+
+
 def _is_open(place: MatchedColumn, stories: list[list[MatchedColumn]]) -> bool:
     return any(place not in story for story in stories)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.column_matching import UnclearLayoutError, place_columns
+from airflow_provider_pgrepl.replication.drift.column_matching import possible_layouts
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 
-Catalogs = Callable[[int], Sequence[Relation]]
-"""What the catalog ever said of a relation, by its oid."""
+Records = Callable[[int], Sequence[RelationRecord]]
+"""What stream and catalog ever said of a relation, by its oid."""
 
 
 def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relation:
@@ -29,12 +29,13 @@ def without_excluded_defaults(relation: Relation, pipeline: Pipeline) -> Relatio
 class HiddenColumns:
     """Says it of each relation that is received.
 
-    A column is known by its attnum once it had one of the `names`. Where it cannot be told which columns the
-    stream sends, more are hidden than need be: a table whose lake has one of those stops.
+    A column is known by its attnum once it had one of the `names`, in the stream or in the catalog, which may
+    have been asked when it had another already. Where it cannot be told which columns the stream sends, more
+    are hidden than need be: a table whose lake has one of those stops.
     """
 
     names: frozenset[ColumnName]
-    catalogs: Catalogs
+    records: Records
 
     def mark(self, record: RelationRecord) -> RelationRecord:
         """The record with the columns that are not kept, and nothing of their values."""
@@ -47,15 +48,19 @@ class HiddenColumns:
         """Where in the relation's message they are."""
         if not self.names:
             return set()
-        message, known = record.message, list(self.catalogs(record.message.oid))
-        table = TableName(message.schema, message.name)
-        attnums = self._known(known, record.catalog)
-        hidden = {n for n, c in enumerate(message.columns) if ColumnName(table, c.name) in self.names}
-        return hidden | _places(record, known, attnums) if attnums else hidden
+        message, known = record.message, self._received(record)
+        hidden = {n for n, c in enumerate(message.columns) if self._is_named(record, c.name)}
+        if any(_names(one) != _names(record) for one in self._unclear(known)):
+            return set(range(len(message.columns)))
+        attnums = self._known(known)
+        return hidden | _places(record, _catalogs(known), attnums) if attnums else hidden
 
     def attnums(self, relation: Relation) -> frozenset[int]:
         """Those of a relation of the catalog, by all that is known of it."""
-        return self._known(self.catalogs(relation.oid), relation)
+        known = [one for one in self.records(relation.oid) if one.standing is None]
+        if self._unclear(known):
+            return frozenset(c.attnum for c in (*relation.columns, *relation.unpublished))
+        return self._known(known) | _attnums(relation, self.names)
 
     def bare(self, relation: Relation | None) -> Relation | None:
         """What the catalog says, without what older rows have in columns that are not kept."""
@@ -63,9 +68,29 @@ class HiddenColumns:
             return relation
         return _without_defaults(relation, self.attnums(relation))
 
-    def _known(self, known: Sequence[Relation], current: Relation | None) -> frozenset[int]:
-        found = [_attnums(relation, self.names) for relation in (*known, *([current] if current else []))]
-        return frozenset().union(*found)
+    def _received(self, record: RelationRecord) -> list[RelationRecord]:
+        return [*(one for one in self.records(record.message.oid) if one.standing is None), record]
+
+    def _is_named(self, record: RelationRecord, column: str) -> bool:
+        table = TableName(record.message.schema, record.message.name)
+        return ColumnName(table, column) in self.names
+
+    def _known(self, known: Sequence[RelationRecord]) -> frozenset[int]:
+        catalogs = _catalogs(known)
+        found = {attnum for relation in catalogs for attnum in _attnums(relation, self.names)}
+        for record in known:
+            for layout in _layouts(record, catalogs) if self._names_any(record) else ():
+                named = zip(record.message.columns, layout, strict=True)
+                found |= {attnum for column, attnum in named if self._is_named(record, column.name)}
+        return frozenset(found)
+
+    def _unclear(self, known: Sequence[RelationRecord]) -> list[RelationRecord]:
+        """Those that have such columns, of which nothing tells their attnums."""
+        catalogs = _catalogs(known)
+        return [one for one in known if self._names_any(one) and not any(_layouts(one, catalogs))]
+
+    def _names_any(self, record: RelationRecord) -> bool:
+        return any(self._is_named(record, column.name) for column in record.message.columns)
 
 
 def excluded(pipeline: Pipeline) -> frozenset[ColumnName]:
@@ -98,11 +123,17 @@ def _layouts(record: RelationRecord, known: Sequence[Relation]) -> Iterator[list
     if record.same_columns and record.catalog is not None:
         yield [column.attnum for column in record.catalog.columns]
         return
+    if record.catalog is not None:
+        yield from possible_layouts(record.message.columns, record.catalog)
+        return
     for relation in known:
         if replace(record, catalog=relation).same_columns:
             yield [column.attnum for column in relation.columns]
-        elif record.catalog is not None:
-            try:
-                yield [place.attnum for place in place_columns(relation, record, record.catalog)]
-            except UnclearLayoutError:
-                continue
+
+
+def _catalogs(known: Sequence[RelationRecord]) -> list[Relation]:
+    return [record.catalog for record in known if record.catalog is not None]
+
+
+def _names(record: RelationRecord) -> list[str]:
+    return [column.name for column in record.message.columns]

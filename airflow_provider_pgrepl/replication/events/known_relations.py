@@ -8,7 +8,7 @@ from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
 
 
@@ -41,10 +41,9 @@ class KnownRelations:
             )
         )
 
-    def catalogs(self, oid: int) -> list[Relation]:
-        """All that the catalog ever said of a table."""
-        records = self._records.values()
-        return [one.catalog for one in records if one.message.oid == oid and one.catalog is not None]
+    def records(self, oid: int) -> list[RelationRecord]:
+        """All that stream and catalog ever said of a table."""
+        return [one for one in self._records.values() if one.message.oid == oid]
 
     def columns(self, oid: int) -> set[ColumnName]:
         """All that a table's columns were ever called, by the stream or the catalog."""

@@ -110,7 +110,7 @@ class PublishedColumns:
         return self._published(relation.table, columns, keys, lambda known: known.attnums(relation))
 
     def _known(self, *names: ColumnName) -> HiddenColumns:
-        return HiddenColumns(frozenset(names), self.relations.catalogs)
+        return HiddenColumns(frozenset(names), self.relations.records)
 
     def _rules_of(self, oid: int, names: Collection[TableName]) -> bool:
         """Whether any rule is of the table, under whichever name it had."""

@@ -1,0 +1,115 @@
+"""What a rule hides is in no byte of any format, though the catalog is asked when all is otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.events.avro.avro_events import AvroEvent
+from airflow_provider_pgrepl.replication.events.creek.encoding import long
+from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.events.reader import OrderedReader
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from tests.support.received import Received
+from tests.support.replicated import execute
+
+CANARY = "canary"
+FORMATS: dict[str, dict[str, Any]] = {
+    "json": {"target": "rabbitmq"},
+    "keyed json": {"target": "kafka"},
+    "debezium": {"target": "kafka", "format": "debezium", "database": "d", "schemas": True},
+    "avro": {"target": "kafka", "format": "avro"},
+    "creek": {"target": "nats", "database": "d"},
+}
+RULES: dict[str, dict[str, Any]] = {
+    "excluded": {"exclude_columns": ["public.t.secret"]},
+    "hashed": {"hash_columns": ["public.t.secret"]},
+    "masked": {"mask_columns": ["public.t.secret"], "rename_columns": {"public.t.secret": "other"}},
+}
+
+
+BEHIND = {
+    # All happens before the receiver asks the catalog.
+    "renamed": [
+        "insert into t values (1, 'plain', 'canary', 'plain')",
+        "alter table t rename secret to tmp",
+        "insert into t values (2, 'plain', 'canary', 'plain')",
+    ],
+    "renamed, with another of its name": [
+        "insert into t values (1, 'plain', 'canary', 'plain')",
+        "alter table t rename secret to tmp; alter table t add secret text",
+        "insert into t values (2, 'plain', 'canary', 'plain', 'canary')",
+    ],
+    "renamed, and others dropped": [
+        "insert into t values (1, 'plain', 'canary', 'plain')",
+        "alter table t rename secret to tmp; alter table t add c text",
+        "insert into t values (2, 'plain', 'canary', 'plain', 'plain')",
+        "alter table t drop a; alter table t drop c",
+        "insert into t values (3, 'canary', 'plain')",
+    ],
+    "in another table": [
+        "insert into t values (1, 'plain', 'canary', 'plain')",
+        "alter table t rename to u; alter table u rename secret to tmp",
+        "insert into u values (2, 'plain', 'canary', 'plain')",
+        "update u set tmp = 'canary2' where id = 1; update u set id = 5 where id = 2",
+    ],
+}
+
+
+def sent(received: Received, given: dict[str, Any]) -> Iterator[bytes]:
+    """All bytes of all events, of each table until it stops."""
+    settings = PublisherSettings.of("p", "events", given)
+    make = maker_of(settings, b"salt")
+    reader = OrderedReader(received.pipeline, TableSelection.parse(None), make=make)
+    while True:
+        try:
+            events = reader.read_next()
+        except PgReplError as error:
+            if reader.fault is None:
+                raise
+            yield str(error).encode()
+            reader.pass_fault()
+            continue
+        if events is None:
+            return
+        for event in events:
+            yield repr(event).encode()
+            yield event.body
+            yield from event.left or ()
+            if isinstance(event, CreekEvent):
+                yield event.unstamped.stamped(1, long(0))
+            if isinstance(event, AvroEvent):
+                yield event.schema.text.encode()
+
+
+def received_late(dsn: str, folder: Path, statements: Sequence[str], **options: Any) -> Received:
+    execute(dsn, "create table t(id int primary key, a text, secret text, b text)")
+    received = Received(dsn, folder, ("public.*",), flush_interval_s=0.05, **options)
+    received.begin()
+    execute(dsn, *statements)
+    received.receive()
+    return received
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("what", BEHIND)
+def test_no_byte_of_a_hidden_column_is_sent(dsn, tmp_path, what, rule):
+    received = received_late(dsn, tmp_path, BEHIND[what])
+    for name, given in FORMATS.items():
+        found = list(sent(received, {**given, **RULES[rule]}))
+        assert not any(CANARY.encode() in data for data in found), name
+        assert any(b"plain" in data for data in found), name
+
+
+@pytest.mark.parametrize("what", BEHIND)
+def test_no_byte_of_an_excluded_column_is_kept(dsn, tmp_path, what):
+    received = received_late(dsn, tmp_path, BEHIND[what], exclude_columns=("public.t.secret",))
+    kept = [str(row) for row in received.changelog_rows()]
+    assert any("plain" in row for row in kept)
+    assert not any(CANARY in row for row in kept)
