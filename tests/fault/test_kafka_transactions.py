@@ -26,7 +26,15 @@ from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
 from tests.support.kafka import KafkaMessage, KafkaTopics, running_kafka
-from tests.support.publishing import finish, kill, killed_amid_sending, published_more, publishing, start
+from tests.support.publishing import (
+    at_work,
+    finish,
+    kill,
+    killed_amid_sending,
+    published_more,
+    publishing,
+    start,
+)
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
@@ -106,15 +114,8 @@ def transfers(received: Received) -> Iterator[None]:
             if over.wait(0.1):
                 return
 
-    thread = threading.Thread(target=change)
-    with received.receiving():
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
-    received.receive()
+    with at_work(received, change, over):
+        yield
 
 
 def test_a_large_transaction_comes_as_one_though_it_is_many_batches(received, kafka):

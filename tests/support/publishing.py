@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg2
@@ -36,6 +36,13 @@ def changing(received: Received) -> Iterator[None]:
             )
             number += 1
 
+    with at_work(received, change, over):
+        yield
+
+
+@contextmanager
+def at_work(received: Received, change: Callable[[], None], over: threading.Event) -> Iterator[None]:
+    """What changes the source until `over`, and a receiver, at work while the block runs."""
     thread = threading.Thread(target=change)
     with received.receiving():
         thread.start()

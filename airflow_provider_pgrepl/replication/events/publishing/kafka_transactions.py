@@ -91,7 +91,8 @@ class KafkaTransactions:
 
     def reason_of(self, error: KafkaError) -> PgReplError:
         """What ends a connection."""
-        if error.code() in _FENCED and time.monotonic() - self._began_at >= self._timeout_s:
+        took_s = time.monotonic() - self._began_at if self._open else 0.0
+        if error.code() in _FENCED and took_s >= self._timeout_s:
             return TargetError(
                 f"Kafka: a transaction of the source was not sent within {self._timeout_s:.0f} s"
                 f" ({TRANSACTION_TIMEOUT})",
