@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.source.slot.creation import export_snap
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from demo.postgres import Server
+from tests.support.replicated import has_no_sender, wait_until
 
 
 @pytest.fixture
@@ -199,6 +200,7 @@ def test_wal_level_slots_and_senders_are_reported_together(strict_server):
     connection = psycopg2.connect(strict_server.dsn())
     connection.autocommit = True
     connection.cursor().execute("select pg_create_physical_replication_slot('only')")
+    wait_until(lambda: has_no_sender(strict_server), 30, "senders of other tests to end")
     held = [connect_replication(strict_server.dsn(), "test") for _ in range(2)]
     with pytest.raises(ServerSettingError) as caught:
         check_source(strict_server.dsn(), pipeline())

@@ -23,8 +23,7 @@ from airflow_provider_pgrepl.replication.source.slot.creation import export_snap
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from demo.postgres import Server
-from tests.conftest import closing_connection
-from tests.support.replicated import wait_until
+from tests.support.replicated import has_no_sender, wait_until
 
 pytestmark = pytest.mark.every_major
 
@@ -233,13 +232,6 @@ def test_preflight_counts_the_temporary_slot_as_well(narrow_server):
     (problem,) = server_problems(connection, server, "own")
     assert "2 more are needed" in problem.message
     connection.close()
-
-
-def has_no_sender(server: Server) -> bool:
-    """The server's own processes of connections that were closed take a moment to end."""
-    with closing_connection(server.dsn()) as connection, connection.cursor() as cursor:
-        cursor.execute("select count(*) from pg_stat_activity where backend_type = 'walsender'")
-        return cursor.fetchone() == (0,)
 
 
 def test_no_free_sender_names_the_setting(narrow_server):

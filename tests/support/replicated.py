@@ -22,6 +22,7 @@ from psycopg2.extras import register_default_json, register_default_jsonb
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect
+from demo.postgres import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ROOT / "spark_apps"
@@ -141,6 +142,17 @@ def wait_until(condition: Callable[[], Any], timeout: float = 150, what: str = "
             return result
         time.sleep(0.05)
     raise AssertionError(f"waited {timeout} s for {what}")
+
+
+def has_no_sender(server: Server) -> bool:
+    """The server's own processes of connections that were closed take a moment to end."""
+    connection = psycopg2.connect(server.dsn())
+    try:
+        cursor = connection.cursor()
+        cursor.execute("select count(*) from pg_stat_activity where backend_type = 'walsender'")
+        return bool(cursor.fetchone() == (0,))
+    finally:
+        connection.close()
 
 
 def execute(dsn: str, *statements: str) -> None:
