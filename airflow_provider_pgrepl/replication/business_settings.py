@@ -114,6 +114,8 @@ def _check_texts(where: str, given: object) -> None:
 
 
 def _table(where: str, given: object) -> TableName:
+    if str(given).endswith(".*"):
+        raise ConfigError(f"{where}: {given} is no single table", "name each as schema.name")
     try:
         return TableName.parse(str(given))
     except ValueError as error:

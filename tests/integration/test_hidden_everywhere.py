@@ -113,3 +113,40 @@ def test_no_byte_of_an_excluded_column_is_kept(dsn, tmp_path, what):
     kept = [str(row) for row in received.changelog_rows()]
     assert any("plain" in row for row in kept)
     assert not any(CANARY in row for row in kept)
+
+
+HARMLESS = {
+    "retyped": ["alter table t alter b type varchar(40)"],
+    "added and renamed": ["alter table t add c text; alter table t rename a to d"],
+    "dropped and retyped": ["alter table t drop a", "alter table t alter b type varchar(40)"],
+}
+
+
+def known_then_altered(dsn: str, folder: Path, statements: Sequence[str], **options: Any) -> Received:
+    """The catalog was asked before, and is asked again when all is altered."""
+    received = received_late(dsn, folder, ["insert into t values (1, 'p', 'canary', 'plain')"], **options)
+    more = [f"insert into t(id, secret, b) values ({number}, 'canary', 'plain')" for number in range(2, 9)]
+    both = [one for pair in zip(more, [*statements, "", "", "", "", "", ""], strict=False) for one in pair]
+    execute(dsn, *filter(None, both))
+    received.receive()
+    return received
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("what", HARMLESS)
+def test_other_columns_are_sent_whatever_became_of_them(dsn, tmp_path, what, rule):
+    received = known_then_altered(dsn, tmp_path, HARMLESS[what])
+    for name, given in FORMATS.items():
+        found = [data for data in sent(received, {**given, **RULES[rule]}) if b"plain" in data]
+        assert not any(CANARY.encode() in data for data in found), name
+        made = [data for data in found if data.startswith((b"Event(", b"AvroEvent(", b"CreekEvent("))]
+        assert len(made) == 8, name
+
+
+@pytest.mark.parametrize("what", HARMLESS)
+def test_other_columns_are_kept_whatever_became_of_them(dsn, tmp_path, what):
+    received = known_then_altered(dsn, tmp_path, HARMLESS[what], exclude_columns=("public.t.secret",))
+    rows = received.changelog_rows("I")
+    assert [row["new"].count("plain") for row in rows] == [1] * 8
+    assert [row["new"][0] for row in rows] == [str(number) for number in range(1, 9)]
+    assert not any(CANARY in str(row) for row in rows)

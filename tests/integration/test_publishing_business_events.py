@@ -7,17 +7,20 @@ import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from cloudevents.core.bindings.rabbitmq import RabbitMQMessage, from_binary
 from cloudevents.core.formats.json import JSONFormat
 
 from airflow_provider_pgrepl.__main__ import main as pgrepl
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from demo.rabbitmq import Broker
@@ -192,6 +195,78 @@ def test_messages_stop_alone_where_a_transaction_was_skipped(published):
     published.publisher(messages=["*"], on_error="skip_and_record")
     assert [one.routing_key for one in published.publish()] == ["orders."]
     assert (published.record.stopped, published.record.skipped) == ({}, 1)
+
+
+FAILURES: list[bool] = []
+
+
+def fails_once(change: Change) -> list[BusinessEvent]:
+    """As one that asks a service which is away for a moment."""
+    if change.data and change.data["id"] == 4 and not FAILURES:
+        FAILURES.append(True)
+        raise ConnectionError("away")
+    return [BusinessEvent({"id": (change.data or {})["id"]})]
+
+
+def test_a_transform_that_fails_once_loses_nothing(published):
+    FAILURES.clear()
+    published.publisher(transform={"public.t": f"{HERE}:fails_once"})
+    found = changed(published, *(f"insert into t values ({number})" for number in range(1, 9)))
+    assert [one.event["id"] for one in found] == list(range(1, 9))
+    assert (published.record.stopped, published.record.skipped) == ({}, 0)
+
+
+MADE: dict[str, BusinessEvent] = {
+    "an object": BusinessEvent(object()),
+    "an object as key": BusinessEvent({}, key=object()),
+    "half a pair in the body": BusinessEvent("\ud800"),
+    "half a pair in the route": BusinessEvent({}, route="a\ud800"),
+    "half a pair in a header": BusinessEvent({}, headers={"h": "\udfff"}),
+    "NUL in a header's name": BusinessEvent({}, headers={"h\0x": "v"}),
+    "headers of more than a frame": BusinessEvent({}, headers={f"h{n}": "x" * 250 for n in range(600)}),
+}
+KIND = ""
+
+
+def makes_one_of_them(_: Change) -> list[BusinessEvent]:
+    return [MADE[KIND]]
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_an_event_that_cannot_be_sent_stops_its_table_alone(published, monkeypatch, kind):
+    monkeypatch.setattr(f"{HERE}.KIND", kind)
+    published.publisher(transform={"public.t": f"{HERE}:makes_one_of_them"})
+    found = changed(
+        published, "insert into t values (1)", "insert into other values (1)", code=process.WILL_NOT_HELP
+    )
+    assert [one.routing_key for one in found] == ["public.other.insert"]
+    (stopped,) = published.record.stopped.values()
+    assert stopped.table == "public.t"
+
+
+def plain_values(_: Change) -> list[BusinessEvent]:
+    return [BusinessEvent({"id": UUID(int=7)}), BusinessEvent(bytearray(b"abc"))]
+
+
+def test_values_that_people_have_are_written(published):
+    published.publisher(transform={"public.t": f"{HERE}:plain_values"})
+    found = changed(published, "insert into t values (1)")
+    assert [one.body for one in found] == [b'{"id":"00000000-0000-0000-0000-000000000007"}', b"abc"]
+
+
+def test_a_table_keeps_its_transform_when_it_is_renamed(published):
+    mapping = {"fields": {"number": "id"}, "route": "r", "type": "made"}
+    published.publisher(transform={"public.t": mapping})
+    found = changed(
+        published, "insert into t values (1)", "alter table t rename to u", "insert into u values (2)"
+    )
+    assert [one.routing_key for one in found] == ["r.made"] * 2
+
+
+def test_rules_of_more_tables_than_one_are_refused():
+    for given in ({"transform": {"public.*": "a:b"}}, {"outbox": {"table": "public.*"}}):
+        with pytest.raises(ConfigError, match="is no single table"):
+            PublisherSettings.of("p", "events", {"target": "rabbitmq", **given})
 
 
 # --- pgrepl events try ---

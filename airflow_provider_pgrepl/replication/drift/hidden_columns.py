@@ -6,12 +6,17 @@ any other column of the table, and sends no column that is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.drift.column_matching import possible_layouts
+from airflow_provider_pgrepl.replication.drift.column_matching import (
+    UnclearLayoutError,
+    place_columns,
+    possible_layouts,
+)
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 
@@ -118,17 +123,19 @@ def _places(record: RelationRecord, known: Sequence[Relation], attnums: frozense
     return {n for layout in layouts for n, attnum in enumerate(layout) if attnum in attnums}
 
 
-def _layouts(record: RelationRecord, known: Sequence[Relation]) -> Iterator[list[int]]:
-    """The attnums that the message's columns can have."""
+def _layouts(record: RelationRecord, known: Sequence[Relation]) -> list[list[int]]:
+    """The attnums that the message's columns can have: as a catalog of those very columns says, or as what is
+    known can be brought together with the catalog that came with the message; else all that there can be."""
     if record.same_columns and record.catalog is not None:
-        yield [column.attnum for column in record.catalog.columns]
-        return
-    if record.catalog is not None:
-        yield from possible_layouts(record.message.columns, record.catalog)
-        return
+        return [[column.attnum for column in record.catalog.columns]]
+    same = [one for one in known if replace(record, catalog=one).same_columns]
+    found = [[column.attnum for column in one.columns] for one in same]
+    if record.catalog is None:
+        return found
     for relation in known:
-        if replace(record, catalog=relation).same_columns:
-            yield [column.attnum for column in relation.columns]
+        with suppress(UnclearLayoutError):
+            found.append([place.attnum for place in place_columns(relation, record, record.catalog)])
+    return found or possible_layouts(record.message.columns, record.catalog)
 
 
 def _catalogs(known: Sequence[RelationRecord]) -> list[Relation]:

@@ -10,6 +10,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from airflow_provider_pgrepl.replication.events.change import Change
 
@@ -100,6 +101,7 @@ def _commit_ts(value: datetime) -> str:
 _WRITERS: dict[type, Callable[[Any], str]] = {
     str: json_string,
     int: int.__repr__,
+    UUID: lambda value: f'"{value}"',
     bool: lambda value: "true" if value else "false",
     type(None): lambda _: "null",
     float: _float,

@@ -222,6 +222,9 @@ class OrderedReader(Generic[Made]):
             )
             concerned = frozenset(faulty["relation_id"].to_pylist())
             self._next_fault = Fault(stated, place, concerned, self._whole is not None)
+        else:
+            # A transform that fails now and then: reading goes on before what it failed with.
+            self._begin_again()
         before = rows.slice(0, start)
         return before, self._changes.of(before)
 

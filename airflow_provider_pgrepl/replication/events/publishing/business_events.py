@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -49,7 +50,9 @@ class BusinessEvents(ByRelation[Event]):
         return sorted([*events, *messages], key=lambda event: event.position)
 
     def shape_of(self, record: RelationRecord) -> Shape[Any]:
-        for name in sorted(record.names & self._transforms.keys()):
+        # A table keeps its transform when it is renamed: rows of it are not sent instead.
+        names = record.names | self.relations.names(record.message.oid)
+        for name in sorted(names & self._transforms.keys()):
             return _Transformed(self._typed.shape_of(record), self._transforms[name])
         return self._plain.shape_of(record)
 
@@ -86,24 +89,28 @@ class _Transformed:
 
     def _events(self, change: Change) -> list[Event]:
         table = str(self.typed.changes.table)
-        found = transformed(self.transform, change, table, change.commit_lsn)
-        return [_event(change, number, one, self.typed) for number, one in enumerate(found)]
+        make = partial(_event, self.typed, change)
+        return transformed(self.transform, change, table, change.commit_lsn, make)
 
 
 Given = TypeVar("Given")
 
 
 def transformed(
-    function: Callable[[Given], Iterable[BusinessEvent] | None], given: Given, what: str, at: LSN
-) -> list[BusinessEvent]:
-    """What a function makes of a change, or of a transaction, that committed there; `what`: of whose changes
-    it is. Raises TransformError, without what may hold values."""
+    function: Callable[[Given], Iterable[BusinessEvent] | None],
+    given: Given,
+    what: str,
+    at: LSN,
+    make: Callable[[int, BusinessEvent], Event],
+) -> list[Event]:
+    """What is made, by their numbers, of all that a function makes of a change, or of a transaction, that
+    committed there; `what`: of whose changes it is. Raises TransformError, without what may hold values."""
     failed = ""
     try:
         found = list(function(given) or ())
         failed = next(filter(None, map(_fault, found)), "")
         if not failed:
-            return found
+            return [make(number, one) for number, one in enumerate(found)]
     except TransformError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's function; its text may hold values
@@ -119,10 +126,17 @@ def _fault(made: object) -> str:
     if not isinstance(made, BusinessEvent):
         return "what it returns are not BusinessEvents"
     texts = (made.route, made.type, made.id, made.content_type, *made.headers, *made.headers.values())
-    return "" if all(isinstance(one, str) for one in texts) else "routes, types, ids and headers are texts"
+    if not all(isinstance(one, str) for one in texts):
+        return "routes, types, ids and headers are texts"
+    return "" if all(map(_is_sendable, texts)) else "a route, type, id or header has a sign that is none"
 
 
-def _event(change: Change, number: int, made: BusinessEvent, typed: JsonShape) -> Event:
+def _is_sendable(text: str) -> bool:
+    """Brokers' clients cut a text at a NUL, and end at half of a surrogate pair."""
+    return not any(sign == "\0" or "\ud800" <= sign <= "\udfff" for sign in text)
+
+
+def _event(typed: JsonShape, change: Change, number: int, made: BusinessEvent) -> Event:
     """The first has the change's own id; those after it a number more."""
     name = change.id if number == 0 else f"{change.id}.{number}"
     headers = {**made.headers, **({"event_id": made.id} if made.id else {})}
@@ -138,15 +152,15 @@ def kind_of(made: BusinessEvent) -> str:
     """Its content type."""
     if made.content_type:
         return made.content_type
-    if isinstance(made.body, bytes):
+    if isinstance(made.body, bytes | bytearray | memoryview):
         return "application/octet-stream"
     return "text/plain" if isinstance(made.body, str) and not isinstance(made.body, Json) else _JSON
 
 
 def as_bytes(value: Any) -> bytes:
     """A body or key, as it is sent."""
-    if isinstance(value, bytes):
-        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
     if isinstance(value, Json):
         return on_one_line(embedded(value)).encode()
     return (value if isinstance(value, str) else on_one_line(_json(value))).encode()

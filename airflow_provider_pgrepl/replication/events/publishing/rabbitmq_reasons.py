@@ -16,6 +16,9 @@ from airflow_provider_pgrepl.replication.publisher_settings import SHORT_TEXT_BY
 # Reply codes of AMQP 0-9-1, 1.2.
 ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, _NOT_ALLOWED = 403, 404, 406, 530
 
+_HEADER_BYTES = 100_000
+"""A frame has 131,072 at RabbitMQ, unless configured; and there is more in it."""
+
 
 def ended_by(parameters: pika.ConnectionParameters, reason: Any) -> PgReplError:
     """The error for what pika gives as the reason of a connection's end.
@@ -83,4 +86,7 @@ def unfit(event: Event, settings: PublisherSettings) -> str:
     for what, texts in (("routing key", (routing_key(event, settings),)), ("type or header", names)):
         if any(len(text.encode()) > SHORT_TEXT_BYTES for text in texts):
             return f"its {what} is longer than the {SHORT_TEXT_BYTES} bytes that AMQP allows"
+    headers = {} if said is None else said.headers
+    if sum(len(name.encode()) + len(value.encode()) for name, value in headers.items()) > _HEADER_BYTES:
+        return f"its headers have more than {_HEADER_BYTES:,} bytes, and AMQP has them in one frame"
     return ""

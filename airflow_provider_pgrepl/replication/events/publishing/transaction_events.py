@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import groupby
 
 import pyarrow as pa
@@ -48,8 +49,8 @@ class TransactionEvents(ByRelation[Event]):
 
     def _events(self, changes: list[Change]) -> list[Event]:
         last = changes[-1]
-        found = transformed(self._function, changes, "transactions", last.commit_lsn)
-        return [_event(last, number, one) for number, one in enumerate(found)]
+        make = partial(_event, last)
+        return transformed(self._function, changes, TRANSACTIONS, last.commit_lsn, make)
 
 
 def _event(last: Change, number: int, made: BusinessEvent) -> Event:
