@@ -261,6 +261,18 @@ def test_each_operation_is_what_debezium_makes_of_it(compared):
     assert_equal(theirs, ours)
 
 
+def test_before_a_change_columns_that_may_not_be_null_have_what_debezium_sends(dsn, tmp_path):
+    """Of all but the key the server sends nothing; Kafka Connect reads no null there."""
+    columns = ", ".join(f"{name} {type_} not null" for name, (type_, *_) in COLUMNS.items())
+    values = ", ".join(first for _, first, *_ in COLUMNS.values())
+    execute(dsn, TYPES, f"create table t(id int primary key, {columns})")
+    found = Compared(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
+    found.begin()
+    assert_equal(
+        *found.compared(f"insert into t values (1, {values})", "update t set id = 2", "delete from t")
+    )
+
+
 def test_large_values_that_were_not_sent_are_said_as_debezium_does(compared):
     columns = ("tx", "by", "ia", "ba", "ta", "jb", "bya", "vc", "moa", "ja")
     storage = ", ".join(f"alter {name} set storage external" for name in columns if name != "moa")

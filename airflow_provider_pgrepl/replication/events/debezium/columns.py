@@ -29,6 +29,20 @@ UNAVAILABLE = "__debezium_unavailable_value"
 _INTEGERS = ("int16", "int32", "int64")
 _VECTORS = (22, 30)
 """int2vector and oidvector, which pg_type calls arrays and does not write as such."""
+_ZEROS = {
+    "org.apache.kafka.connect.data.Decimal": '"AA=="',
+    "io.debezium.data.VariableScaleDecimal": '{"scale":0,"value":"AA=="}',
+    "io.debezium.time.ZonedTime": '"00:00:00Z"',
+    "io.debezium.time.ZonedTimestamp": '"1970-01-01T00:00:00Z"',
+    "io.debezium.data.geometry.Point": '{"x":0.0,"y":0.0,"wkb":"AQEAAAAAAAAAAAAAAAAAAAAAAAAA","srid":null}',
+    "boolean": "false",
+    "float": "0.0",
+    "double": "0.0",
+    "string": '""',
+    "bytes": '""',
+    "array": "[]",
+}
+"""By the name of a schema, or its type; all others are integers."""
 _SHORT = 3
 """Digits of a second up to which milliseconds are enough."""
 
@@ -59,11 +73,13 @@ class DebeziumColumn(TypedColumn):
 @dataclass(frozen=True)
 class DebeziumParser:
     """Stands where a column's values would be typed: its values are their JSON. `unavailable`: what is sent
-    of a value that the server did not send; None where Debezium has nothing to say so."""
+    of a large value that an update left as it was; None where Debezium has nothing to say so. `unsent`: what
+    is sent before a change of a column that is not of the replica identity; None for null."""
 
     schema: Schema
     encode: Encode
     unavailable: str | None
+    unsent: str | None = None
     lake_type: pa.DataType = TEXT
     csv_type: pa.DataType | None = None
 
@@ -81,8 +97,14 @@ def debezium_column(
     encode = found.encode if hide is None else lambda texts: found.encode(hide(texts))
     is_optional = not (column.is_key or column.not_null)
     schema = {"type": found.schema["type"], "optional": is_optional, **found.schema, "field": column.name}
-    parser = DebeziumParser(schema, encode, _unavailable(found.schema))
+    unsent = None if is_optional else _zero_of(found.schema)
+    parser = DebeziumParser(schema, encode, _unavailable(found.schema), unsent)
     return DebeziumColumn(column, table, index, parser)
+
+
+def _zero_of(schema: Schema) -> str:
+    """What Debezium sends where the schema allows no null, and there is no value."""
+    return _ZEROS.get(schema.get("name", ""), _ZEROS.get(schema["type"], "0"))
 
 
 def _type_of(kind: PgType, typmod: int) -> _Type:

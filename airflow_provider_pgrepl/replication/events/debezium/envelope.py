@@ -64,6 +64,7 @@ class DebeziumEnvelope:
         schema = _json(envelope_schema(self._full_name, list(self._schemas.values())))
         self._start, self._end = (f'{{"schema":{schema},"payload":{{', "}}") if with_schemas else ("{", "}")
         self._with_schemas = with_schemas
+        self._unsent_before = {one.name: _parser(one).unsent for one in changes.columns.values()}
         constant = {"version": _version(), "connector": "postgresql", "name": source, "snapshot": "false"}
         place = {"db": database, "schema": name.schema, "table": name.name, "xmin": None}
         self._source = _json({**constant, **place})[:-1]
@@ -89,7 +90,7 @@ class DebeziumEnvelope:
         )
 
     def body(self, change: Change) -> bytes:
-        before = None if change.old is None else self._object(change.old, ())
+        before = None if change.old is None else self._object(self._unsent_before | change.old, ())
         after = None if change.data is None else self._object(change.data, change.unchanged)
         source = self._source_of(int(change.commit_lsn), change.xid, _microseconds(change))
         return (
@@ -119,12 +120,15 @@ class DebeziumEnvelope:
         return f',"ts_ms":{now // 1_000_000},"ts_us":{now // 1_000},"ts_ns":{now}{self._end}'
 
     def _whole(self, before: Side[pa.Array]) -> Side[pa.Array]:
-        """With the columns that the server did not send, as null."""
+        """With the columns that the server did not send."""
         if not len(before.numbers):
             return before
         values = dict(zip(self._identity, before.values, strict=True))
-        nothing = pa.nulls(len(before.numbers), TEXT)
-        return Side(before.numbers, [values.get(index, nothing) for index in self._columns])
+        count = len(before.numbers)
+        for index, column in self._columns.items():
+            if index not in values:
+                values[index] = pa.repeat(pa.scalar(_parser(column).unsent, TEXT), count)
+        return Side(before.numbers, [values[index] for index in self._columns])
 
     def _object(self, row: Row, unsent: Collection[str]) -> str:
         found = {}
