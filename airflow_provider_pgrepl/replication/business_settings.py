@@ -88,7 +88,7 @@ def _parse_transform(where: str, given: object) -> Rule:
         raise ConfigError(f"{where} has no fields", _REFERENCE)
     _check_texts(f"{where}: fields", values["fields"])
     ops = values.get("ops", list(OPERATIONS[:3]))
-    if not isinstance(ops, list) or not ops or not set(ops) <= set(OPERATIONS[:3]):
+    if not isinstance(ops, list) or not ops or not all(one in OPERATIONS[:3] for one in ops):
         raise ConfigError(f"{where}: ops: {ops!r} must be a list of insert, update and delete")
     for name in ("type", "route", "key"):
         if name in values and not isinstance(values[name], str):

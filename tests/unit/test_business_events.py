@@ -13,17 +13,21 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TransformError
+from airflow_provider_pgrepl.replication.business_settings import Outbox
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
+from airflow_provider_pgrepl.replication.events.business.transforms import transform_of
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
 from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import messages_of
 from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons import unfit
 from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, topic
 from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.relation import Column, Relation
@@ -340,3 +344,37 @@ def test_rows_without_a_key_have_none_with_debeziums_sinks_and_keep_their_order(
     (event,) = made(rows_of(change("I", HEAP, ["v"])), known=(HEAP,))
     (message,) = messages_of(event, settings_of(), lambda: [0, 1])
     assert (message.key, message.partition) == (b'{"table":"public.heap"}', -1)
+
+
+def test_what_says_that_a_row_left_its_key_has_an_id_and_headers_of_its_own():
+    (event,) = made(rows_of(change("I", HEAP, ["v"])), known=(HEAP,))
+    moved = replace(event, key=b"2", left=(b"1", b"{}"))
+    left, own = messages_of(moved, settings_of(cloudevents=True), lambda: [0])
+    said = dict(left.headers)
+    assert (said["id"], said["op"], said["ce_id"]) == (f"{event.id}:old", "delete", f"{event.id}:old")
+    assert dict(own.headers)["ce_id"] == event.id
+    assert [name for name, _ in left.headers] == [name for name, _ in own.headers]
+
+
+def test_an_id_of_several_events_of_a_change_is_a_place_before_all_of_them_but_the_first():
+    assert EventPosition.parse("1:0/10:4.2") == EventPosition(Epoch(1), LSN(16), 3)
+    assert EventPosition.parse("1:0/10:4") == EventPosition(Epoch(1), LSN(16), 4)
+
+
+def test_headers_of_an_outbox_are_texts_as_json_has_them():
+    at = datetime(2024, 1, 2, tzinfo=UTC)
+    row = {"payload": "p", "b": True, "at": at, "by": b"\xff", "a": [1, None], "n": None}
+    outbox = Outbox(
+        TableName("public", "o"), None, None, None, "b", headers={name: name for name in row if name != "b"}
+    )
+    transform = transform_of(outbox)
+    place = EventPosition(Epoch(1), LSN(16), 4)
+    (event,) = transform(Change(place, "public.o", "insert", row, None, (), 7, datetime.now(UTC))) or ()
+    assert event.type == "true"
+    assert event.headers == {
+        "payload": "p",
+        "at": "2024-01-02T00:00:00Z",
+        "by": "/w==",
+        "a": "[1,null]",
+        "n": "",
+    }

@@ -53,7 +53,9 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     limit = arguments.limit if arguments.limit is not None else (20 if lsn is None else None)
     shown = 0
     for event in islice(_events(pipeline, settings, lsn), limit):
-        sys.stdout.buffer.write(f"{json.dumps(_shown(event, settings), ensure_ascii=False)}\n".encode())
+        sys.stdout.buffer.write(
+            f"{json.dumps(_shown(event, settings), ensure_ascii=False)}\n".encode(errors="backslashreplace")
+        )
         shown += 1
     sys.stdout.buffer.flush()
     if not shown:

@@ -50,7 +50,9 @@ class EventPosition:
         """Raises ConfigError."""
         try:
             epoch, lsn, ordinal = text.split(":")
-            number = _LAST if ordinal == "end" else int(ordinal)
+            ordinal, *rest = ordinal.split(".")
+            # One of several events of a change: the others may come after it.
+            number = _LAST if ordinal == "end" else int(ordinal) - bool(rest and int(rest[0]))
             if not -(1 << 62) < number <= _LAST:
                 raise ValueError(text)
             return cls(Epoch(int(epoch)), LSN.parse(lsn), number)

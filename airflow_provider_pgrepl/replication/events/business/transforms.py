@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from airflow_provider_pgrepl.errors import ConfigError, TransformError, one_line
 from airflow_provider_pgrepl.replication.business_settings import FieldMapping, Outbox, Rule
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent, Transform
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.json_format import json_value
 
 _UNSENT_HINT = "have the server send it: ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE PLAIN of the column"
 
@@ -86,7 +88,10 @@ class Json(str):
 
 def _text(change: Change, row: Mapping[str, Any], column: str | None) -> str:
     value = _value(change, row, column)
-    return "" if value is None else str(value)
+    if value is None or isinstance(value, str):
+        return value or ""
+    made = json_value(value)
+    return str(json.loads(made)) if made.startswith('"') else made
 
 
 def _body(payload: Any) -> Any:

@@ -113,7 +113,7 @@ def transformed(
             return [make(number, one) for number, one in enumerate(found)]
     except TransformError:
         raise
-    except Exception as error:  # noqa: BLE001 - a user's function; its text may hold values
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; its text may hold values
         failed = type(error).__name__
     raise TransformError(
         f"the transform of {what} failed: {failed}",

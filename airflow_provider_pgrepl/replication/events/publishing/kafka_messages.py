@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -45,7 +46,7 @@ def messages_of(
     found, gone = [one], event.key if event.op == "delete" else None
     if event.left is not None:
         gone, body = event.left
-        left: Headers = [("id", f"{event.id}:old"), one.headers[1], ("op", "delete")]
+        left = _headers(replace(event, id=f"{event.id}:old", op="delete"), settings)
         found.insert(0, Message(gone, prefix + body, left))
     if gone and settings.tombstones:
         found.insert(1, Message(gone, None, one.headers[1:2]))
