@@ -17,6 +17,9 @@ from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
+Unchanged = Literal["mark", "fill", "look_up"]
+"""What becomes of a large value that an update left alone and the server did not send: it is said to be
+missing; is filled from the change before; or else looked up in the lake."""
 SubjectNames = Literal["topic", "record", "topic_record"]
 """Of Confluent's strategies: by the topic, by the record's name, or by both."""
 
@@ -58,7 +61,8 @@ class PublisherSettings:
     each table's is called, `<pipeline>.{schema}.{table}` unless named; `tombstones`: whether a delete is
     followed by one; `transactions`: whether what a transaction of the source changed is one of Kafka's, too.
     `begin`: where the first run begins, `oldest` or `newest`. `on_error`: what becomes of
-    a table when an event of it cannot be made, or the target refuses it for what it is. `unrouted`: whether
+    a table when an event of it cannot be made, or the target refuses it for what it is. `unchanged`: what
+    becomes of large values that an update left alone, and the server did not send. `unrouted`: whether
     an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
     at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
     of a Prometheus endpoint. `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: as
@@ -87,6 +91,7 @@ class PublisherSettings:
     transactions: bool = False
     begin: Literal["oldest", "newest"] = "oldest"
     on_error: OnError = "stop_table"
+    unchanged: Unchanged = "fill"
     unrouted: Unrouted = "error"
     max_event_bytes: int = 16 * 1024 * 1024
     publish_keep_h: float = 336.0

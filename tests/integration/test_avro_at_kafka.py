@@ -138,13 +138,16 @@ def test_a_change_of_the_key_is_a_delete_and_an_insert(avro):
     assert (came["op"], came["data"], came["old"]) == ("insert", {"id": 2, "n": 5}, None)
 
 
-def test_values_that_were_not_sent_are_named(avro):
+@pytest.mark.parametrize(("unchanged", "named"), [("mark", ["v"]), ("fill", [])])
+def test_values_that_were_not_sent_are_named_or_filled_in(avro, unchanged, named):
+    avro.publisher(unchanged=unchanged)
     execute(avro.dsn, "alter table t alter v set storage external")
     found = avro.changed(
         "insert into t(id, v) values (1, repeat('x', 5000))", "update t set flag = true where id = 1"
     )
     last = avro.read(found)[-1]
-    assert (last["unchanged"], last["data"]["v"], last["data"]["flag"]) == (["v"], None, True)
+    assert (last["unchanged"], last["data"]["flag"]) == (named, True)
+    assert last["data"]["v"] == (None if named else "x" * 5000)
 
 
 def test_a_column_that_comes_or_goes_is_another_version_that_reads_both(avro):

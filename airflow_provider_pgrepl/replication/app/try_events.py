@@ -80,6 +80,7 @@ def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) ->
         after=None if lsn is None else LSN(max(0, lsn - 1)),
         make=maker_of(settings, process.hash_salt(settings), _traced),
         whole=settings.whole,
+        unchanged=settings.unchanged,
     )
     for batch in reader.read():
         for event in batch:

@@ -54,7 +54,7 @@ class ByRelation(Generic[Made]):
         found: dict[int, Made] = {}
         for version in np.unique(versions[is_change]).tolist():
             record = self.relations.find(version)
-            if self.wanted.has(record.message.oid, record.names):
+            if self.is_wanted(record):
                 places = np.flatnonzero(is_change & (versions == version))
                 made = self._shape(version, record).make(rows.take(pa.array(places)))
                 found |= zip(places.tolist(), made, strict=True)
@@ -67,9 +67,13 @@ class ByRelation(Generic[Made]):
         is_needed = pc.equal(rows["op"], GAP).to_numpy().copy()
         for version in np.unique(versions[is_change]).tolist():
             record = self.relations.find(version)
-            if self.wanted.has(record.message.oid, record.names):
+            if self.is_wanted(record):
                 is_needed |= is_change & (versions == version)
         return rows.filter(pa.array(is_needed))
+
+    def is_wanted(self, record: RelationRecord) -> bool:
+        """Whether changes under a relation are wanted."""
+        return self.wanted.has(record.message.oid, record.names)
 
     def is_of_wanted(self, oid: int) -> bool:
         """Whether a table may be wanted under a name that it ever had."""

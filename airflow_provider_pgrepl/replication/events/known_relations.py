@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.errors import ChangelogError, ConfigError
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Column
 from airflow_provider_pgrepl.replication.wire.logical_messages import WireColumn
@@ -76,3 +78,15 @@ class KnownRelations:
 
     def _read(self) -> None:
         self._records |= RelationIndex(self._uri).by_version()
+
+
+def known_selection(tables: Collection[str] | None, relations: KnownRelations) -> TableSelection:
+    """Of tables that the changelog has had. Raises ConfigError."""
+    wanted, known = TableSelection.parse(tables), relations.names()
+    if unknown := sorted(map(str, (wanted.names or frozenset()) - known)):
+        raise ConfigError(
+            f"tables: the changelog has never had {', '.join(unknown)}",
+            f"it has had {', '.join(sorted(map(str, known))) or 'none'}; a table is known from its first"
+            " change or snapshot on",
+        )
+    return wanted

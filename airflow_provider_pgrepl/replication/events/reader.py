@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Generic
 
@@ -13,7 +14,6 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
-    ConfigError,
     DriftError,
     LakeUnavailableError,
     PgReplError,
@@ -33,18 +33,21 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After, begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Made
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.earlier_rows import rows_before
 from airflow_provider_pgrepl.replication.events.fault import Fault, gap_error, too_many_changes
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations, known_selection
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch, ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
+from airflow_provider_pgrepl.replication.events.unchanged_values import UnchangedValues
 from airflow_provider_pgrepl.replication.events.whole_transactions import (
     TooManyChangesError,
     whole_transactions,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.publisher_settings import Unchanged
 
 _OF_A_TABLE = (ValueRangeError, DriftError, TransformError)
 MESSAGES = "logical messages"
@@ -55,7 +58,8 @@ class OrderedReader(Generic[Made]):
     """What is made of a pipeline's changes, by `make`, in their order.
 
     `tables` may be a TableSelection, of which no table needs to be known yet. `whole`: transactions are given
-    to `make` as a whole; so many changes of one at most.
+    to `make` as a whole; so many changes of one at most. `unchanged`: what becomes of values that
+    an update left alone, and the server did not send.
 
     `position`: after all that was given and looked through. Whoever writes it down as text, and gives it as
     `after`, goes on there. `ends_transaction`: whether nothing of its transaction comes after it. `fault`: of
@@ -70,14 +74,17 @@ class OrderedReader(Generic[Made]):
         after: After = None,
         make: Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Made]],
         whole: int | None = None,
+        unchanged: Unchanged = "mark",
     ) -> None:
-        root = lake.lake_root if isinstance(lake, Pipeline) else str(lake)
+        root = getattr(lake, "lake_root", str(lake))
         self._followed = FollowedChangelog(changelog_uri(root))
         choices_of = lake.choices if isinstance(lake, Pipeline) else lambda _: TableChoices()
         with _unreadable():
-            relations = KnownRelations(root)
-            selection = tables if isinstance(tables, TableSelection) else _selection(tables, relations)
+            relations, before = KnownRelations(root), partial(rows_before, self._followed.uri)
+            selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
             self._changes = make(relations, choices_of, selection)
+            values = UnchangedValues(relations, self._changes.is_wanted, before)
+            self._values = None if unchanged == "mark" else values
             self.position = begin_after(open_changelog(changelog_uri(root)), after)
         if whole is not None:
             self.position = self.position.before_transaction
@@ -134,6 +141,8 @@ class OrderedReader(Generic[Made]):
     def _begin_again(self) -> None:
         self._changelog = None
         self._followed.forget()
+        if self._values is not None:
+            self._values.forget()
 
     def _read_next(self) -> list[Made] | None:
         if self._changelog is None:
@@ -145,6 +154,8 @@ class OrderedReader(Generic[Made]):
             files = changelog.files_above(LSN(max(0, self.position.commit_lsn - 1)))
             self._changelog = changelog
             self._stretches = ordered_rows(self._followed.uri, files, self.position)
+            if self._values is not None:
+                self._stretches = self._values.filled(self._stretches)
             if self._whole is not None:
                 self._stretches = whole_transactions(self._stretches, self._changes.needed, self._whole)
         stretch = self._next_stretch()
@@ -270,17 +281,6 @@ class ChangeReader(OrderedReader[Change]):
         after: After = None,
     ) -> None:
         super().__init__(lake, tables, after=after, make=TypedChanges)
-
-
-def _selection(tables: Collection[str] | None, relations: KnownRelations) -> TableSelection:
-    wanted, known = TableSelection.parse(tables), relations.names()
-    if unknown := sorted(map(str, (wanted.names or frozenset()) - known)):
-        raise ConfigError(
-            f"tables: the changelog has never had {', '.join(unknown)}",
-            f"it has had {', '.join(sorted(map(str, known))) or 'none'}; a table is known from its first"
-            " change or snapshot on",
-        )
-    return wanted
 
 
 @contextmanager

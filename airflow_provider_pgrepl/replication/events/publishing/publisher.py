@@ -184,7 +184,12 @@ class Publisher:
 
     def _read_after(self, position: EventPosition) -> OrderedReader[Event]:
         return OrderedReader(
-            self._pipeline, self._selection, after=position, make=self._make, whole=self._settings.whole
+            self._pipeline,
+            self._selection,
+            after=position,
+            make=self._make,
+            whole=self._settings.whole,
+            unchanged=self._settings.unchanged,
         )
 
     def _next(self, reader: OrderedReader[Event], end: EventPosition | None = None) -> list[Event] | None:

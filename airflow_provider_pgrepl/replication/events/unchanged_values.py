@@ -1,0 +1,231 @@
+"""UnchangedValues: large values that updates left alone, as changes before them had them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_pgrepl.errors import ChangelogError, DriftError
+from airflow_provider_pgrepl.replication.changelog.gaps import GAP
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
+from airflow_provider_pgrepl.replication.lake.merging.tuples import (
+    Bools,
+    Ints,
+    Tuples,
+    bytes_before,
+    replaced,
+)
+
+_REMEMBERED_BYTES = 64 << 20
+_WIDE_BYTES, _LONG = 512, 8
+"""A row with less text, or such a text, is hardly kept out of line: PostgreSQL does that with rows of more
+than 2 kB and values of more than 24 bytes ("TOAST"), which may have fewer characters than bytes."""
+_ENTRY_BYTES = 300
+_WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
+_OF_A_TABLE = pa.array(["I", "U", "D", "T", "R"])
+
+Key = tuple[str | None, ...]
+Values = dict[int, str]
+"""Texts by place in the stream."""
+Earlier = Callable[[pa.Table, int], Iterator[pa.Table]]
+"""Given rows and a number of bytes: the changelog's rows right before those, about so many, in order."""
+
+
+class UnchangedValues:
+    """Fills what an update did not send, where the last change of its row is remembered.
+
+    `earlier`: read once a value is missing for the first time; before that nothing is remembered, and nothing
+    is paid. `is_wanted`: of which tables. It remembers rows by replica identity, whose values PostgreSQL has
+    in one row alone at any time: a deferrable key is none ("Logical Replication", "Publication"). With
+    REPLICA IDENTITY FULL the old row has every value.
+    """
+
+    def __init__(
+        self,
+        relations: KnownRelations,
+        is_wanted: Callable[[RelationRecord], bool],
+        earlier: Earlier,
+        budget: int = _REMEMBERED_BYTES,
+    ) -> None:
+        self._relations, self._is_wanted, self._earlier = relations, is_wanted, earlier
+        self._budget = budget
+        self.forget()
+
+    def forget(self) -> None:
+        """What is given next does not come right after what was given."""
+        self._is_following = False
+        self._rows: OrderedDict[tuple[int, int, Key], Values] = OrderedDict()
+        self._bytes = 0
+        self._versions: dict[int, int] = {}
+        self._lives: dict[int, int] = {}
+        """By table, how often all of its rows were forgotten."""
+
+    def filled(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
+        """The same, where nothing lies between them, with values that `unchanged` named."""
+        for rows, ends_transaction in stretches:
+            yield Stretch(self.fill(rows), ends_transaction)
+
+    def fill(self, rows: pa.Table) -> pa.Table:
+        """Rows of ROW_SCHEMA that come right after those before; again as they are but for the values."""
+        if not self._is_following:
+            if not _is_unsent(rows).any():
+                return rows
+            self._is_following = True
+            try:
+                for before in self._earlier(rows, self._budget):
+                    self._follow(before)
+            except ChangelogError:
+                # Old hours were dropped meanwhile.
+                self.forget()
+                self._is_following = True
+        found = self._follow(rows)
+        return _with_values(rows, found) if found else rows
+
+    # --- what is remembered ---
+
+    def _follow(self, rows: pa.Table) -> dict[int, Values]:
+        """What is found, by row."""
+        found: dict[int, Values] = {}
+        start = 0
+        for gap in [*np.flatnonzero(pc.equal(rows["op"], GAP).to_numpy()).tolist(), rows.num_rows]:
+            some = self._follow_some(rows.slice(start, gap - start))
+            found |= {start + number: values for number, values in some.items()}
+            start = gap + 1
+            if gap < rows.num_rows:
+                # Whatever a skipped transaction did to whichever row.
+                self.forget()
+                self._is_following = True
+        return found
+
+    def _follow_some(self, rows: pa.Table) -> dict[int, Values]:
+        ops = rows["op"]
+        oids = rows["relation_id"].to_numpy()
+        sizes = np.diff(bytes_before(array_of(rows, "new", TEXTS)))
+        is_large = pc.is_in(ops, value_set=_WITH_VALUES).to_numpy() & (sizes >= _WIDE_BYTES)
+        concerned = {*np.unique(oids[is_large | _is_unsent(rows)]).tolist(), *self._versions}
+        # After a change of the publication the server says each table's definition again; a standing tells
+        # nothing more.
+        is_said = pc.not_equal(rows["ordinal"], STANDING_ORDINAL)
+        is_of_table = pc.and_(pc.is_in(ops, value_set=_OF_A_TABLE), is_said).to_numpy()
+        versions = rows["relation_version"].to_numpy()
+        found: dict[int, Values] = {}
+        for oid in concerned:
+            of_it = np.flatnonzero(is_of_table & (oids == oid))
+            for places in np.split(of_it, np.flatnonzero(np.diff(versions[of_it])) + 1):
+                if len(places):
+                    version = int(versions[places[0]])
+                    some = self._follow_table(oid, version, rows.take(pa.array(places)), sizes[places])
+                    found |= {int(places[number]): values for number, values in some.items()}
+        return found
+
+    def _follow_table(self, oid: int, version: int, rows: pa.Table, sizes: Ints) -> dict[int, Values]:
+        if self._versions.get(oid) != version:
+            # Another definition may have rewritten every value.
+            self._forget_table(oid)
+            self._versions[oid] = version
+        try:
+            new, old = self._keys(version, rows)
+        except DriftError:
+            self._forget_table(oid)
+            return {}
+        found: dict[int, Values] = {}
+        columns = zip(rows["op"].to_pylist(), new, old, rows["unchanged"].to_pylist(), strict=True)
+        for number, (op, key, old_key, unsent) in enumerate(columns):
+            if op in "TR":
+                # The same definition is said again when the values, too, may be others: it was altered and
+                # altered back, or the receiver did not see it for a while.
+                self._forget_table(oid)
+                continue
+            if key is not None and old_key is not None:
+                key = tuple(old if one is None else one for one, old in zip(key, old_key, strict=True))
+            before = None if op == "I" else self._take(oid, old_key or key)
+            if key is None:
+                continue
+            self._take(oid, key)
+            kept = {place: before[place] for place in unsent or () if place in before} if before else {}
+            if kept:
+                found[number] = kept
+            if kept or sizes[number] >= _WIDE_BYTES:
+                texts: Sequence[str | None] = rows["new"][number].as_py()
+                sent = {place: text for place, text in enumerate(texts) if text and len(text) > _LONG}
+                self._keep(oid, key, sent | kept)
+        return found
+
+    def _keys(self, version: int, rows: pa.Table) -> tuple[list[Key | None], list[Key | None]]:
+        """Of each row the keys after and before; None where it has none, or its table is not followed."""
+        nothing: list[Key | None] = [None] * rows.num_rows
+        if not pc.any(pc.is_in(rows["op"], value_set=_OF_A_ROW)).as_py():
+            return nothing, nothing
+        record = self._relations.find(version)
+        identity = [index for index, column in enumerate(record.message.columns) if column.is_identity]
+        if record.message.replica_identity not in ("d", "i") or not identity or not self._is_wanted(record):
+            return nothing, nothing
+        return _keys(rows, "new", identity, record), _keys(rows, "old", identity, record)
+
+    def _take(self, oid: int, key: Key | None) -> Values | None:
+        """What a row had; it is not remembered any more."""
+        values = None if key is None else self._rows.pop((oid, self._lives.get(oid, 0), key), None)
+        if values is not None:
+            self._bytes -= _size(values)
+        return values
+
+    def _keep(self, oid: int, key: Key, values: Values) -> None:
+        self._rows[oid, self._lives.get(oid, 0), key] = values
+        self._bytes += _size(values)
+        while self._bytes > self._budget:
+            _, oldest = self._rows.popitem(last=False)
+            self._bytes -= _size(oldest)
+
+    def _forget_table(self, oid: int) -> None:
+        """Its rows go when there is no room for them."""
+        self._lives[oid] = self._lives.get(oid, 0) + 1
+
+
+def _size(values: Values) -> int:
+    return _ENTRY_BYTES + sum(map(len, values.values()))
+
+
+def _is_unsent(rows: pa.Table) -> Bools:
+    """Which updates left values out."""
+    found: Bools = pc.fill_null(pc.list_value_length(rows["unchanged"]), 0).to_numpy() > 0
+    return found
+
+
+def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRecord) -> list[Key | None]:
+    """Of each row its key on one side, None where it has none. Raises DriftError."""
+    found: list[Key | None] = [None] * rows.num_rows
+    # What a TRUNCATE, or a relation, says is no row.
+    is_row = pc.is_in(rows["op"], value_set=_OF_A_ROW)
+    some, numbers = rows.filter(is_row), np.flatnonzero(is_row.to_numpy())
+    if some.num_rows:
+        tuples = Tuples(array_of(some, side, TEXTS), len(record.message.columns), record.name)
+        columns = (tuples.column(index).to_pylist() for index in identity)
+        for number, key in zip(numbers[tuples.present].tolist(), zip(*columns, strict=True), strict=True):
+            found[number] = key
+    return found
+
+
+def _with_values(rows: pa.Table, found: Mapping[int, Values]) -> pa.Table:
+    """Rows with values by row and place."""
+    numbers = sorted(found)
+    where: Bools = np.zeros(rows.num_rows, np.bool_)
+    where[numbers] = True
+    new: list[list[str | None]] = []
+    unchanged: list[list[int] | None] = []
+    for row in rows.select(["new", "unchanged"]).filter(pa.array(where)).to_pylist():
+        values = found[numbers[len(new)]]
+        new.append([values.get(place, text) for place, text in enumerate(row["new"])])
+        unchanged.append([place for place in row["unchanged"] if place not in values] or None)
+    for name, texts in (("new", new), ("unchanged", unchanged)):
+        kind = ROW_SCHEMA.field(name).type
+        column = replaced(array_of(rows, name, kind), where, pa.array(texts, kind))
+        rows = rows.set_column(rows.column_names.index(name), name, column)
+    return rows
