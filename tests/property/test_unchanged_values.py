@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.filled_rows import with_values
+from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
 from airflow_provider_pgrepl.replication.events.unchanged_values import UnchangedValues
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
@@ -165,7 +167,7 @@ def filled(draw: st.DrawFn, rows: pa.Table, budget: int, begin: int = 0) -> list
         yield from cut(draw, rows.slice(0, some["ordinal"][0].as_py()))
 
     values = UnchangedValues(Known(_FIRST, _LATER, _OTHER), lambda _: True, earlier, budget)
-    parts = [values.fill(part) for part in cut(draw, rows.slice(begin))]
+    parts = [piece for part in cut(draw, rows.slice(begin)) for piece in values.fill(part)]
     return pa.concat_tables(parts).to_pylist() if parts else []
 
 
@@ -219,7 +221,7 @@ def test_what_is_remembered_has_an_end():
         source.update(16_400, (f"k{number}", "1"), (f"k{number}", None, "1", "n"), {3})
     values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: iter(()), 10_000)
     for start in range(100):
-        values.fill(source.table().slice(start, 1))
+        list(values.fill(source.table().slice(start, 1)))
     assert 0 < values._bytes <= 10_000
     assert sum(sum(map(len, one.values())) for one in values._rows.values()) < 10_000
 
@@ -230,5 +232,22 @@ def test_nothing_is_read_or_remembered_of_who_has_no_large_values():
         source.put(16_400, (f"k{number}", _LARGE, "1", None))
     values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: pytest.fail("read"))
     rows = source.table()
-    assert values.fill(rows) is rows
+    assert pa.concat_tables(values.fill(rows)) == rows
     assert not values._rows
+
+
+def test_a_value_of_many_rows_is_not_held_for_all_of_them_at_once():
+    source = Source()
+    source.put(16_400, ("a", "y" * 10_000, "1", None))
+    for number in range(300):
+        source.update(16_400, ("a", "1"), ("a", None, "1", str(number)), {3})
+    rows = source.table()
+    values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: iter(()))
+    found = values._found(rows)
+    assert len(found) == 300
+    pieces = list(with_values(rows, found, 100_000))
+    assert len(pieces) > 20
+    assert max(piece.nbytes for piece in pieces) < 200_000
+    check_true(source, pa.concat_tables(pieces).to_pylist())
+    stretches = list(values.filled(iter([Stretch(rows, False)])))
+    assert [one.ends_transaction for one in stretches] == [False]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import ChangelogError, DriftError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
-from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, STANDING_ORDINAL
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.events.filled_rows import Values, with_values
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
@@ -21,7 +22,6 @@ from airflow_provider_pgrepl.replication.lake.merging.tuples import (
     Ints,
     Tuples,
     bytes_before,
-    replaced,
 )
 
 _REMEMBERED_BYTES = 64 << 20
@@ -33,8 +33,6 @@ _WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
 _OF_A_TABLE = pa.array(["I", "U", "D", "T", "R"])
 
 Key = tuple[str | None, ...]
-Values = dict[int, str]
-"""Texts by place in the stream."""
 Earlier = Callable[[pa.Table, int], Iterator[pa.Table]]
 """Given rows and a number of bytes: the changelog's rows right before those, about so many, in order."""
 
@@ -69,15 +67,24 @@ class UnchangedValues:
         """By table, how often all of its rows were forgotten."""
 
     def filled(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
-        """The same, where nothing lies between them, with values that `unchanged` named."""
+        """The same, where nothing lies between them, with values that `unchanged` named; more of them where
+        that makes them large."""
         for rows, ends_transaction in stretches:
-            yield Stretch(self.fill(rows), ends_transaction)
+            lsns, end = rows["commit_lsn"], 0
+            for some in self.fill(rows):
+                end += some.num_rows
+                ends = ends_transaction if end == rows.num_rows else lsns[end - 1] != lsns[end]
+                yield Stretch(some, ends)
 
-    def fill(self, rows: pa.Table) -> pa.Table:
-        """Rows of ROW_SCHEMA that come right after those before; again as they are but for the values."""
+    def fill(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Rows of ROW_SCHEMA that come right after those before; again as they are but for the values, in
+        pieces that are not too large."""
+        return with_values(rows, self._found(rows))
+
+    def _found(self, rows: pa.Table) -> dict[int, Values]:
         if not self._is_following:
             if not _is_unsent(rows).any():
-                return rows
+                return {}
             self._is_following = True
             try:
                 for before in self._earlier(rows, self._budget):
@@ -86,8 +93,7 @@ class UnchangedValues:
                 # Old hours were dropped meanwhile.
                 self.forget()
                 self._is_following = True
-        found = self._follow(rows)
-        return _with_values(rows, found) if found else rows
+        return self._follow(rows)
 
     # --- what is remembered ---
 
@@ -211,21 +217,3 @@ def _keys(rows: pa.Table, side: str, identity: Sequence[int], record: RelationRe
         for number, key in zip(numbers[tuples.present].tolist(), zip(*columns, strict=True), strict=True):
             found[number] = key
     return found
-
-
-def _with_values(rows: pa.Table, found: Mapping[int, Values]) -> pa.Table:
-    """Rows with values by row and place."""
-    numbers = sorted(found)
-    where: Bools = np.zeros(rows.num_rows, np.bool_)
-    where[numbers] = True
-    new: list[list[str | None]] = []
-    unchanged: list[list[int] | None] = []
-    for row in rows.select(["new", "unchanged"]).filter(pa.array(where)).to_pylist():
-        values = found[numbers[len(new)]]
-        new.append([values.get(place, text) for place, text in enumerate(row["new"])])
-        unchanged.append([place for place in row["unchanged"] if place not in values] or None)
-    for name, texts in (("new", new), ("unchanged", unchanged)):
-        kind = ROW_SCHEMA.field(name).type
-        column = replaced(array_of(rows, name, kind), where, pa.array(texts, kind))
-        rows = rows.set_column(rows.column_names.index(name), name, column)
-    return rows
