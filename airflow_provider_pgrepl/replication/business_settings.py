@@ -12,9 +12,13 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.names import TableName
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The place of one, `module:function`."""
 _REFERENCE = "see docs/reference/business-events.md"
+_OWN_HEADERS = ("id", "generation", "type", "content-type", "op", "event_id")
+_OWN_PREFIXES = ("ce_", "ce-")
+_ROUTING_HEADERS = ("CC", "BCC")
+"""RabbitMQ sends copies to whoever these name ("Sender-selected Distribution")."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,11 @@ Rule = Outbox | FieldMapping | str
 """A text is a function's place, `module:function`."""
 
 
+def is_own_header(name: str) -> bool:
+    """Whether a header's name is the publisher's, or the broker's."""
+    return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.startswith(_OWN_PREFIXES)
+
+
 def parse_rules(outbox: Mapping[str, Any], transform: Mapping[str, Any]) -> dict[TableName, Rule]:
     """What becomes of which table's changes. Raises ConfigError, which names the setting."""
     found: dict[TableName, Rule] = {}
@@ -69,9 +78,14 @@ def _parse_outbox(given: Mapping[str, Any]) -> Outbox:
     if "table" not in values:
         raise ConfigError("outbox has no table", _REFERENCE)
     _check_texts("outbox: headers", headers)
+    if own := sorted(filter(is_own_header, headers)):
+        raise ConfigError(
+            f"outbox: headers: {own[0]!r} is a header of the publisher's own", "call it otherwise"
+        )
     for name in ("id", "route", "key", "type", "payload"):
         may_be_none = name != "payload"
-        if name in values and not (isinstance(values[name], str) or (may_be_none and values[name] is None)):
+        is_name = isinstance(values.get(name, name), str) and values.get(name, name)
+        if not is_name and not (may_be_none and values[name] is None):
             raise ConfigError(f"outbox: {name}: {values[name]!r} must be a column's name", _REFERENCE)
     return Outbox(**{**values, "table": _table("outbox: table", values["table"])})
 

@@ -49,16 +49,19 @@ class ColumnRules:
     ) -> ColumnRules:
         """Of a publisher's settings. Raises ConfigError, which names the setting."""
         for given, name in rename_columns.items():
-            if not isinstance(name, str) or not name or len(name.encode()) > _MOST_BYTES or "\0" in name:
+            if not _is_name(name):
                 raise ConfigError(
                     f"rename_columns: {given}: {name!r} is no name of a column",
                     f"give a string of at most {_MOST_BYTES} bytes",
                 )
+        renamed = {_column("rename_columns", given): name for given, name in rename_columns.items()}
+        if len(renamed) < len(rename_columns):
+            raise ConfigError("rename_columns: a column is named twice, written in two ways")
         return cls(
             _parse("exclude_columns", exclude_columns),
             _parse("hash_columns", hash_columns),
             _parse("mask_columns", mask_columns),
-            {_column("rename_columns", given): name for given, name in rename_columns.items()},
+            renamed,
         )
 
     @cached_property
@@ -78,6 +81,15 @@ class ColumnRules:
             "mask_columns": self.masked,
             "rename_columns": frozenset(self.renamed),
         }
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    try:
+        return len(name.encode()) <= _MOST_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _parse(name: str, given: Iterable[str]) -> frozenset[ColumnName]:

@@ -221,6 +221,10 @@ class PublisherSettings:
                 f"{where}: route: {self.route!r} names neither {{route}} nor {{type}}",
                 'give it as "shop.{route}"',
             )
+        if self.messages and "{route}" not in (self.route or "{route}"):
+            raise ConfigError(
+                f"{where}: route: logical messages have a {{route}}, and no {{type}}", _REFERENCE
+            )
         if self.transform_transaction:
             self._check_alone(where)
         if self.transaction_changes <= 0:

@@ -285,6 +285,15 @@ def test_a_message_whose_content_was_not_kept_is_an_error():
         ({"outbox": {"table": "outbox"}}, "outbox: table: 'outbox' is not a schema-qualified"),
         ({"outbox": {"table": "a.b", "payload": None}}, "outbox: payload: None must be a column's name"),
         ({"outbox": {"table": "a.b", "headers": ["x"]}}, "outbox: headers must be an object"),
+        (
+            {"outbox": {"table": "a.b", "headers": {"type": "x"}}},
+            "headers: 'type' is a header of the publisher",
+        ),
+        ({"outbox": {"table": "a.b", "headers": {"ce_id": "x"}}}, "headers: 'ce_id' is a header"),
+        ({"outbox": {"table": "a.b", "headers": {"CC": "x"}}}, "headers: 'CC' is a header"),
+        ({"outbox": {"table": "a.b", "id": ""}}, "outbox: id: '' must be a column's name"),
+        ({"transform": {"a.b": "a..b:c"}}, "'a..b:c' is no place of a function"),
+        ({"messages": ["m"], "route": "x.{type}"}, "logical messages have a {route}, and no {type}"),
         ({"outbox": {"table": "a.b"}, "transform": {"a.b": "m:f"}}, "a.b is named by outbox, or twice"),
         ({"transform": {"a.b": "module.function"}}, "'module.function' is no place of a function"),
         ({"transform": {"a.b": 5}}, "must be an object, or a function"),
@@ -376,5 +385,4 @@ def test_headers_of_an_outbox_are_texts_as_json_has_them():
         "at": "2024-01-02T00:00:00Z",
         "by": "/w==",
         "a": "[1,null]",
-        "n": "",
     }

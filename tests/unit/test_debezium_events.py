@@ -71,6 +71,12 @@ def test_values_are_written_as_java_does(encode, text, expected):
     assert encode(pa.array([None, text], pa.large_string())).to_pylist() == [None, expected]
 
 
+def test_a_point_that_is_nowhere_is_json():
+    (written,) = encoding.points(pa.array(["(NaN,-Infinity)"], pa.large_string())).to_pylist()
+    found = json.loads(written, parse_constant=pytest.fail)
+    assert (found["x"], found["y"]) == ("NaN", "-Infinity")
+
+
 @settings(deadline=None)
 @given(st.lists(st.none() | st.integers(encoding._FIRST, encoding._LAST), max_size=20), st.integers(-1, 6))
 def test_moments_together_are_written_as_each_alone(counts: list[int | None], precision: int):

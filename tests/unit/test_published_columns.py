@@ -199,6 +199,8 @@ def test_rules_of_another_table_do_not_concern_it():
         ({"rename_columns": {"a.b.c": ""}}, "is no name of a column"),
         ({"rename_columns": {"a.b.c": "x", "a.b.d": "x"}}, "two columns of a.b are to be called 'x'"),
         ({"rename_columns": ["a.b.c"]}, "must be an object"),
+        ({"rename_columns": {"a.b.c": "\ud800"}}, "is no name of a column"),
+        ({"rename_columns": {"a.b.c": "x", 'a."b".c': "y"}}, "named twice, written in two ways"),
     ],
 )
 def test_rules_that_cannot_be_are_refused(given, says):

@@ -43,7 +43,11 @@ def _of_outbox(outbox: Outbox, change: Change) -> Iterator[BusinessEvent]:
         _text(change, row, outbox.route),
         _text(change, row, outbox.type),
         _text(change, row, outbox.id),
-        {name: _text(change, row, column) for name, column in outbox.headers.items()},
+        {
+            name: _text(change, row, column)
+            for name, column in outbox.headers.items()
+            if _value(change, row, column) is not None
+        },
         _content_type(change, outbox.payload, payload),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import struct
 from collections.abc import Callable
@@ -196,7 +197,13 @@ def _point(text: str) -> str:
         raise Unholdable("a point that cannot be read", _HINT)
     x, y = float(match[1]), float(match[2])
     wkb = base64.b64encode(struct.pack("<BIdd", 1, 1, x, y)).decode()
-    return f'{{"x":{json.dumps(x)},"y":{json.dumps(y)},"wkb":"{wkb}","srid":null}}'
+    both = ",".join(f'"{name}":{_double(value)}' for name, value in (("x", x), ("y", y)))
+    return f'{{{both},"wkb":"{wkb}","srid":null}}'
+
+
+def _double(value: float) -> str:
+    written = json.dumps(value)
+    return written if math.isfinite(value) else f'"{written}"'
 
 
 def _hstore(texts: pa.Array, pg_type: PgType) -> pa.Array:

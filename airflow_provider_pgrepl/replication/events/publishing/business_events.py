@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import TransformError, one_line
+from airflow_provider_pgrepl.replication.business_settings import is_own_header
 from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent, Transform
@@ -128,6 +129,8 @@ def _fault(made: object) -> str:
     texts = (made.route, made.type, made.id, made.content_type, *made.headers, *made.headers.values())
     if not all(isinstance(one, str) for one in texts):
         return "routes, types, ids and headers are texts"
+    if any(map(is_own_header, made.headers)):
+        return "a header has a name of the publisher's own"
     return "" if all(map(_is_sendable, texts)) else "a route, type, id or header has a sign that is none"
 
 

@@ -25,7 +25,9 @@ def attributes(event: Event, settings: PublisherSettings) -> dict[str, str]:
         "specversion": "1.0",
         "id": own or event.id,
         "source": f"/{quote(settings.source, safe='')}",
-        "type": f"{settings.source}.{event.table}.{event.op}" if said is None else said.type or said.route,
+        "type": f"{settings.source}.{event.table}.{event.op}"
+        if said is None
+        else said.type or said.route or "message",
         "subject": event.table,
     }
     if event.commit_ts is not None:

@@ -13,7 +13,6 @@ from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 Headers = list[tuple[str, str | bytes | None]]
-_OURS = ("id", "generation", "type", "content-type")
 _BY_ITS_KEY = -1
 """librdkafka's RD_KAFKA_PARTITION_UA."""
 
@@ -67,7 +66,7 @@ def _headers(event: Event, settings: PublisherSettings) -> Headers:
         found.append(("op", event.op))
     else:
         found += [("type", said.type), ("content-type", said.content_type)]
-        found += [(name, value) for name, value in said.headers.items() if name not in _OURS]
+        found += said.headers.items()
     if settings.cloudevents:
         found += [(f"{KAFKA_PREFIX}{name}", value) for name, value in attributes(event, settings).items()]
         found += [("content-type", "application/json")] if said is None else []
