@@ -13,14 +13,16 @@ import pytest
 from airflow_provider_pgrepl.errors import GapError
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from tests.conftest import closing_connection
+from tests.support.landed import Landed
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
 
@@ -28,14 +30,18 @@ LARGE = "select string_agg(md5(g::text || {}), '') from generate_series(1, 100) 
 """A text that is stored outside of its row."""
 
 
-@pytest.fixture
-def received(dsn: str, tmp_path: Path) -> Received:
+@pytest.fixture(autouse=True)
+def tables(dsn: str) -> None:
     execute(
         dsn,
         "create table t(id int, v text, doc text, more jsonb, part text, primary key (id, part))",
         "alter table t alter doc set storage external, alter more set storage external",
         "create table other(id int primary key, doc text)",
     )
+
+
+@pytest.fixture
+def received(dsn: str, tmp_path: Path) -> Received:
     pipeline = Received(dsn, tmp_path, ("public.t", "public.other"), flush_interval_s=0.05)
     pipeline.begin()
     return pipeline
@@ -184,3 +190,134 @@ def test_every_format_has_it(received, dsn):
 def _body(event: Any) -> bytes:
     body: bytes = event.body or event.unstamped.rows
     return body
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("budget", [1, 20_000])
+def test_what_is_not_remembered_is_looked_up_in_the_lake(dsn, tmp_path, seed, budget):
+    """Wherever the lake stands: before the changes, amid them, or beyond."""
+    landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
+    landed.begin()
+    landed.apply()
+    chance = random.Random(seed)
+    with (
+        landed.receiving() as receiver,
+        closing_connection(dsn) as connection,
+        connection.cursor() as cursor,
+    ):
+        for number in range(60):
+            for statement in random_statements(chance):
+                cursor.execute(statement)
+            connection.commit()
+            if number % 10 == 9:
+                wait_until_seen(receiver, landed.source_lsn())
+            if number % 20 == 9:
+                assert [result.error for result in landed.apply()] == [None]
+    reader = OrderedReader(landed.pipeline, make=TypedChanges, unchanged="look_up")
+    reader._values._budget = budget
+    found = [change for changes in reader.read() for change in changes]
+    filled = 0
+    rows: dict[Any, Any] = {}
+    for change, sent in zip(found, read(landed, "mark"), strict=True):
+        before = None
+        if change.op == "truncate":
+            rows.clear()
+        elif change.op != "insert":
+            of = sent.old or sent.data
+            before = rows.pop((of["id"], of["part"]))
+        if sent.data is None:
+            continue
+        whole = {**sent.data, **{name: before[name] for name in sent.unchanged}}
+        assert change.data == {name: value for name, value in whole.items() if name not in change.unchanged}
+        filled += len(set(sent.unchanged) - set(change.unchanged))
+        rows[whole["id"], whole["part"]] = whole
+    # Not of a row that changed just before, of which there is no room to know.
+    assert filled > 20
+
+
+def test_a_whole_table_from_before_the_changelog_is_looked_up(dsn, tmp_path):
+    execute(dsn, "alter table t add texts text[]", "alter table t alter texts set storage external")
+    landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
+    landed.begin()
+    value = f"({LARGE.format('g.g')})".replace("generate_series(1, 100) g", "generate_series(1, 100) h")
+    value = value.replace("g::text ||", "h::text ||").replace("g.g", "g")
+    execute(
+        dsn,
+        f"insert into t select g, 'v', {value}, to_jsonb({value}), 'a', array[{value}, null, g::text]"
+        " from generate_series(1, 3000) g",
+    )
+    landed.receive()
+    assert [result.error for result in landed.apply()] == [None]
+    after = EventPosition.after_transaction(Epoch(1), LSN(landed.durable_lsn - 1))
+    with landed.receiving() as receiver:
+        # What comes with the definition, which is said again, is not looked up.
+        execute(dsn, "update t set v = 'w' where id = 1")
+        wait_until_seen(receiver, landed.source_lsn())
+        execute(dsn, "update t set v = 'x'", "update t set id = -id where id < 1000")
+        wait_until_seen(receiver, landed.source_lsn())
+    assert [result.error for result in landed.apply()] == [None]
+    reader = OrderedReader(landed.pipeline, after=after, make=TypedChanges, unchanged="look_up")
+    # Less than half of the table.
+    reader._values._budget = 12 << 20
+    changes = [change for changes in reader.read() for change in changes]
+    assert len(changes) == 4_000
+    assert {change.unchanged for change in changes[1:]} == {()}
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select abs(id), doc, more::text, texts from t")
+        expected = {row[0]: row[1:] for row in cursor.fetchall()}
+    for change in changes[1:]:
+        row = change.data
+        assert (row["doc"], row["more"], row["texts"]) == expected[abs(row["id"])]
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        ["alter table t alter doc type text using upper(doc)"],
+        ["alter table t rename doc to was_doc", "alter table t rename others to doc"],
+        [
+            "alter table t drop doc",
+            "alter table t add doc text",
+            "alter table t alter doc set storage external",
+        ],
+        ["alter table t add one_more text default 'x'"],
+        ["alter table t drop constraint t_pkey, add primary key (part, id)"],
+        ["alter table t drop constraint t_pkey, add primary key (id)"],
+        ["alter table t rename to renamed", "alter table renamed rename to t"],
+        ["alter table t alter id type bigint"],
+        ["alter table t alter doc type varchar(9000)"],
+        ["begin; update t set doc = upper(doc); alter table t add one_more int; commit"],
+    ],
+)
+def test_what_is_looked_up_of_a_table_that_was_altered_is_right_or_not_there(dsn, tmp_path, ddl, is_applied):
+    execute(dsn, "alter table t rename more to others", "alter table t alter others type text")
+    landed = Landed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
+    landed.begin()
+    landed.apply()
+
+    def say(receiver: Any, *statements: str) -> None:
+        execute(dsn, *statements)
+        wait_until_seen(receiver, landed.source_lsn())
+        if is_applied:
+            landed.apply()
+
+    value = LARGE.format(1)
+    with landed.receiving() as receiver:
+        say(
+            receiver,
+            f"insert into t select g, 'v', ({value}) || g, ({value}), 'a' from generate_series(1, 3) g",
+        )
+        say(receiver, *ddl, "update t set v = 'w' where id = 1")
+        say(receiver, "update t set v = 'x'")
+        say(receiver, f"update t set doc = ({value}) || 'new' where id = 2", "update t set v = 'y'")
+        say(receiver, "update t set v = 'z'")
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select to_jsonb(t) from t")
+        expected = {row[0]["id"]: row[0] for row in cursor.fetchall()}
+    reader = OrderedReader(landed.pipeline, make=TypedChanges, unchanged="look_up")
+    reader._values._budget = 1
+    changes = [change for some in reader.read() for change in some]
+    for change in changes[-3:]:
+        assert change.data is not None
+        assert {**expected[change.data["id"]], **change.data} == expected[change.data["id"]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.filled_rows import with_values
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
-from airflow_provider_pgrepl.replication.events.unchanged_values import UnchangedValues
+from airflow_provider_pgrepl.replication.events.unchanged_values import LookUp, UnchangedValues
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from tests.support.changes import commit_ts
@@ -50,6 +50,24 @@ class Source:
     sent: dict[tuple[int, Row], set[int]] = field(default_factory=dict)
     expected: list[set[int]] = field(default_factory=list)
     first: RelationRecord = _FIRST
+    states: list[tuple[int, dict[int, dict[Row, Row]]]] = field(default_factory=list)
+
+    def note(self) -> None:
+        """How it stands once the last row is committed."""
+        if self.rows:
+            self.states.append(
+                (self.rows[-1]["commit_lsn"], {oid: dict(of) for oid, of in self.tables.items()})
+            )
+
+    def look_up(
+        self, record: RelationRecord, epoch: int, lsn: int, wanted: Mapping[Row, Collection[int]]
+    ) -> dict[Row, dict[int, str]]:
+        """As a lake would that has all of it."""
+        assert epoch == 1
+        before = [tables for at, tables in self.states if at <= lsn]
+        rows = before[-1][record.message.oid] if before else {}
+        found = {key: {place: rows[key][place] for place in wanted[key]} for key in wanted if key in rows}
+        return {key: {p: t for p, t in values.items() if t is not None} for key, values in found.items()}
 
     def say(
         self, oid: int, op: str, new: Row | None, old: Row | None = None, unchanged=None, truth=None
@@ -151,6 +169,7 @@ def sources(draw: st.DrawFn) -> Source:
                 source.alter()
             case "G":
                 source.skip()
+        source.note()
     return source
 
 
@@ -162,11 +181,19 @@ def cut(draw: st.DrawFn, rows: pa.Table) -> Iterator[pa.Table]:
         start += size
 
 
-def filled(draw: st.DrawFn, rows: pa.Table, budget: int, begin: int = 0) -> list[dict]:
+def filled(
+    draw: st.DrawFn,
+    rows: pa.Table,
+    budget: int,
+    begin: int = 0,
+    look_up: LookUp | None = None,
+    known: int = 0,
+) -> list[dict]:
     def earlier(some: pa.Table, _: int) -> Iterator[pa.Table]:
-        yield from cut(draw, rows.slice(0, some["ordinal"][0].as_py()))
+        end = some["ordinal"][0].as_py()
+        yield from cut(draw, rows.slice(known, max(0, end - known)))
 
-    values = UnchangedValues(Known(_FIRST, _LATER, _OTHER), lambda _: True, earlier, budget)
+    values = UnchangedValues(Known(_FIRST, _LATER, _OTHER), lambda _: True, earlier, look_up, budget)
     parts = [piece for part in cut(draw, rows.slice(begin)) for piece in values.fill(part)]
     return pa.concat_tables(parts).to_pylist() if parts else []
 
@@ -214,12 +241,48 @@ def test_with_little_room_less_is_filled_in_and_nothing_wrong(
     check_true(source, filled(data.draw, source.table(), budget))
 
 
+@settings(deadline=None, max_examples=400)
+@given(sources(), st.sampled_from([0, 3_000, 1 << 30]), st.data())
+def test_what_is_looked_up_is_the_rows_own(source: Source, budget: int, data: st.DataObject):
+    """`known`: where what is kept of the changelog begins."""
+    begin, known = data.draw(st.integers(0, len(source.rows))), data.draw(st.integers(0, len(source.rows)))
+    check_true(source, filled(data.draw, source.table(), budget, begin, source.look_up, known), begin)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 90])
+@pytest.mark.parametrize("size", [1, 5, 1_000])
+def test_all_is_looked_up_of_rows_from_before(parts, size):
+    source = Source()
+    for number in range(30):
+        source.put(16_400, (f"k{number}", f"{number}{_LARGE}", "1", f"{number}!{_LARGE}"))
+        source.note()
+    begin = 30
+    for turn in range(3):
+        for number in range(30):
+            key, new = (f"k{number}", str(turn + 1)), (f"k{number}", f"{turn}{_LARGE}", str(turn + 2), None)
+            source.update(16_400, key, new, {1} if number % 7 == 0 else {3} if number % 5 == 0 else set())
+            source.note()
+    for place, row in enumerate(source.rows):
+        row["commit_lsn"] = 100 + (place - begin) // size if place >= begin else 50
+        row["ordinal"] = (place - begin) % size
+    source.states = [(source.rows[n]["commit_lsn"], tables) for n, (_, tables) in enumerate(source.states)]
+    values = UnchangedValues(
+        Known(_FIRST), lambda _: True, lambda *_: iter(()), source.look_up, budget=1 << 30
+    )
+    rows, step = source.table().slice(begin), 90 // parts
+    made = pa.concat_tables(
+        [piece for start in range(0, 90, step) for piece in values.fill(rows.slice(start, step))]
+    )
+    check_true(source, made.to_pylist(), begin)
+    assert made["unchanged"].null_count == 90
+
+
 def test_what_is_remembered_has_an_end():
     source = Source()
     for number in range(50):
         source.put(16_400, (f"k{number}", _LARGE, "1", None))
         source.update(16_400, (f"k{number}", "1"), (f"k{number}", None, "1", "n"), {3})
-    values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: iter(()), 10_000)
+    values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: iter(()), budget=10_000)
     for start in range(100):
         list(values.fill(source.table().slice(start, 1)))
     assert 0 < values._bytes <= 10_000
@@ -243,11 +306,12 @@ def test_a_value_of_many_rows_is_not_held_for_all_of_them_at_once():
         source.update(16_400, ("a", "1"), ("a", None, "1", str(number)), {3})
     rows = source.table()
     values = UnchangedValues(Known(_FIRST), lambda _: True, lambda *_: iter(()))
-    found = values._found(rows)
-    assert len(found) == 300
-    pieces = list(with_values(rows, found, 100_000))
+    list(values.fill(rows.slice(0, 2)))
+    found = values._follow(rows.slice(2))
+    assert len(found) == 299
+    pieces = list(with_values(rows.slice(2), found, 100_000))
     assert len(pieces) > 20
     assert max(piece.nbytes for piece in pieces) < 200_000
-    check_true(source, pa.concat_tables(pieces).to_pylist())
+    check_true(source, pa.concat_tables(pieces).to_pylist(), 2)
     stretches = list(values.filled(iter([Stretch(rows, False)])))
     assert [one.ends_transaction for one in stretches] == [False]

@@ -13,6 +13,8 @@ from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, repla
 
 _PIECE_BYTES = 16 << 20
 
+Key = tuple[str | None, ...]
+"""Texts of a row's replica identity."""
 Values = dict[int, str]
 """Texts by place in the stream."""
 

@@ -37,6 +37,7 @@ from airflow_provider_pgrepl.replication.events.earlier_rows import rows_before
 from airflow_provider_pgrepl.replication.events.fault import Fault, gap_error, too_many_changes
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations, known_selection
+from airflow_provider_pgrepl.replication.events.lake_values import LakeValues
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch, ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
@@ -58,12 +59,10 @@ class OrderedReader(Generic[Made]):
     """What is made of a pipeline's changes, by `make`, in their order.
 
     `tables` may be a TableSelection, of which no table needs to be known yet. `whole`: transactions are given
-    to `make` as a whole; so many changes of one at most. `unchanged`: what becomes of values that
-    an update left alone, and the server did not send.
+    to `make` as a whole; so many changes of one at most. `unchanged`: of values that were not sent.
 
-    `position`: after all that was given and looked through. Whoever writes it down as text, and gives it as
-    `after`, goes on there. `ends_transaction`: whether nothing of its transaction comes after it. `fault`: of
-    the error that was raised last, if it is of tables and not of all.
+    `position`: after all that was given and looked through; its text, given as `after`, goes on there.
+    `ends_transaction`: whether nothing of its transaction comes after it. `fault`: of the last error.
     """
 
     def __init__(
@@ -76,14 +75,15 @@ class OrderedReader(Generic[Made]):
         whole: int | None = None,
         unchanged: Unchanged = "mark",
     ) -> None:
-        root = getattr(lake, "lake_root", str(lake))
+        root = lake.lake_root if isinstance(lake, Pipeline) else str(lake)
         self._followed = FollowedChangelog(changelog_uri(root))
         choices_of = lake.choices if isinstance(lake, Pipeline) else lambda _: TableChoices()
         with _unreadable():
             relations, before = KnownRelations(root), partial(rows_before, self._followed.uri)
             selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
             self._changes = make(relations, choices_of, selection)
-            values = UnchangedValues(relations, self._changes.is_wanted, before)
+            look_up = LakeValues(lake).find if unchanged == "look_up" and isinstance(lake, Pipeline) else None
+            values = UnchangedValues(relations, self._changes.is_wanted, before, look_up)
             self._values = None if unchanged == "mark" else values
             self.position = begin_after(open_changelog(changelog_uri(root)), after)
         if whole is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,9 +13,10 @@ from airflow_provider_pgrepl.errors import ChangelogError, DriftError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.filled_rows import Values, with_values
+from airflow_provider_pgrepl.replication.events.filled_rows import Key, Values, with_values
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
+from airflow_provider_pgrepl.replication.events.untouched_rows import RowChange, UntouchedRows
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import (
     Bools,
@@ -23,16 +24,20 @@ from airflow_provider_pgrepl.replication.lake.merging.tuples import (
     Tuples,
     bytes_before,
 )
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 _REMEMBERED_BYTES = 64 << 20
 _WIDE_BYTES, _LONG = 512, 8
 """A row with less text, or such a text, is hardly kept out of line: PostgreSQL does that with rows of more
 than 2 kB and values of more than 24 bytes ("TOAST"), which may have fewer characters than bytes."""
 _ENTRY_BYTES = 300
+_LOOKED_UP = 1_000
+"""Rows at a time: each may get large values."""
 _WITH_VALUES, _OF_A_ROW = pa.array(["I", "U"]), pa.array(["I", "U", "D"])
 _OF_A_TABLE = pa.array(["I", "U", "D", "T", "R"])
 
-Key = tuple[str | None, ...]
+LookUp = Callable[[RelationRecord, Epoch, LSN, Mapping[Key, Collection[int]]], Mapping[Key, Values]]
+"""Given a relation, a moment, and by keys places in the stream: what rows under these keys had there."""
 Earlier = Callable[[pa.Table, int], Iterator[pa.Table]]
 """Given rows and a number of bytes: the changelog's rows right before those, about so many, in order."""
 
@@ -41,9 +46,9 @@ class UnchangedValues:
     """Fills what an update did not send, where the last change of its row is remembered.
 
     `earlier`: read once a value is missing for the first time; before that nothing is remembered, and nothing
-    is paid. `is_wanted`: of which tables. It remembers rows by replica identity, whose values PostgreSQL has
-    in one row alone at any time: a deferrable key is none ("Logical Replication", "Publication"). With
-    REPLICA IDENTITY FULL the old row has every value.
+    is paid. `look_up`: asked for what is not remembered. `is_wanted`: of which tables. It remembers rows by
+    replica identity, whose values PostgreSQL has in one row alone at any time: a deferrable key is none
+    ("Logical Replication", "Publication"). With REPLICA IDENTITY FULL the old row has every value.
     """
 
     def __init__(
@@ -51,10 +56,12 @@ class UnchangedValues:
         relations: KnownRelations,
         is_wanted: Callable[[RelationRecord], bool],
         earlier: Earlier,
+        look_up: LookUp | None = None,
         budget: int = _REMEMBERED_BYTES,
     ) -> None:
         self._relations, self._is_wanted, self._earlier = relations, is_wanted, earlier
-        self._budget = budget
+        self._look_up, self._budget = look_up, budget
+        self._untouched = UntouchedRows()
         self.forget()
 
     def forget(self) -> None:
@@ -65,6 +72,7 @@ class UnchangedValues:
         self._versions: dict[int, int] = {}
         self._lives: dict[int, int] = {}
         """By table, how often all of its rows were forgotten."""
+        self._untouched.forget()
 
     def filled(self, stretches: Iterator[Stretch]) -> Iterator[Stretch]:
         """The same, where nothing lies between them, with values that `unchanged` named; more of them where
@@ -78,22 +86,32 @@ class UnchangedValues:
 
     def fill(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Rows of ROW_SCHEMA that come right after those before; again as they are but for the values, in
-        pieces that are not too large."""
-        return with_values(rows, self._found(rows))
+        pieces that are not too large. All are taken before more is given."""
+        step = rows.num_rows if self._look_up is None else _LOOKED_UP
+        for start in range(0, rows.num_rows, step):
+            yield from self._fill(rows.slice(start, step))
 
-    def _found(self, rows: pa.Table) -> dict[int, Values]:
-        if not self._is_following:
-            if not _is_unsent(rows).any():
-                return {}
-            self._is_following = True
-            try:
-                for before in self._earlier(rows, self._budget):
-                    self._follow(before)
-            except ChangelogError:
-                # Old hours were dropped meanwhile.
-                self.forget()
-                self._is_following = True
-        return self._follow(rows)
+    def _fill(self, rows: pa.Table) -> Iterator[pa.Table]:
+        is_new = self._untouched.begin(rows)
+        if not self._is_following and _is_unsent(rows).any():
+            self._begin(rows)
+            if not is_new:
+                # What was changed by the transaction's earlier part is not known.
+                self._untouched.since = None
+        yield from with_values(rows, self._follow(rows)) if self._is_following else (rows,)
+
+    def _begin(self, rows: pa.Table) -> None:
+        self._is_following = True
+        looks_up, self._look_up = self._look_up, None
+        try:
+            for before in self._earlier(rows, self._budget):
+                self._follow(before)
+        except ChangelogError:
+            # Old hours were dropped meanwhile.
+            self._rows.clear()
+            self._bytes = 0
+        finally:
+            self._look_up = looks_up
 
     # --- what is remembered ---
 
@@ -116,7 +134,8 @@ class UnchangedValues:
         oids = rows["relation_id"].to_numpy()
         sizes = np.diff(bytes_before(array_of(rows, "new", TEXTS)))
         is_large = pc.is_in(ops, value_set=_WITH_VALUES).to_numpy() & (sizes >= _WIDE_BYTES)
-        concerned = {*np.unique(oids[is_large | _is_unsent(rows)]).tolist(), *self._versions}
+        is_concerned = is_large | _is_unsent(rows) | (self._look_up is not None)
+        concerned = {*np.unique(oids[is_concerned]).tolist(), *self._versions}
         # After a change of the publication the server says each table's definition again; a standing tells
         # nothing more.
         is_said = pc.not_equal(rows["ordinal"], STANDING_ORDINAL)
@@ -138,25 +157,24 @@ class UnchangedValues:
             self._forget_table(oid)
             self._versions[oid] = version
         try:
-            new, old = self._keys(version, rows)
+            changes = self._changes(version, rows)
         except DriftError:
             self._forget_table(oid)
             return {}
+        looked_up = self._looked_up(oid, version, changes)
         found: dict[int, Values] = {}
-        columns = zip(rows["op"].to_pylist(), new, old, rows["unchanged"].to_pylist(), strict=True)
-        for number, (op, key, old_key, unsent) in enumerate(columns):
-            if op in "TR":
+        for number, change in enumerate(changes):
+            if change.op in "TR":
                 # The same definition is said again when the values, too, may be others: it was altered and
                 # altered back, or the receiver did not see it for a while.
                 self._forget_table(oid)
                 continue
-            if key is not None and old_key is not None:
-                key = tuple(old if one is None else one for one, old in zip(key, old_key, strict=True))
-            before = None if op == "I" else self._take(oid, old_key or key)
-            if key is None:
+            before = self._take(oid, change.before) or {}
+            before |= looked_up.pop(change.before, {})
+            if (key := change.key) is None:
                 continue
             self._take(oid, key)
-            kept = {place: before[place] for place in unsent or () if place in before} if before else {}
+            kept = {place: before[place] for place in change.unsent if place in before}
             if kept:
                 found[number] = kept
             if kept or sizes[number] >= _WIDE_BYTES:
@@ -165,16 +183,34 @@ class UnchangedValues:
                 self._keep(oid, key, sent | kept)
         return found
 
-    def _keys(self, version: int, rows: pa.Table) -> tuple[list[Key | None], list[Key | None]]:
-        """Of each row the keys after and before; None where it has none, or its table is not followed."""
-        nothing: list[Key | None] = [None] * rows.num_rows
-        if not pc.any(pc.is_in(rows["op"], value_set=_OF_A_ROW)).as_py():
-            return nothing, nothing
-        record = self._relations.find(version)
-        identity = [index for index, column in enumerate(record.message.columns) if column.is_identity]
-        if record.message.replica_identity not in ("d", "i") or not identity or not self._is_wanted(record):
-            return nothing, nothing
-        return _keys(rows, "new", identity, record), _keys(rows, "old", identity, record)
+    def _looked_up(self, oid: int, version: int, changes: Sequence[RowChange]) -> dict[Key | None, Values]:
+        """What the lake has of values that are not remembered."""
+        if self._look_up is None:
+            return {}
+        wanted: dict[Key, list[int]] = {}
+        # What is remembered now may have to go before its turn comes.
+        known: dict[Key | None, Values] = {}
+        for key, places in self._untouched.first_changes(oid, changes).items():
+            known[key] = self._rows.get((oid, self._lives.get(oid, 0), key), {})
+            if lacking := [place for place in places if place not in known[key]]:
+                wanted[key] = lacking
+        if wanted and self._untouched.since is not None:
+            found = self._look_up(self._relations.find(version), *self._untouched.since, wanted)
+            known |= {key: known[key] | values for key, values in found.items()}
+        return known
+
+    def _changes(self, version: int, rows: pa.Table) -> list[RowChange]:
+        """Without keys where the table is not followed. Raises DriftError."""
+        new: list[Key | None] = [None] * rows.num_rows
+        old = new
+        if pc.any(pc.is_in(rows["op"], value_set=_OF_A_ROW)).as_py():
+            record = self._relations.find(version)
+            identity = [index for index, column in enumerate(record.message.columns) if column.is_identity]
+            has_key = record.message.replica_identity in ("d", "i") and identity
+            if has_key and self._is_wanted(record):
+                new, old = (_keys(rows, side, identity, record) for side in ("new", "old"))
+        columns = zip(rows["op"].to_pylist(), new, old, rows["unchanged"].to_pylist(), strict=True)
+        return [RowChange(op, _whole(key, one), one, unsent or ()) for op, key, one, unsent in columns]
 
     def _take(self, oid: int, key: Key | None) -> Values | None:
         """What a row had; it is not remembered any more."""
@@ -193,6 +229,13 @@ class UnchangedValues:
     def _forget_table(self, oid: int) -> None:
         """Its rows go when there is no room for them."""
         self._lives[oid] = self._lives.get(oid, 0) + 1
+
+
+def _whole(key: Key | None, old: Key | None) -> Key | None:
+    """A key with the parts that an update left alone, which are large and in the old one."""
+    if key is None or old is None:
+        return key
+    return tuple(before if one is None else one for one, before in zip(key, old, strict=True))
 
 
 def _size(values: Values) -> int:
