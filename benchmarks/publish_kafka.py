@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -33,8 +34,8 @@ def run(folder: Path, scale: float) -> Figure:
                 rates["peer"].append(events / _handed_over(broker, f"peer{number}", events))
                 for kind in ("ours", "transactions"):
                     name = f"{kind}{number}"
-                    given = {"target": "kafka", "topic": f"{name}.{{schema}}.{{table}}"}
-                    given |= {"transactions": kind == "transactions"}
+                    given: dict[str, Any] = {"target": "kafka", "topic": f"{name}.{{schema}}.{{table}}"}
+                    given["transactions"] = kind == "transactions"
                     target = Kafka(broker.uri, published.settings(pipeline, name, given))
                     rates[kind].append(events / published.publish(pipeline, name, given, target))
                     _check(broker, f"{name}.{_TABLE}", events)

@@ -19,6 +19,11 @@ Values = dict[int, str]
 """Texts by place in the stream."""
 
 
+def bytes_of(values: Values) -> int:
+    """How many they are at most."""
+    return sum(len(text) if text.isascii() else 4 * len(text) for text in values.values())
+
+
 def with_values(
     rows: pa.Table, found: Mapping[int, Values], piece_bytes: int = _PIECE_BYTES
 ) -> Iterator[pa.Table]:
@@ -26,7 +31,7 @@ def with_values(
     rows, and in no piece much more of these values than `piece_bytes`."""
     sizes = np.zeros(rows.num_rows, np.int64)
     for number, values in found.items():
-        sizes[number] = sum(map(len, values.values()))
+        sizes[number] = bytes_of(values)
     ends = np.flatnonzero(np.diff(np.cumsum(sizes) // piece_bytes)) + 1
     start = 0
     for end in [*ends.tolist(), rows.num_rows]:

@@ -74,7 +74,7 @@ class LakeValues:
         values = {
             place: columns[place]
             for place in places
-            if place in columns and self._is_exact(columns[place], relation)
+            if place not in record.hidden and place in columns and self._is_exact(columns[place], relation)
         }
         names = [one.name for one in keys.values()], [one.name for one in values.values()]
         rows = RowsByKey(plan, *names)

@@ -13,7 +13,12 @@ from airflow_provider_pgrepl.errors import ChangelogError, DriftError
 from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.events.filled_rows import Key, Values, with_values
+from airflow_provider_pgrepl.replication.events.filled_rows import (
+    Key,
+    Values,
+    bytes_of,
+    with_values,
+)
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch
 from airflow_provider_pgrepl.replication.events.untouched_rows import RowChange, UntouchedRows
@@ -239,7 +244,7 @@ def _whole(key: Key | None, old: Key | None) -> Key | None:
 
 
 def _size(values: Values) -> int:
-    return _ENTRY_BYTES + sum(map(len, values.values()))
+    return _ENTRY_BYTES + bytes_of(values)
 
 
 def _is_unsent(rows: pa.Table) -> Bools:
