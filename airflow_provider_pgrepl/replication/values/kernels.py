@@ -83,7 +83,7 @@ def _copy_part(data, at, end, delimiter, opening, closing, out, filled):  # type
 
 
 @loop(INTS, BYTES, FLAGS, INT, INT, INT, *_OUT)
-def split_array(places, data, valid, delimiter, opening, closing, starts, ends, nulls, out):  # type: ignore[no-untyped-def]
+def split_array(places, data, valid, delimiter, opening, closing, starts, ends, nulls, out):  # type: ignore[no-untyped-def] # noqa: C901 - one loop, kept in one piece for speed
     """`{1,NULL,"a,b"}` into elements; with other brackets or another delimiter likewise."""
     parts = filled = 0
     for row in range(len(valid)):
@@ -101,7 +101,20 @@ def split_array(places, data, valid, delimiter, opening, closing, starts, ends, 
             if data[at] == opening:
                 return NESTED, parts, filled
             first, before = at, filled
-            at, filled = _copy_part(data, at, end, delimiter, opening, closing, out, filled)
+            if data[at] == _QUOTE:
+                at, filled = _copy_part(data, at, end, delimiter, opening, closing, out, filled)
+                if at < 0:
+                    return MALFORMED, parts, filled
+            # As _copy_part does; here, since to hand arrays to a function takes longer than most parts do.
+            while at < end:
+                byte = data[at]
+                if byte == delimiter:
+                    break
+                if byte == _QUOTE or byte == _ESCAPE or byte == opening or byte == closing:  # noqa: SIM109
+                    return MALFORMED, parts, filled
+                out[filled] = byte
+                filled += 1
+                at += 1
             if at <= first:
                 return MALFORMED, parts, filled
             nulls[parts] = _is_null_word(data, first, at)
