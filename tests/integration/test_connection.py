@@ -4,6 +4,7 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError, PrivilegeError, SourceConnectionError
 from airflow_provider_pgrepl.replication.source.connection import (
     PINNED_SETTINGS,
+    address,
     connect,
     connect_replication,
     pin_statement,
@@ -112,3 +113,33 @@ def test_a_lost_connection_is_worth_another_try(pg, dsn):
         while True:
             connection.cursor().execute("select 1")
     assert isinstance(connection, psycopg2.extensions.connection)
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://replicator:hush1/hush2@127.0.0.1:54320/events",
+        "postgresql://replicator:12/hush2@127.0.0.1:54320/events",
+        "postgres://replicator:hush1@hush2@127.0.0.1:54320/events",
+        "postgresql://re@pl:hush1@127.0.0.1/events",
+        "host=127.0.0.1 port=hush1 user=replicator",
+    ],
+)
+def test_a_password_that_libpq_takes_for_something_else_is_not_shown(dsn):
+    with pytest.raises(ConfigError, match="not percent-encoded, or a port is no number") as caught:
+        connect(dsn, "test")
+    assert "hush" not in f"{caught.value}{caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://me:p%40s%2Fs@[::1]:5432/shop?application_name=a@b/c",
+        "postgresql://me@h1:5432,h2:5433,h3/shop",
+        "postgresql://%2Ftmp%2Fx/shop",
+        "host=/tmp port='' dbname=a@b password=x/y@z",
+        "postgresql:///shop",
+    ],
+)
+def test_what_is_written_rightly_is_read(dsn):
+    assert "p@s" not in address(dsn)

@@ -13,11 +13,12 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.needed_changes import retention
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
-from airflow_provider_pgrepl.replication.app.publish import main
+from airflow_provider_pgrepl.replication.app.publish import _durable_after, main
 from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_json as to_json_text
 from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
+from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.events.json_format import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -28,7 +29,7 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
     read_record,
 )
 from airflow_provider_pgrepl.replication.events.reader import ChangeReader
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
@@ -443,3 +444,18 @@ def test_a_table_that_was_renamed_since_it_stopped_comes_before_who_has_its_name
     kept = [(m.event["table"], m.event["data"]["id"]) for m in applied([*early, *late])]
     assert [pair for pair in kept if pair[0] == "public.k"][-2:] == [("public.k", 2), ("public.k", 3)]
     assert ("public.t", 1) in kept
+
+
+def test_a_place_right_before_what_comes_next_is_not_beyond_the_changelog(published, dsn):
+    """A standing of the receiver has the LSN of the next transaction."""
+    execute(dsn, "insert into t values (1, 'v')")
+    published.receive()
+    durable = published.durable_lsn
+    before, amid = (EventPosition(Epoch(1), durable, ordinal) for ordinal in (STANDING_ORDINAL, 0))
+
+    class NeverSet:
+        def wait(self, _: float) -> bool:
+            return True
+
+    assert _durable_after(published.pipeline, before, NeverSet()) == durable
+    assert _durable_after(published.pipeline, amid, NeverSet()) is None

@@ -237,7 +237,9 @@ def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal
     while True:
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
         durable = read_durable_lsn(changelog)
-        if durable > position.commit_lsn or read_epoch_number(changelog) != position.epoch:
+        # What no transaction brought stands before the one at its LSN, which need not be there yet.
+        needed = position.commit_lsn + (position.ordinal >= 0)
+        if durable >= needed or read_epoch_number(changelog) != position.epoch:
             return durable
         if not has_said:
             log.warning(

@@ -121,6 +121,9 @@ def _open(dsn: str, conninfo: str, factory: type[Connection]) -> Connection:
     return connection
 
 
+_SCHEMES = ("postgresql", "postgres")
+
+
 def _conninfo(dsn: str, role: str, **more: str) -> str:
     given = with_system_certificates(_parse(dsn))
     chosen: dict[str, Any] = {
@@ -144,7 +147,22 @@ def _parse(dsn: str) -> dict[str, str]:
             "the connection string of the source cannot be read",
             "give host=… port=… dbname=… user=… or postgresql://user@host:port/database",
         ) from None
+    if _is_misread(dsn, parsed):
+        raise ConfigError(
+            "the connection string of the source cannot be read: what is special in user or password is not"
+            " percent-encoded, or a port is no number",
+            "write / as %2F and @ as %40: postgresql://user:p%40ss@host:5432/database",
+        )
     return parsed
+
+
+def _is_misread(dsn: str, parsed: dict[str, str]) -> bool:
+    """Whether libpq takes a part of the password for something else, which messages would show."""
+    if not all(port.isascii() and (port.isdigit() or not port) for port in parsed.get("port", "").split(",")):
+        return True
+    scheme, is_uri, rest = dsn.strip().partition("://")
+    authority, _, path = rest.partition("?")[0].partition("/")
+    return bool(is_uri) and scheme in _SCHEMES and ("@" in path or authority.count("@") > 1)
 
 
 def address(dsn: str) -> str:
