@@ -69,5 +69,5 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
 
 
 def rows(file: Path) -> list[tuple[int, str]]:
-    with closing(sqlite3.connect(file)) as copy:
+    with closing(sqlite3.connect(file, timeout=120)) as copy:
         return copy.execute("select id, amount from orders order by id").fetchall()

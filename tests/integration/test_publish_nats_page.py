@@ -77,7 +77,7 @@ def _last_stamp(file: Path) -> int:
 
 
 def _rows(file: Path, query: str) -> list[tuple]:
-    copy = sqlite3.connect(file)
+    copy = sqlite3.connect(file, timeout=120)
     try:
         return copy.execute(query).fetchall()
     finally:

@@ -73,7 +73,7 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select id, amount::text from orders order by id")
         expected = cursor.fetchall()
-    copy = sqlite3.connect(file)
+    copy = sqlite3.connect(file, timeout=120)
     rows = copy.execute("select id, amount from orders order by id").fetchall()
     copy.close()
     assert rows == expected
