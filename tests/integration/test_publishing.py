@@ -458,4 +458,8 @@ def test_a_place_right_before_what_comes_next_is_not_beyond_the_changelog(publis
             return True
 
     assert _durable_after(published.pipeline, before, NeverSet()) == durable
+    reader = ChangeReader(published.pipeline, after=before)
+    assert list(reader.read()) == [], "who goes on there is not refused"
+    with pytest.raises(ConfigError, match="is beyond"):
+        ChangeReader(published.pipeline, after=amid)
     assert _durable_after(published.pipeline, amid, NeverSet()) is None

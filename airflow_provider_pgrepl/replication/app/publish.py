@@ -237,9 +237,7 @@ def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal
     while True:
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
         durable = read_durable_lsn(changelog)
-        # What no transaction brought stands before the one at its LSN, which need not be there yet.
-        needed = position.commit_lsn + (position.ordinal >= 0)
-        if durable >= needed or read_epoch_number(changelog) != position.epoch:
+        if position.is_within(durable) or read_epoch_number(changelog) != position.epoch:
             return durable
         if not has_said:
             log.warning(

@@ -44,7 +44,7 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
     if not 0 <= position.commit_lsn < 1 << 63:
         raise ConfigError(f"after: {position.commit_lsn} is no LSN of a changelog")
     durable = read_durable_lsn(changelog)
-    if is_named and position.epoch == epoch and position.commit_lsn >= durable > 0:
+    if is_named and position.epoch == epoch and durable and not position.is_within(durable):
         raise ConfigError(
             f"after: {position} is beyond {durable}, up to which the changelog holds everything",
             "check that this is the lake from which it came, and that it was not put back",

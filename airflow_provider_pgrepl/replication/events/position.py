@@ -45,6 +45,11 @@ class EventPosition:
         # What no transaction brought has an ordinal below 0.
         return self if self.ordinal < 0 or self.is_after_transaction else replace(self, ordinal=-1)
 
+    def is_within(self, durable: LSN) -> bool:
+        """Whether a changelog of its epoch that holds all commits before `durable` reaches up to it."""
+        # What no transaction brought stands before the one at its LSN, which need not be there yet.
+        return self.commit_lsn < durable or (self.commit_lsn == durable and self.ordinal < 0)
+
     @classmethod
     def parse(cls, text: str) -> EventPosition:
         """Raises ConfigError."""
