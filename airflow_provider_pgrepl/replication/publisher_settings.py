@@ -171,6 +171,11 @@ class PublisherSettings:
             return f"the topics {self.topic}"
         return f"exchange {self.exchange}"
 
+    @property
+    def full_place(self) -> str:
+        """The same, with the kind of its target."""
+        return f"{self.target}: {self.place}"
+
     @cached_property
     def column_rules(self) -> ColumnRules:
         """What becomes of which columns. Raises ConfigError."""

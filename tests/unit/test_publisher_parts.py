@@ -132,7 +132,9 @@ def test_a_record_holds_any_number_of_stopped_tables(tmp_path: Path):
         )
         for oid in range(1, 1001)
     }
-    record = PublisherRecord(position(2000), 7, 6, 8, 9, "me", datetime(2026, 1, 1, tzinfo=UTC), stopped)
+    record = PublisherRecord(
+        position(2000), 7, 6, 8, 9, "me", "kafka: the topics t", datetime(2026, 1, 1, tzinfo=UTC), stopped
+    )
     publisher_log = PublisherLog(str(tmp_path), "events")
     publisher_log.take(record, "me")
     publisher_log.save(record)

@@ -16,6 +16,11 @@ from airflow_provider_pgrepl.errors import ConfigError, FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.process import StopSignal
+from airflow_provider_pgrepl.replication.app.publisher_checks import (
+    check_place,
+    check_stopped,
+    check_tables,
+)
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
@@ -26,14 +31,16 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import begin_after
-from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
+    PublisherLog,
+    PublisherRecord,
+    read_record,
+)
 from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.run_result import leave_result
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -101,7 +108,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target, until = open_target(settings, process.target_uri()), _until(arguments.until)
     salt = process.hash_salt(settings)
-    _check_rules(pipeline, settings)
+    check_tables(pipeline, settings)
     with (
         StopSignal() as stop,
         closing(Store(process.state_dsn(), f"publish {pipeline.name} {settings.name}")) as store,
@@ -109,7 +116,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         store.lock(pipeline.name, f"publish {settings.name}")
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
         record = _take(pipeline, settings, publisher_log, arguments.after)
-        _check_stopped(settings, record)
+        check_stopped(settings, record)
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
             return process.RETRY_MAY_HELP if arguments.until else process.DONE
@@ -129,30 +136,6 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             finally:
                 leave_result(summary(publisher.record))
     return _end(publisher, reached, is_limited=arguments.until is not None)
-
-
-def _check_rules(pipeline: Pipeline, settings: PublisherSettings) -> None:
-    """Raise ConfigError when a rule is of no table: what it was to hide would be sent."""
-    tables = settings.column_rules.tables()
-    if tables:
-        named = {TableName.parse(table) for table in pipeline.tables if not table.endswith(".*")}
-        known = named | KnownRelations(pipeline.lake_root).names()
-        if unknown := sorted(map(str, tables - known)):
-            raise ConfigError(
-                f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"
-                " has never had such a table",
-                "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
-            )
-
-
-def _check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
-    """Raise ConfigError when tables wait whose changes would be given to a function without the others'."""
-    if settings.whole is not None and record.stopped:
-        names = ", ".join(sorted(one.table for one in record.stopped.values()))
-        raise ConfigError(
-            f"publisher {settings.name} has transform_transaction, and {names} stopped before it had",
-            f"begin again where the first of them stopped: --after {record.needed_after}",
-        )
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
@@ -218,14 +201,18 @@ def _take(
     if after is not None:
         begin = begin_after(changelog, after)
         taken = publisher_log.take(PublisherRecord(begin), holder)
-        record = replace(taken, position=begin, stopped={})
+        record = replace(taken, position=begin, stopped={}, place=settings.full_place)
         publisher_log.save(record)
         return record
+    if (known := read_record(pipeline.lake_root, settings.name)) is not None:
+        check_place(settings, known)
     begin = begin_after(changelog, None)
     if settings.begin == "newest":
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         begin = max(begin, EventPosition.after_transaction(read_epoch_number(changelog), durable))
-    return publisher_log.take(PublisherRecord(begin), holder)
+    # One that an earlier version began does not say where it sends.
+    record = publisher_log.take(PublisherRecord(begin), holder)
+    return replace(record, place=settings.full_place)
 
 
 def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal) -> LSN | None:

@@ -51,8 +51,8 @@ _DOING = "where the publisher is cannot be written"
 @dataclass(frozen=True)
 class PublisherRecord:
     """All up to `position` is published, but for what `stopped` holds, by oid. `generation`: that of the last
-    connection; `stamp`: as a target has it. `error`: what ended the publisher, if it was an error; `holder`:
-    who published last."""
+    connection; `stamp`: as a target has it; `place`: where the events went. `error`: what ended the
+    publisher, if it was an error; `holder`: who published last."""
 
     position: EventPosition
     generation: int = 0
@@ -60,6 +60,7 @@ class PublisherRecord:
     published: int = 0
     skipped: int = 0
     holder: str = ""
+    place: str = ""
     saved_at: datetime | None = None
     stopped: Mapping[int, StoppedTable] = field(default_factory=dict)
     error: str = ""
@@ -79,7 +80,7 @@ class PublisherRecord:
             {
                 **{
                     name: getattr(self, name)
-                    for name in ("generation", "stamp", "published", "skipped", "holder", *_ERROR)
+                    for name in ("generation", "stamp", "published", "skipped", "holder", "place", *_ERROR)
                 },
                 "layout": LAYOUT,
                 "position": str(self.position),

@@ -1,0 +1,70 @@
+"""What a publisher refuses to begin with: settings that would publish nothing, too much, or elsewhere."""
+
+from __future__ import annotations
+
+import logging
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord
+from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+log = logging.getLogger(__name__)
+
+
+def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
+    """Raise ConfigError when settings name a table that there never was: it would wait for ever, and what a
+    rule was to hide would be sent.
+
+    A table that comes under a pattern of the pipeline may yet be made; of one that is to hide nothing it is
+    only said.
+    """
+    known = {TableName.parse(table) for table in pipeline.tables if not table.endswith(".*")}
+    known |= {TableName.parse(table) for table in pipeline.insert_only}
+    known |= KnownRelations(pipeline.lake_root).names()
+    if unknown := sorted(map(str, settings.column_rules.tables() - known)):
+        raise ConfigError(
+            f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"
+            " has never had such a table",
+            "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
+        )
+    # The tables of a schema are a pattern of it, which other tables may yet come under.
+    patterns = TableSelection.parse([text for text in pipeline.tables if text.endswith(".*")] or None).schemas
+    chosen = TableSelection.parse(settings.tables, settings.messages)
+    wanted = set(chosen.names or ()) | set(settings.rules)
+    missing = sorted(table for table in wanted - known if table.schema not in patterns)
+    schemas = patterns | {table.schema for table in known}
+    what = [*map(str, missing), *(f"{schema}.*" for schema in sorted(chosen.schemas - schemas))]
+    if what:
+        raise ConfigError(
+            f"publisher {settings.name} names {', '.join(what)}, which the pipeline does not replicate and"
+            " the changelog has never had",
+            "mend the name in its tables, outbox or transform, or add the table to the pipeline's tables",
+        )
+    for table in sorted(wanted - known):
+        log.warning("the changelog has no table %s yet: its events begin when it comes", table)
+
+
+def check_place(settings: PublisherSettings, record: PublisherRecord) -> None:
+    """Raise ConfigError when the settings name another place than where a publisher has sent events: who
+    reads there would miss all that came before, and nobody would have said so."""
+    if record.place and record.place != settings.full_place:
+        raise ConfigError(
+            f"publisher {settings.name} has sent its events to {record.place}, and its settings now name"
+            f" {settings.full_place}",
+            f"to go on there where it is: --after {record.needed_after}. To send there all that is kept, give"
+            " the new place a publisher of another name",
+        )
+
+
+def check_stopped(settings: PublisherSettings, record: PublisherRecord) -> None:
+    """Raise ConfigError when tables wait whose changes would be given to a function without the others'."""
+    if settings.whole is not None and record.stopped:
+        names = ", ".join(sorted(one.table for one in record.stopped.values()))
+        raise ConfigError(
+            f"publisher {settings.name} has transform_transaction, and {names} stopped before it had",
+            f"begin again where the first of them stopped: --after {record.needed_after}",
+        )

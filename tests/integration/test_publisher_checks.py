@@ -1,0 +1,77 @@
+"""A publisher that would publish nothing, or elsewhere than it did, says so before it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app import process
+from demo.rabbitmq import Broker
+from tests.support.rabbitmq import Queue, running_broker
+from tests.support.replicated import execute
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    with running_broker() as broker:
+        yield broker
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tables": ["public.odrers", "public.t"]}, "names public.odrers, which the pipeline does not"),
+        ({"tables": ["elsewhere.*"]}, "names elsewhere.*, which"),
+        ({"outbox": {"table": "public.outbox"}}, "names public.outbox, which"),
+        ({"transform": {"public.tt": "json:dumps"}}, "names public.tt, which"),
+    ],
+)
+def test_tables_that_there_never_were_are_refused_at_the_start(published, dsn, caplog, given, says):
+    published.publisher(**given)
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    assert published.run_publisher() == process.WILL_NOT_HELP
+    assert says in caplog.text
+    assert published.queue.take() == []
+
+
+def test_a_table_that_may_yet_come_under_a_pattern_is_waited_for_aloud(published, dsn, caplog):
+    published.configure(tables=(*published.pipeline.tables, "public.*"))
+    published.publisher(tables=["public.later", "public.t"])
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    assert [m.event["table"] for m in published.publish()] == ["public.t"]
+    assert "the changelog has no table public.later yet" in caplog.text
+
+
+def test_a_table_that_was_renamed_away_may_still_be_named(published, dsn):
+    execute(dsn, "insert into t values (1)", "alter table t rename to t_old")
+    published.receive()
+    published.configure(tables=("public.t_old", "public.other"))
+    published.publisher(tables=["public.t"])
+    assert [m.event["data"]["id"] for m in published.publish()] == [1]
+
+
+def test_another_exchange_under_the_same_name_is_refused_and_begun_where_it_is_told(
+    published, dsn, broker, caplog
+):
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    (first,) = published.publish()
+    execute(dsn, "insert into t values (2)")
+    published.receive()
+    before = published.record
+    published.publisher(exchange="elsewhere")
+    there = Queue(broker.uri, "elsewhere", "elsewhere.all", "#")
+    assert published.run_publisher() == process.WILL_NOT_HELP
+    exchange = f"pgrepl.{published.pipeline.name}"
+    assert f"has sent its events to rabbitmq: exchange {exchange}, and its settings now name" in caplog.text
+    assert (published.record, there.take()) == (before, [])
+    assert f"--after {before.needed_after}" in caplog.text
+    assert published.run_publisher("--after", str(before.needed_after)) == process.DONE
+    assert [m.event["data"]["id"] for m in there.take()] == [2]
+    # From then on that is its place.
+    assert published.run_publisher() == process.DONE
+    assert published.record.place == "rabbitmq: exchange elsewhere"
+    assert first.event["data"]["id"] == 1
