@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, escaped
 from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
@@ -43,21 +42,24 @@ from airflow_provider_pgrepl.replication.events.json_lines import json_lines
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.text_file import read_text
-from airflow_provider_pgrepl.shipped import add_commands
+from airflow_provider_pgrepl.shipped import add_commands, split
 
 Arguments = argparse.Namespace
 Work = Callable[[Pipeline, Arguments], int]
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.print_usage(sys.stderr)
-        self.exit(process.WILL_NOT_HELP, f"{self.prog}: {message}\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    own, spark = split(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    arguments, more = parser.parse_known_args(own, argparse.Namespace(spark=spark))
+    # Tables may stand after options, too, which argparse takes for more than it knows.
+    if isinstance(getattr(arguments, "tables", None), list) and not any(one.startswith("-") for one in more):
+        arguments.tables += more
+    elif more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if spark and not hasattr(arguments, "application"):
+        parser.error("nothing of this command is for spark-submit: leave -- out, and what follows it")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(log_lines.Printable("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
@@ -260,8 +262,8 @@ _EPILOG = (
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="pgrepl", epilog=_EPILOG)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    parser = process.Parser(prog="pgrepl", epilog=_EPILOG)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=process.Parser)
     add_commands(commands)
     for name, purpose, work, options in _COMMANDS:
         command = commands.add_parser(name, help=purpose, description=purpose)
@@ -271,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(work=work)
     purpose = "what a publisher makes of changes"
     events = commands.add_parser("events", help=purpose, description=purpose)
-    tried = events.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    tried = events.add_subparsers(required=True, metavar="COMMAND", parser_class=process.Parser)
     purpose = "print the events that a publisher would send, from recorded changes, without its target"
     command = tried.add_parser("try", help=purpose, description=purpose)
     command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")

@@ -12,24 +12,29 @@ from typing import Any, NoReturn
 
 from airflow_provider_pgrepl import applications
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
+from airflow_provider_pgrepl.replication.app.app_arguments import (
+    AddArguments,
+    as_given,
+    of_publish,
+    of_replicate,
+    of_snapshot,
+)
 from airflow_provider_pgrepl.replication.app.process import source_dsn
 
-_APPLICATIONS = (
-    ("snapshot", "copy tables into the lake: those that are not there, or with --tables, --add, --new-epoch"),
-    ("replicate", "keep the lake current, until stopped or with --until caught-up"),
-    (
-        "publish",
-        "supply a broker with change events: --publisher NAME, until stopped or with --until caught-up",
-    ),
+_APPLICATIONS: tuple[tuple[str, str, AddArguments], ...] = (
+    ("snapshot", "copy tables into the lake: those that are not yet there, or others", of_snapshot),
+    ("replicate", "keep the lake current, until stopped or caught up", of_replicate),
+    ("publish", "supply a broker with change events, until stopped or caught up", of_publish),
 )
+_EPILOG = "What follows `--` is for spark-submit, as in: -- --master spark://host:7077"
 
 
 def add_commands(commands: Any) -> None:
     """The commands `snapshot`, `replicate`, `publish` and `dags`, each with its `work`."""
-    for name, purpose in _APPLICATIONS:
-        command = commands.add_parser(name, help=purpose, description=purpose)
+    for name, purpose, add_arguments in _APPLICATIONS:
+        command = commands.add_parser(name, help=purpose, description=purpose, epilog=_EPILOG)
         command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
-        command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="of the application")
+        add_arguments(command)
         command.set_defaults(work=_run, application=name)
     purpose = "copy the example DAGs of this version to where Airflow finds them"
     command = commands.add_parser("dags", help=purpose, description=purpose)
@@ -38,7 +43,9 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(_: object, arguments: argparse.Namespace) -> NoReturn:
-    run_application(arguments.application, arguments.pipeline, arguments.arguments)
+    ours = ("application", "pipeline", "work", "spark")
+    own = as_given({name: value for name, value in vars(arguments).items() if name not in ours})
+    run_application(arguments.application, arguments.pipeline, own, arguments.spark)
 
 
 def _copy(arguments: argparse.Namespace) -> int:
@@ -50,12 +57,11 @@ def _copy(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_application(name: str, pipeline_file: str, arguments: Sequence[str]) -> NoReturn:
-    """Become spark-submit with the application of that name; what follows `--` is for Spark.
+def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
+    """Become spark-submit with the application of that name, its own options and those of Spark.
 
     Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
     """
-    own, spark = split(arguments)
     if "cluster" not in spark:
         source_dsn()
     applications.java()
@@ -67,7 +73,7 @@ def run_application(name: str, pipeline_file: str, arguments: Sequence[str]) -> 
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The application's arguments, and those of spark-submit, which follow `--`."""
+    """A command's arguments, and those of spark-submit, which follow `--`."""
     given = list(arguments)
     if "--" not in given:
         return given, []

@@ -66,17 +66,16 @@ def test_the_reference_lists_every_exit_code() -> None:
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)}
     assert listed == {
         process.DONE,
-        2,
         process.CRASHED,
         process.RETRY_MAY_HELP,
         process.WILL_NOT_HELP,
     }
 
 
-def test_wrong_arguments_end_with_2() -> None:
+def test_wrong_arguments_will_not_help_again() -> None:
     with pytest.raises(SystemExit) as caught:
         process.run("replicate", ["--nonsense"], lambda parser: None, lambda pipeline, arguments: 0)
-    assert caught.value.code == 2
+    assert caught.value.code == 78
 
 
 @pytest.mark.parametrize(

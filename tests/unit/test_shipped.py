@@ -41,17 +41,62 @@ def run(folder: Path, *arguments: str, exit_code: int = 0) -> tuple[int, list[st
     return ended.returncode, read[0], read[1]
 
 
-@pytest.mark.parametrize("app", ["snapshot", "replicate"])
+@pytest.mark.parametrize(
+    ("app", "options", "handed_on"),
+    [
+        ("snapshot", ("--tables", "a.b,c.d"), ["--tables=a.b,c.d"]),
+        ("snapshot", ("--add",), ["--add="]),
+        ("snapshot", ("--new-epoch",), ["--new-epoch"]),
+        ("snapshot", (), []),
+        ("replicate", ("--until", "0/1f"), ["--until=0/1F"]),
+        (
+            "publish",
+            ("--publisher", "events", "--until=caught-up"),
+            ["--publisher=events", "--until=caught-up"],
+        ),
+    ],
+)
 def test_an_application_is_run_by_spark_submit_with_its_options_and_those_of_spark(
-    tmp_path: Path, pipeline_file: Path, app: str
+    tmp_path: Path, pipeline_file: Path, app: str, options: tuple[str, ...], handed_on: list[str]
 ) -> None:
-    options = ("--until", "caught-up", "--", "--master", "local[2]")
+    options = (*options, "--", "--master", "local[2]")
     code, argv, env = run(tmp_path, app, str(pipeline_file), *options, exit_code=75)
     assert code == 75
     assert argv[:2] == ["--master", "local[2]"]
     assert Path(argv[2]).name == f"{app}.py"
-    assert argv[3:] == ["--pipeline", str(pipeline_file), "--until", "caught-up"]
+    assert argv[3:] == ["--pipeline", str(pipeline_file), *handed_on]
     assert f"PYSPARK_PYTHON={sys.executable}" in env
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["replicate", "FILE", "--until", "caughtup"], "'caughtup' is neither caught-up nor an LSN"),
+        (["snapshot", "FILE", "--tables", "a.b", "--new-epoch"], "not allowed with argument"),
+        (["publish", "FILE"], "--publisher"),
+        (["replicate", "FILE", "--untill", "caught-up"], "unrecognized arguments"),
+        (["status", "FILE", "--", "--master", "x"], "nothing of this command is for spark-submit"),
+    ],
+)
+def test_wrong_options_are_said_before_spark_is_started(pipeline_file: Path, capsys, given, says) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([str(pipeline_file) if one == "FILE" else one for one in given])
+    assert ended.value.code == 78
+    assert says in capsys.readouterr().err
+
+
+def test_tables_may_follow_options(pipeline_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(pipeline_file)
+    given = ["changes", file, "--after", "0/1", "public.t"]
+    assert main(given) == main(["changes", file, "public.t", "--after", "0/1"]) != 0
+    assert "unrecognized" not in capsys.readouterr().err
+
+
+def test_help_names_the_options_of_an_application(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["publish", "--help"])
+    said = capsys.readouterr().out
+    assert all(option in said for option in ("--publisher", "--until", "--after", "spark-submit"))
 
 
 def test_a_wrong_pipeline_file_is_said_before_spark_is_started(

@@ -88,11 +88,19 @@ def hash_salt(settings: PublisherSettings) -> bytes:
     return salt.encode()
 
 
+class Parser(argparse.ArgumentParser):
+    """One whose exit code says of wrong arguments that the same will not help again."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        self.exit(WILL_NOT_HELP, f"{self.prog}: {message}\n")
+
+
 def run(
     program: str, argv: Sequence[str], make: Callable[[argparse.ArgumentParser], None], work: Work
 ) -> int:
     """Parse arguments, run, and turn whatever happens into an exit code and a readable last line."""
-    parser = argparse.ArgumentParser(prog=program)
+    parser = Parser(prog=program)
     parser.add_argument("--pipeline", required=True, metavar="FILE.json", help="the pipeline file")
     make(parser)
     arguments = parser.parse_args(argv)

@@ -12,8 +12,9 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from airflow_provider_pgrepl.errors import ConfigError, FencedError, ToolError
+from airflow_provider_pgrepl.errors import FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
+from airflow_provider_pgrepl.replication.app.app_arguments import of_publish
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.publisher_checks import (
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CAUGHT_UP = "caught-up"
 _PUBLISHING = "airflow_provider_pgrepl.replication.events.publishing"
 _TARGETS = {
     "rabbitmq": ("rabbitmq", "RabbitMQ", "pika"),
@@ -63,21 +63,7 @@ _WAIT_S = 1.0
 
 def main(argv: Sequence[str]) -> int:
     """Run the app; returns its exit code."""
-    return process.run("publish", argv, _add_arguments, _run)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
-    parser.add_argument(
-        "--until",
-        metavar=f"{CAUGHT_UP}|X/X",
-        help="end when all that the changelog held at the start, or all up to an LSN, is published",
-    )
-    parser.add_argument(
-        "--after",
-        metavar="PLACE",
-        help="begin again after a change's id or an LSN, whatever was published and whatever had stopped",
-    )
+    return process.run("publish", argv, of_publish, _run)
 
 
 def check_publishing(pipeline: Pipeline) -> None:
@@ -106,7 +92,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     # Each attempt to connect would be an error in the log, with a trace of the client's own.
     for client in ("pika", "nats", "confluent_kafka", "httpx2"):
         logging.getLogger(client).setLevel(logging.CRITICAL)
-    target, until = open_target(settings, process.target_uri()), _until(arguments.until)
+    target, until = open_target(settings, process.target_uri()), arguments.until
     salt = process.hash_salt(settings)
     check_tables(pipeline, settings)
     with (
@@ -119,7 +105,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         check_stopped(settings, record)
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
-            return process.RETRY_MAY_HELP if arguments.until else process.DONE
+            return process.RETRY_MAY_HELP if until is not None else process.DONE
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
         with contextlib.ExitStack() as stack:
             if settings.target == "nats":
@@ -135,7 +121,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
                 process.end_at_once()
             finally:
                 leave_result(summary(publisher.record))
-    return _end(publisher, reached, is_limited=arguments.until is not None)
+    return _end(publisher, reached, is_limited=until is not None)
 
 
 def _snapshot_command(arguments: argparse.Namespace) -> list[str]:
@@ -235,12 +221,3 @@ def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal
             has_said = True
         if stop.wait(_WAIT_S):
             return None
-
-
-def _until(text: str | None) -> LSN | str | None:
-    if text is None or text == CAUGHT_UP:
-        return text
-    try:
-        return LSN.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"--until: {error}") from None

@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.errors import (
     PgReplError,
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
+from airflow_provider_pgrepl.replication.app.app_arguments import of_replicate
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
@@ -50,20 +51,11 @@ log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _BUDGET_INTERVAL_S = 30.0
-CAUGHT_UP = "caught-up"
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the app; returns its exit code."""
-    return process.run("replicate", argv, _add_arguments, _run)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--until",
-        metavar=f"{CAUGHT_UP}|X/X",
-        help="end when all that was committed at the start, or up to an LSN, is in the lake",
-    )
+    return process.run("replicate", argv, of_replicate, _run)
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
@@ -100,14 +92,9 @@ def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
             )
 
 
-def _target(dsn: str, until: str | None) -> LSN | None:
-    if until is None:
-        return None
-    if until != CAUGHT_UP:
-        try:
-            return LSN.parse(until)
-        except ValueError as error:
-            raise ConfigError(f"--until: {error}") from None
+def _target(dsn: str, until: LSN | str | None) -> LSN | None:
+    if until is None or isinstance(until, LSN):
+        return until
     connection = connect(dsn, "catch-up target")
     try:
         return wal_lsn(connection)

@@ -23,6 +23,7 @@ from typing import Any
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.app_arguments import of_snapshot
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     left_out,
     retire_unknown_tables,
@@ -42,27 +43,7 @@ log = logging.getLogger(__name__)
 
 def main(argv: Sequence[str]) -> int:
     """Run the app; returns its exit code."""
-    return process.run("snapshot", argv, _add_arguments, _run)
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("--tables", metavar="a.b,c.d", help="copy these tables (again), and no others")
-    ways.add_argument(
-        "--add",
-        metavar="a.b,c.d",
-        nargs="?",
-        const="",
-        help="take tables that the pipeline file does not hold; without names: those that match a pattern",
-    )
-    ways.add_argument(
-        "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
-    )
-    ways.add_argument(
-        "--take-over",
-        metavar="SLOT",
-        help="begin with the changes that the reader of that slot, of another program, has not confirmed",
-    )
+    return process.run("snapshot", argv, of_snapshot, _run)
 
 
 def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:

@@ -1,0 +1,82 @@
+"""The options of the three applications: known without Spark, so that a command can tell of them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+CAUGHT_UP = "caught-up"
+
+AddArguments = Callable[[argparse.ArgumentParser], None]
+
+
+def of_snapshot(parser: argparse.ArgumentParser) -> None:
+    """Which tables are copied, and into which epoch."""
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--tables", metavar="a.b,c.d", help="copy these tables (again), and no others")
+    ways.add_argument(
+        "--add",
+        metavar="a.b,c.d",
+        nargs="?",
+        const="",
+        help="take tables that the pipeline file does not hold; without names: those that match a pattern",
+    )
+    ways.add_argument(
+        "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
+    )
+    ways.add_argument(
+        "--take-over",
+        metavar="SLOT",
+        help="begin with the changes that the reader of that slot, of another program, has not confirmed",
+    )
+
+
+def of_replicate(parser: argparse.ArgumentParser) -> None:
+    """How far it goes."""
+    parser.add_argument(
+        "--until",
+        type=_until,
+        metavar=f"{CAUGHT_UP}|X/X",
+        help="end when all that was committed at the start, or up to an LSN, is in the lake",
+    )
+
+
+def of_publish(parser: argparse.ArgumentParser) -> None:
+    """Which publisher, and from where to where it goes."""
+    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
+    parser.add_argument(
+        "--until",
+        type=_until,
+        metavar=f"{CAUGHT_UP}|X/X",
+        help="end when all that the changelog held at the start, or all up to an LSN, is published",
+    )
+    parser.add_argument(
+        "--after",
+        metavar="PLACE",
+        help="begin again after a change's id or an LSN, whatever was published and whatever had stopped",
+    )
+
+
+def as_given(options: Mapping[str, object]) -> list[str]:
+    """Parsed options as an application is given them again."""
+    given = []
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is True:
+            given.append(option)
+        elif value is not None and value is not False:
+            given.append(f"{option}={value}")
+    return given
+
+
+def _until(text: str) -> LSN | str:
+    if text == CAUGHT_UP:
+        return text
+    try:
+        return LSN.parse(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither {CAUGHT_UP} nor an LSN (expected like 16/B374D848)"
+        ) from None
