@@ -144,7 +144,8 @@ def test_a_second_publisher_is_refused(received, jetstream):
 
 
 @pytest.mark.parametrize(
-    ("login", "says"), [("bad:geheim", "the login was refused"), ("poor:poor", "the user lacks a right")]
+    ("login", "says"),
+    [("bad:geheim", "the login of bad was refused"), ("poor:poor", "the user lacks a right")],
 )
 def test_who_is_refused_is_told_and_not_tried_again(received, monkeypatch, login, says):
     with running_nats(USERS) as server:

@@ -186,7 +186,7 @@ def test_a_version_that_the_registry_refuses_stops_its_table_alone(avro, registr
         ("public.other", 1),
         ("public.t", 1),
     ]
-    assert "the schema registry refuses the schema" in avro.log_tail()
+    assert " refuses the schema: " in avro.log_tail()
     registry.keep_compatible("NONE")
     try:
         found = avro.read(avro.changed())
@@ -212,7 +212,7 @@ def test_a_registry_that_is_away_is_waited_for(avro, monkeypatch):
         execute(avro.dsn, "insert into other values (1, 1)")
         avro.receive()
         running = avro.start("publish", "--publisher", "events", "--until", "caught-up")
-        wait_until(lambda: "the schema registry does not answer" in avro.log_tail(), 60, "it to notice")
+        wait_until(lambda: " does not answer: " in avro.log_tail(), 60, "it to notice")
         assert running.poll() is None
         another.start()
         assert running.wait(120) == 0, avro.log_tail()

@@ -369,7 +369,7 @@ def test_who_is_refused_is_told_and_not_tried_again(published, monkeypatch, tmp_
         published.receive()
         monkeypatch.setenv(TARGET_VARIABLE, f"kafka://me:wrong@{server.servers}")
         assert published.run_publisher() == process.WILL_NOT_HELP
-        assert published.record.reason == "Kafka: the login was refused"
+        assert published.record.reason == f"Kafka at {server.servers}: the login of me was refused"
         monkeypatch.setenv(TARGET_VARIABLE, f"kafka://me:geheim@{server.servers}")
         assert published.run_publisher() == process.DONE
 

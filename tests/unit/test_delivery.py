@@ -23,6 +23,7 @@ Sent = tuple[int, int, int]
 class OutOfOrder:
     """Takes any of the events of its first connections, and then is lost; the last one takes all."""
 
+    address = "nowhere"
     stamp, is_connected, keeps_transactions = 0, True, False
 
     def __init__(self, taken: list[set[int]]) -> None:

@@ -16,24 +16,27 @@ from airflow_provider_pgrepl.replication.events.creek.framing import framed, lar
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.creek_metrics import CreekMetrics
 from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
 from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
+SERVER = "nats://me:canary@here:4222"
+
 
 @pytest.mark.parametrize(
     ("reason", "says"),
     [
-        (nats.errors.Error("nats: 'Authorization Violation'"), "the login was refused"),
+        (nats.errors.Error("nats: 'Authorization Violation'"), "the login of me was refused"),
         (nats.errors.Error('nats: permissions violation for publish to "a_wal_b.c.d"'), "lacks a right"),
     ],
 )
 def test_what_somebody_has_to_mend_ends_the_publisher(reason, says):
-    error = error_of(reason)
+    error = JetStreamReasons([SERVER]).error_of(reason)
     assert type(error) is TargetError
     assert says in error.message
+    assert error.message.startswith("NATS at here:4222: ")
 
 
 @pytest.mark.parametrize(
@@ -48,9 +51,17 @@ def test_what_somebody_has_to_mend_ends_the_publisher(reason, says):
     ],
 )
 def test_what_passes_by_itself_is_tried_again(reason):
-    error = error_of(reason)
+    error = JetStreamReasons([SERVER]).error_of(reason)
     assert isinstance(error, TargetUnavailableError)
     assert "geheim" not in str(error)
+    assert "canary" not in str(error)
+
+
+def test_of_what_may_be_a_token_nothing_is_said():
+    said = JetStreamReasons(["nats://token@one:1", "nats://two"]).error_of(
+        nats.errors.Error("nats: 'Authorization Violation'")
+    )
+    assert said.message == "NATS at one:1, two: the login was refused"
 
 
 def test_stamps_grow_within_a_run_and_over_runs():

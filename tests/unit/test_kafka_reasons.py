@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 
 from airflow_provider_pgrepl.errors import Retry
 from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import table_key
-from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import error_of, reason_of_topic
+from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import KafkaReasons, reason_of_topic
 from airflow_provider_pgrepl.replication.events.publishing.routes import topic_of
 
 
@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.events.publishing.routes import topic_o
     ],
 )
 def test_an_error_is_for_good_or_passes(code, text, says, is_tried_again):
-    found = error_of(KafkaError(code, text))
+    found = KafkaReasons({"bootstrap.servers": "here:9092"}).error_of(KafkaError(code, text))
     assert says in found.message
     assert (found.retry is Retry.TIMED) is is_tried_again
 

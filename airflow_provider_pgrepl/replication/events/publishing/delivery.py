@@ -64,6 +64,7 @@ class Delivery:
 
     def connect(self) -> None:
         """Until the target is there, with longer and longer pauses as long as it takes nothing."""
+        log.info("connecting to %s", self._target.address)
         while True:
             if self._pause_s and self._wait(self._pause_s):
                 raise TimeToEnd
@@ -75,13 +76,14 @@ class Delivery:
                 log.warning("%s; tried again in %g s", error.message, self._pause_s)
             else:
                 self._progress.is_connected = True
+                log.info("connected to %s", self._target.address)
                 self._generation = self._begin_generation()
                 return
 
     def keep_connected(self) -> None:
         """Connect again when nothing is under way and the target is known to be lost."""
         if not self._batches and not self._target.is_connected:
-            log.warning("the connection to the target was lost")
+            log.warning("%s: the connection was lost", self._target.address)
             self._progress.reconnects += 1
             self._pause_s = _FIRST_PAUSE_S
             self.connect()

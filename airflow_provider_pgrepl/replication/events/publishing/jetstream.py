@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept
 from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
 from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
@@ -23,7 +24,6 @@ class JetStream(Linked[JetStreamLink]):
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
-        super().__init__()
         self.servers = uri.split(",")
         if not all(map(_is_readable, self.servers)):
             raise TargetError(
@@ -31,6 +31,7 @@ class JetStream(Linked[JetStreamLink]):
                 "give it as nats://user:password@host:4222, or tls://…, several servers with commas between;"
                 " what is special in a password is percent-encoded",
             )
+        super().__init__(JetStreamReasons(self.servers).where)
         self._settings, self._stamps = settings, Stamps()
         self.sent = Sent()
         self.accept_snapshot: Accept | None = None

@@ -21,8 +21,7 @@ from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import (
-    away,
-    error_of,
+    JetStreamReasons,
     is_too_large,
 )
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept, Requests
@@ -60,6 +59,7 @@ class JetStreamLink:
         accept_snapshot: Accept | None = None,
     ) -> None:
         self._servers, self._settings, self._stamps = servers, settings, stamps
+        self._reasons = JetStreamReasons(servers)
         self._sent, self._accept_snapshot = sent, accept_snapshot
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._stream = self._wire.stream("wal")
@@ -85,7 +85,7 @@ class JetStreamLink:
         self._thread.start()
         if not self._ready.wait(_CONNECT_S):
             self.stop()
-            raise away("the server does not answer")
+            raise self._reasons.away("the server does not answer")
         if self._error is not None:
             raise self._error
 
@@ -107,7 +107,7 @@ class JetStreamLink:
     def stop(self) -> None:
         with self._lock:
             if self._error is None:
-                self._loop.call_soon_threadsafe(self._fail, away("the connection was closed"))
+                self._loop.call_soon_threadsafe(self._fail, self._reasons.away("the connection was closed"))
         self._thread.join(_CLOSE_S)
 
     # --- its life ---
@@ -116,9 +116,9 @@ class JetStreamLink:
         try:
             self._runner.run(self._live())
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits must be told
-            self._fail(error_of(error))
+            self._fail(self._reasons.error_of(error))
         with self._lock:
-            self._error = self._error or away("the connection ended")
+            self._error = self._error or self._reasons.away("the connection ended")
             lost = [*self._sendings.values()]
             self._sendings.clear()
         # Not with the lock: what is cancelled now may have reasons of its own to tell.
@@ -157,7 +157,7 @@ class JetStreamLink:
                 await self._wait()
         except BaseException as error:
             # Before the connection is closed, which would be another reason.
-            self._fail(error_of(error))
+            self._fail(self._reasons.error_of(error))
             raise
         finally:
             if self._requests is not None:
@@ -170,7 +170,7 @@ class JetStreamLink:
         except TimeoutError:
             since = next((sent_at for _, sent_at in self._on_the_way.values()), None)
             if since is not None and time.monotonic() - since > _ANSWER_S:
-                self._fail(away(f"nothing was acknowledged for {_ANSWER_S:.0f} s"))
+                self._fail(self._reasons.away(f"nothing was acknowledged for {_ANSWER_S:.0f} s"))
         self._wake.clear()
 
     def _fail(self, error: PgReplError) -> None:
@@ -182,10 +182,10 @@ class JetStreamLink:
     async def _said(self, error: Exception) -> None:
         if not self._is_connected:
             return
-        self._fail(error_of(error))
+        self._fail(self._reasons.error_of(error))
 
     async def _disconnected(self) -> None:
-        self._fail(away("the connection was lost"))
+        self._fail(self._reasons.away("the connection was lost"))
 
     # --- sending ---
 
@@ -253,10 +253,12 @@ class JetStreamLink:
         elif isinstance(error, dict) and is_too_large(error):
             self._settle(one, Refusal(one.event, f"NATS does not take it: {error.get('description')}"))
         elif isinstance(error, dict):
-            self._fail(away(f"the stream does not take an event: {error.get('description')}"))
+            self._fail(self._reasons.away(f"the stream does not take an event: {error.get('description')}"))
         else:
             self._fail(
-                away(f"stream {self._stream} does not take {self._wire.subject('wal', one.event.table)}")
+                self._reasons.away(
+                    f"stream {self._stream} does not take {self._wire.subject('wal', one.event.table)}"
+                )
             )
         if self._waiting and len(self._on_the_way) < _WINDOW // 2:
             self._wake.set()

@@ -12,7 +12,7 @@ import nats
 from nats.aio.msg import Msg
 
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import error_of
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class Requests:
         accept: Accept | None,
     ) -> None:
         self._servers, self._wire = servers, wire
+        self._reasons = JetStreamReasons(servers)
         self._find_schema, self._accept = find_schema, accept
         self._said_at = -_SAY_EVERY_S
 
@@ -93,4 +94,5 @@ class Requests:
         """Not each time: that may be very often."""
         if time.monotonic() - self._said_at >= _SAY_EVERY_S:
             self._said_at = time.monotonic()
-            log.warning("somebody who asked for a schema or a snapshot: %s", error_of(error).message)
+            said = self._reasons.error_of(error).message
+            log.warning("somebody who asked for a schema or a snapshot: %s", said)

@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.events.creek.snapshot import END
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import away, error_of
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import Streams
 from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
 from airflow_provider_pgrepl.replication.names import TableName
@@ -52,17 +52,18 @@ def send_snapshot(
 
     Raises what reading its rows raises; TargetUnavailableError, TargetError.
     """
+    reasons = JetStreamReasons(servers)
     try:
-        asyncio.run(_Sender(settings, subject).send(list(servers), wanted))
+        asyncio.run(_Sender(settings, subject, reasons).send(list(servers), wanted))
     except TimeToEnd:
         raise
     except Exception as error:  # noqa: BLE001 - the client raises many, and none is to be shown as it is
-        raise error_of(error) from None
+        raise reasons.error_of(error) from None
 
 
 class _Sender:
-    def __init__(self, settings: PublisherSettings, subject: str) -> None:
-        self._name, self._subject = settings.name, subject
+    def __init__(self, settings: PublisherSettings, subject: str, reasons: JetStreamReasons) -> None:
+        self._name, self._subject, self._reasons = settings.name, subject, reasons
         self._wire = Wire(settings.namespace, settings.database, settings.wire)
         self._sent = 0
 
@@ -107,10 +108,10 @@ class _Sender:
         both: list[asyncio.Future[Any]] = [answers, self._lost]
         await asyncio.wait(both, timeout=_ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
         if not answers.done():
-            raise away("the connection was lost, or nothing was acknowledged for a minute")
+            raise self._reasons.away("the connection was lost, or nothing was acknowledged for a minute")
         stream = self._wire.stream("snap")
         if any(answer.stream != stream for answer in answers.result()):
-            raise away(f"stream {stream} does not take snapshots")
+            raise self._reasons.away(f"stream {stream} does not take snapshots")
 
     async def _start(self, payload: bytes) -> asyncio.Future[Any]:
         self._sent += 1
@@ -124,4 +125,4 @@ class _Sender:
             self._lost.set_result(None)
 
     async def _said(self, error: Exception) -> None:
-        log.warning("%s", error_of(error).message)
+        log.warning("%s", self._reasons.error_of(error).message)

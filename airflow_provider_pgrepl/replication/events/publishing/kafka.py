@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from airflow_provider_pgrepl.replication.events.publishing.kafka_link import KafkaLink
 from airflow_provider_pgrepl.replication.events.publishing.kafka_properties import properties_of
+from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import KafkaReasons
 from airflow_provider_pgrepl.replication.events.publishing.schema_registry import SchemaRegistry
 from airflow_provider_pgrepl.replication.events.publishing.target import Linked
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -18,9 +19,9 @@ class Kafka(Linked[KafkaLink]):
 
     def __init__(self, uri: str, settings: PublisherSettings, registry: str = "") -> None:
         """`registry`: the URI of a schema registry, for a format that needs one."""
-        super().__init__()
-        self._registry = SchemaRegistry(registry, settings.subject_names) if registry else None
         self._properties, self._settings = properties_of(uri), settings
+        super().__init__(KafkaReasons(self._properties).where)
+        self._registry = SchemaRegistry(registry, settings.subject_names) if registry else None
         self.keeps_transactions = settings.transactions
         self._refused: dict[str, str] = {}
         self._one_by_one = False

@@ -24,8 +24,7 @@ from airflow_provider_pgrepl.replication.events.publishing.kafka_properties impo
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
     OF_ANOTHER,
     TOO_LARGE,
-    away,
-    error_of,
+    KafkaReasons,
     property_error,
     reason_of_topic,
 )
@@ -81,6 +80,7 @@ class KafkaLink:
         """`refused`: by id, why events are not taken, for which a transaction had to be begun again."""
         self._settings, self._refused, self._registry = settings, refused, registry
         self._properties = of_producer(properties, settings, one_by_one=one_by_one)
+        self._reasons = KafkaReasons(self._properties)
         self._transactions: KafkaTransactions | None = None
         self.is_one_by_one = one_by_one
         self.met_large = False
@@ -92,19 +92,19 @@ class KafkaLink:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Raises what `error_of` makes of it, when no broker answers, or the login is refused; TargetError
+        """Raises TargetUnavailableError when no broker answers; TargetError when the login is refused, and
         for a property that librdkafka does not take."""
         try:
             self._producer = Producer({**self._properties, "error_cb": self._said}, logger=log)
             admin = AdminClient(of_admin(self._properties), logger=log)
         except (KafkaException, TypeError, ValueError, AttributeError) as error:
             raise property_error(error, self._properties) from None
-        self._topics = Topics(self._settings, self._producer, admin)
+        self._topics = Topics(self._settings, self._producer, admin, self._reasons)
         try:
             self._wait_for_brokers()
             if self._settings.transactions:
                 timeout_ms = int(self._properties[TRANSACTION_TIMEOUT])
-                self._transactions = KafkaTransactions(self._producer, timeout_ms)
+                self._transactions = KafkaTransactions(self._producer, timeout_ms, self._reasons)
                 self._transactions.begin()
         except BaseException:
             self._release()
@@ -122,7 +122,7 @@ class KafkaLink:
                 # What is heard here says more than that none has answered.
                 self._producer.poll(0)
                 if self._error is not None or time.monotonic() > deadline:
-                    raise self._error or error_of(error.args[0]) from None
+                    raise self._error or self._reasons.error_of(error.args[0]) from None
 
     @property
     def is_open(self) -> bool:
@@ -149,7 +149,7 @@ class KafkaLink:
             if sending.events and self._error is None:
                 self._sendings[id(sending)] = sending
         if self._has_found:
-            self._fail(away("messages are sent in batches again"))
+            self._fail(self._reasons.away("messages are sent in batches again"))
         try:
             if self._transactions is not None:
                 if self._transactions.is_whole:
@@ -233,7 +233,7 @@ class KafkaLink:
             # A fatal one.
             self._fail(self._reason(error.args[0]))
         finally:
-            self._fail(away("the connection was closed"))
+            self._fail(self._reasons.away("the connection was closed"))
             producer.purge(blocking=False)
             producer.poll(0)
 
@@ -248,7 +248,9 @@ class KafkaLink:
             if self._transactions is not None:
                 # A message that fails ends its transaction.
                 self._refused[event.id] = reason
-                self._fail(away("what was not taken is left out, and its transaction sent again"))
+                self._fail(
+                    self._reasons.away("what was not taken is left out, and its transaction sent again")
+                )
                 return
             refusal = Refusal(event, reason)
         self._settle(sending, index, refusal)
@@ -281,7 +283,7 @@ class KafkaLink:
 
     def _reason(self, error: KafkaError) -> PgReplError:
         transactions = self._transactions
-        return error_of(error) if transactions is None else transactions.reason_of(error)
+        return self._reasons.error_of(error) if transactions is None else transactions.reason_of(error)
 
     def _fail(self, error: PgReplError) -> None:
         """The first reason is the one that is told."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from confluent_kafka import KafkaError
 
@@ -33,18 +34,34 @@ OF_ANOTHER = frozenset({KafkaError._INVALID_DIFFERENT_RECORD})
 _HINT = "are its brokers there? Events wait in the changelog meanwhile"
 
 
-def error_of(error: KafkaError) -> PgReplError:
-    """What ends a connection. Messages of librdkafka name brokers, and hold neither credentials nor rows."""
-    if error.code() in _REFUSED:
-        return TargetError(
-            "Kafka: the login was refused", "look at the connection's login, password and sasl.mechanism"
-        )
-    if error.code() == KafkaError._SSL and "certificate verify failed" in error.str():
-        return TargetError(
-            "Kafka: the brokers' certificate was refused",
-            "name the hosts as their certificates do, and give the authority's as ssl.ca.location",
-        )
-    return away(error.str())
+class KafkaReasons:
+    """Of one connection. Messages of librdkafka name brokers, and hold neither credentials nor rows."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._user = properties.get("sasl.username", "")
+        self.where = f"Kafka at {properties['bootstrap.servers']}"
+
+    def error_of(self, error: KafkaError) -> PgReplError:
+        """What ends the connection."""
+        if error.code() in _REFUSED:
+            return self.refused(
+                f"the login{f' of {self._user}' if self._user else ''} was refused",
+                "look at the connection's login, password and sasl.mechanism",
+            )
+        if error.code() == KafkaError._SSL and "certificate verify failed" in error.str():
+            return self.refused(
+                "the brokers' certificate was refused",
+                "name the hosts as their certificates do, and give the authority's as ssl.ca.location",
+            )
+        return self.away(error.str())
+
+    def away(self, what: str) -> TargetUnavailableError:
+        """The cluster takes nothing just now."""
+        return TargetUnavailableError(f"{self.where}: {what}", _HINT)
+
+    def refused(self, what: str, hint: str) -> TargetError:
+        """The cluster takes nothing before somebody has changed something."""
+        return TargetError(f"{self.where}: {what}", hint)
 
 
 def property_error(error: Exception, given: Iterable[str]) -> TargetError:
@@ -55,11 +72,6 @@ def property_error(error: Exception, given: Iterable[str]) -> TargetError:
         f"Kafka: property {what}: there is no such one, or not with such a value",
         "they are librdkafka's, see its CONFIGURATION.md",
     )
-
-
-def away(what: str) -> TargetUnavailableError:
-    """The cluster takes nothing just now."""
-    return TargetUnavailableError(f"Kafka: {what}", _HINT)
 
 
 def reason_of_topic(error: KafkaError, topic: str) -> str:

@@ -8,8 +8,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import (
-    away,
-    error_of,
+    KafkaReasons,
     reason_of_topic,
 )
 from airflow_provider_pgrepl.replication.events.publishing.routes import topic, topic_of
@@ -30,15 +29,17 @@ class UnusableTopicError(Exception):
 class Topics:
     """Those of one connection. Topics that are missing are made with the cluster's defaults."""
 
-    def __init__(self, settings: PublisherSettings, producer: Producer, admin: AdminClient) -> None:
+    def __init__(
+        self, settings: PublisherSettings, producer: Producer, admin: AdminClient, reasons: KafkaReasons
+    ) -> None:
         self._settings, self._template = settings, settings.topic
-        self._producer, self._admin = producer, admin
+        self._producer, self._admin, self._reasons = producer, admin, reasons
         self._of_table: dict[str, tuple[str, str]] = {}
         self._of_route: dict[str, str] = {}
         self._table_of: dict[str, str] = {}
 
     def find(self, event: Event) -> str:
-        """An event's topic, seen to be there. Raises UnusableTopicError, and what `error_of` makes of other
+        """An event's topic, seen to be there. Raises UnusableTopicError, and what KafkaReasons makes of other
         errors."""
         if event.business is None:
             return self._find(event.table)
@@ -65,9 +66,9 @@ class Topics:
         try:
             found = self._producer.list_topics(topic, timeout=_ANSWER_S).topics[topic]
         except KafkaException as error:
-            raise error_of(error.args[0]) from None
+            raise self._reasons.error_of(error.args[0]) from None
         if not found.partitions:
-            raise away(f"topic {topic} has no partitions just now")
+            raise self._reasons.away(f"topic {topic} has no partitions just now")
         return sorted(found.partitions)
 
     def _reason_against(self, topic: str, table: str) -> str:
@@ -90,7 +91,7 @@ class Topics:
             return ""
         if reason := reason_of_topic(error, topic):
             return reason
-        raise error_of(error)
+        raise self._reasons.error_of(error)
 
     def _make(self, topic: str) -> KafkaError | None:
         """With the cluster's number of partitions and replicas."""

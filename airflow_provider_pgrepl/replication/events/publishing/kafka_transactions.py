@@ -6,12 +6,12 @@ import time
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from airflow_provider_pgrepl.errors import PgReplError, TargetError
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.events.publishing.kafka_properties import (
     LONGEST_TRANSACTION_MS,
     TRANSACTION_TIMEOUT,
 )
-from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import error_of
+from airflow_provider_pgrepl.replication.events.publishing.kafka_reasons import KafkaReasons
 from airflow_provider_pgrepl.replication.events.publishing.target import Sending
 
 _CONNECT_S, _COMMIT_S, _ABORT_S, _PAUSE_S = 20.0, 60.0, 5.0, 0.2
@@ -28,8 +28,8 @@ class KafkaTransactions:
     `is_whole`: whether the open one may be committed.
     """
 
-    def __init__(self, producer: Producer, timeout_ms: int) -> None:
-        self._producer, self._timeout_s = producer, timeout_ms / 1_000
+    def __init__(self, producer: Producer, timeout_ms: int, reasons: KafkaReasons) -> None:
+        self._producer, self._timeout_s, self._reasons = producer, timeout_ms / 1_000, reasons
         self._open: list[Sending] = []
         self.is_whole = True
         self._began_at = 0.0
@@ -37,12 +37,12 @@ class KafkaTransactions:
     def begin(self) -> None:
         """Once, before all else: a producer of the same name is shut out, and what it left open is undone.
 
-        Raises what `error_of` makes of errors; TargetError when the cluster is against it for good.
+        Raises what KafkaReasons makes of errors; TargetError when the cluster is against it for good.
         """
         try:
             self._producer.init_transactions(_CONNECT_S)
         except KafkaException as error:
-            raise _error_of(error.args[0]) from None
+            raise self._error_of(error.args[0]) from None
 
     def take(self, sending: Sending) -> None:
         """Events that are sent next are part of the open transaction, or of a new one."""
@@ -59,7 +59,7 @@ class KafkaTransactions:
         self._open.append(sending)
 
     def commit(self) -> None:
-        """Raises what `error_of` makes of errors: then nobody knows whether it is committed."""
+        """Raises what KafkaReasons makes of errors: then nobody knows whether it is committed."""
         deadline = time.monotonic() + _COMMIT_S
         while True:
             try:
@@ -93,24 +93,23 @@ class KafkaTransactions:
         """What ends a connection."""
         took_s = time.monotonic() - self._began_at if self._open else 0.0
         if error.code() in _FENCED and took_s >= self._timeout_s:
-            return TargetError(
-                f"Kafka: a transaction of the source was not sent within {self._timeout_s:.0f} s"
+            return self._reasons.refused(
+                f"a transaction of the source was not sent within {self._timeout_s:.0f} s"
                 f" ({TRANSACTION_TIMEOUT})",
                 "set that in the URI, and transaction.max.timeout.ms of the brokers, to more",
             )
-        return _error_of(error)
+        return self._error_of(error)
 
-
-def _error_of(error: KafkaError) -> PgReplError:
-    if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-        return TargetError(
-            "Kafka: the user may not use the publisher's transactional.id",
-            "allow Write and Describe on it: pgrepl.<source>.<publisher>",
-        )
-    if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-        return TargetError(
-            f"Kafka: the brokers allow no {TRANSACTION_TIMEOUT} of {LONGEST_TRANSACTION_MS}, or of what the"
-            " URI says",
-            "set it in the URI to at most their transaction.max.timeout.ms",
-        )
-    return error_of(error)
+    def _error_of(self, error: KafkaError) -> PgReplError:
+        if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return self._reasons.refused(
+                "the user may not use the publisher's transactional.id",
+                "allow Write and Describe on it: pgrepl.<source>.<publisher>",
+            )
+        if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+            return self._reasons.refused(
+                f"the brokers allow no {TRANSACTION_TIMEOUT} of {LONGEST_TRANSACTION_MS}, or of what the URI"
+                " says",
+                "set it in the URI to at most their transaction.max.timeout.ms",
+            )
+        return self._reasons.error_of(error)

@@ -104,6 +104,7 @@ class Publisher:
         return reached
 
     def _run(self, until: LSN | None) -> bool:
+        log.info("publishing to %s, after %s", self._settings.full_place, self._state.position)
         try:
             self._delivery.connect()
             while self._stopped.tables:

@@ -6,6 +6,7 @@ import pika
 
 from airflow_provider_pgrepl.errors import TargetError
 from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import RabbitMQLink
+from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons import RabbitMQReasons
 from airflow_provider_pgrepl.replication.events.publishing.target import Linked
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
@@ -22,8 +23,8 @@ class RabbitMQ(Linked[RabbitMQLink]):
     """
 
     def __init__(self, uri: str, settings: PublisherSettings) -> None:
-        super().__init__()
         self._parameters = _parameters(uri)
+        super().__init__(RabbitMQReasons(self._parameters).where)
         self._settings = settings
         self._refused: dict[str, str] = {}
         self._suspects: set[str] = set()

@@ -19,9 +19,7 @@ from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons impo
     ACCESS_REFUSED,
     NOT_FOUND,
     PRECONDITION_FAILED,
-    away,
-    ended_by,
-    refused,
+    RabbitMQReasons,
     text_of,
     unfit,
 )
@@ -50,6 +48,7 @@ class RabbitMQLink:
         """Both are kept from one link to the next: `refused`, why the broker does not take events, by id;
         `suspects`, ids of events of which one ended a channel."""
         self._parameters, self._settings = parameters, settings
+        self._reasons = RabbitMQReasons(parameters)
         self._refused, self._suspects = refused, suspects
         self._handed_over: list[Sending] = []
         self._waiting: deque[OnTheWay] = deque()
@@ -69,7 +68,7 @@ class RabbitMQLink:
         self._thread.start()
         if not self._ready.wait(_CONNECT_S):
             self.stop()
-            raise away(self._parameters, "does not answer")
+            raise self._reasons.away("does not answer")
         if self._error is not None:
             raise self._error
 
@@ -204,7 +203,7 @@ class RabbitMQLink:
             # After a refusal others are still confirmed, several at once, as if the refused were among them.
             return
         if isinstance(frame.method, pika.spec.Basic.Nack):
-            self._give_up(away(self._parameters, "did not take a message: a queue is full, or failed"))
+            self._give_up(self._reasons.away("did not take a message: a queue is full, or failed"))
             return
         tag = frame.method.delivery_tag
         tags = list(takewhile(lambda one: one <= tag, self._on_the_way)) if frame.method.multiple else [tag]
@@ -235,8 +234,8 @@ class RabbitMQLink:
             else:
                 self._suspects.update(ids)
         elif code in (ACCESS_REFUSED, PRECONDITION_FAILED):
-            self._give_up(refused(str(reason.reply_text)))
-        self._give_up(away(self._parameters, text_of(reason)))
+            self._give_up(self._reasons.refused(str(reason.reply_text)))
+        self._give_up(self._reasons.away(text_of(reason)))
 
     def _give_up(self, error: PgReplError) -> None:
         with self._lock:
@@ -252,7 +251,7 @@ class RabbitMQLink:
     def _end(self, reason: Any) -> None:
         """The connection is over: all that is not confirmed has failed."""
         with self._lock:
-            self._error = self._error or ended_by(self._parameters, reason)
+            self._error = self._error or self._reasons.ended_by(reason)
             lost = {id(sending): sending for sending in self._handed_over}
             self._handed_over = []
         lost |= {id(one.sending): one.sending for one in [*self._on_the_way.values(), *self._waiting]}

@@ -6,7 +6,12 @@ import ssl
 from typing import Any
 
 import pika
-from pika.exceptions import AMQPConnectionError, ProbableAccessDeniedError, ProbableAuthenticationError
+from pika.exceptions import (
+    AMQPConnectionError,
+    IncompatibleProtocolError,
+    ProbableAccessDeniedError,
+    ProbableAuthenticationError,
+)
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
@@ -20,41 +25,46 @@ _HEADER_BYTES = 100_000
 """A frame has 131,072 at RabbitMQ, unless configured; and there is more in it."""
 
 
-def ended_by(parameters: pika.ConnectionParameters, reason: Any) -> PgReplError:
-    """The error for what pika gives as the reason of a connection's end.
+class RabbitMQReasons:
+    """Of one connection."""
 
-    Who only lost the connection while it was being opened was not refused, whatever pika supposes.
-    """
-    said = str(reason.args[0]) if isinstance(reason, AMQPConnectionError) and reason.args else ""
-    if isinstance(reason, ProbableAuthenticationError) and f"({ACCESS_REFUSED})" in said:
-        return refused("the login was refused")
-    is_closed = getattr(reason, "reply_code", None) == _NOT_ALLOWED
-    if is_closed or (isinstance(reason, ProbableAccessDeniedError) and f"({_NOT_ALLOWED})" in said):
-        return refused(f"the virtual host {parameters.virtual_host} was refused")
-    cause = _cause(reason)
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return TargetError(
-            f"RabbitMQ at {parameters.host}:{parameters.port}: its certificate was refused:"
-            f" {cause.verify_message}",
-            "name the host as its certificate does, and give the authority's certificate in a file that"
-            " SSL_CERT_FILE names",
+    def __init__(self, parameters: pika.ConnectionParameters) -> None:
+        self._host = parameters.virtual_host
+        self._user = getattr(parameters.credentials, "username", "")
+        self.where = f"RabbitMQ at {parameters.host}:{parameters.port}"
+
+    def ended_by(self, reason: Any) -> PgReplError:
+        """The error for what pika gives as the reason of a connection's end.
+
+        Who only lost the connection while it was being opened was not refused, whatever pika supposes.
+        """
+        said = str(reason.args[0]) if isinstance(reason, AMQPConnectionError) and reason.args else ""
+        if isinstance(reason, ProbableAuthenticationError) and f"({ACCESS_REFUSED})" in said:
+            return self.refused(f"the login of {self._user} was refused")
+        is_closed = getattr(reason, "reply_code", None) == _NOT_ALLOWED
+        if is_closed or (isinstance(reason, ProbableAccessDeniedError) and f"({_NOT_ALLOWED})" in said):
+            return self.refused(f"the virtual host {self._host} was refused to {self._user}")
+        cause = _cause(reason)
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return TargetError(
+                f"{self.where}: its certificate was refused: {cause.verify_message}",
+                "name the host as its certificate does, and give the authority's certificate in a file that"
+                " SSL_CERT_FILE names",
+            )
+        return self.away(text_of(reason))
+
+    def away(self, what: str) -> TargetUnavailableError:
+        """The broker takes nothing just now."""
+        return TargetUnavailableError(
+            f"{self.where}: {what}",
+            "is the broker there, and has it room? Events wait in the changelog meanwhile",
         )
-    return away(parameters, text_of(reason))
 
-
-def away(parameters: pika.ConnectionParameters, what: str) -> TargetUnavailableError:
-    """The broker takes nothing just now."""
-    return TargetUnavailableError(
-        f"RabbitMQ at {parameters.host}:{parameters.port}: {what}",
-        "is the broker there, and has it room? Events wait in the changelog meanwhile",
-    )
-
-
-def refused(what: str) -> TargetError:
-    """The broker takes nothing before somebody has changed something."""
-    return TargetError(
-        f"RabbitMQ: {what}", "look at the connection's user, its rights and the exchange's settings"
-    )
+    def refused(self, what: str) -> TargetError:
+        """The broker takes nothing before somebody has changed something."""
+        return TargetError(
+            f"{self.where}: {what}", "look at the connection's user, its rights and the exchange's settings"
+        )
 
 
 def text_of(reason: Any) -> str:
@@ -62,6 +72,10 @@ def text_of(reason: Any) -> str:
     if getattr(reason, "reply_text", ""):
         return f"{reason.reply_code} {reason.reply_text}"
     cause = _cause(reason)
+    if isinstance(cause, IncompatibleProtocolError):
+        return "it does not speak AMQP 0-9-1 here, or expects TLS (amqps://)"
+    if isinstance(cause, ssl.SSLError):
+        return f"it does not speak TLS here as amqps:// expects: {cause.reason or 'the connection ended'}"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
     return "the connection ended" if cause is None else type(cause).__name__

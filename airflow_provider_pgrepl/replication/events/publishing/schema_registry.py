@@ -29,7 +29,9 @@ class SchemaRegistry:
     """
 
     def __init__(self, uri: str, names: SubjectNames) -> None:
-        self._client, self._names = SchemaRegistryClient(_configuration(uri)), names
+        configuration = _configuration(uri)
+        self._client, self._names = SchemaRegistryClient(configuration), names
+        self._where = f"the schema registry at {configuration['url']}"
         self._known: dict[tuple[str, str], bytes] = {}
 
     def prefix(self, schema: ChangeSchema, topic: str) -> bytes:
@@ -58,14 +60,14 @@ class SchemaRegistry:
         except Exception as error:  # noqa: BLE001 - its HTTP client's, of many kinds; they may show the URI
             status, said = 0, type(error).__name__
         if status in _NEVER:
-            raise RefusedSchemaError(f"subject {subject}: the schema registry refuses the schema: {said}")
+            raise RefusedSchemaError(f"subject {subject}: {self._where} refuses the schema: {said}")
         if status in _LOGIN:
             raise TargetError(
-                "the schema registry: the login was refused, or may not register schemas",
+                f"{self._where}: the login was refused, or may not register schemas",
                 "look at the registry's connection, and at the rights of its user",
             )
         raise TargetUnavailableError(
-            f"the schema registry does not answer: {said}",
+            f"{self._where} does not answer: {said}",
             "is it there? Events wait in the changelog meanwhile",
         )
 

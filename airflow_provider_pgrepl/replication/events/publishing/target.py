@@ -129,7 +129,8 @@ class Linked(Generic[OfLink]):
     stamp = 0
     keeps_transactions = False
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
         self._link: OfLink | None = None
 
     @property
@@ -157,12 +158,14 @@ class Linked(Generic[OfLink]):
 class Target(Protocol):
     """Keeps the order of what it is sent. Its methods are called by one thread.
 
-    `stamp`: the highest number that any event was sent with, by whichever publisher of this name, where
-    events have such numbers; it is given when the target is made, and again kept when it has grown.
+    `address`: as people are told of it, without credentials. `stamp`: the highest number that any event was
+    sent with, by whichever publisher of this name, where events have such numbers; it is given when the
+    target is made, and again kept when it has grown.
     `keeps_transactions`: whether consumers see what a transaction of the source changed at once, or not at
     all. What of it was sent when such a target is lost has to be read again, from the last commit on.
     """
 
+    address: str
     stamp: int
     keeps_transactions: bool
 
