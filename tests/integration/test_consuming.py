@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import random
 import re
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from nats import connect
+from nats.aio.msg import Msg
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.creek import client
 from airflow_provider_pgrepl.replication.events.creek.consuming.settings import ConsumerSettings
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.copied import Copied, begun, copying, rows
@@ -308,3 +317,51 @@ def test_a_stream_that_was_made_anew_is_not_taken_for_the_one_before(copied):
     copied.send("insert into other values (4, 'd')")
     copied.consume()
     copied.assert_equal()
+
+
+@contextmanager
+def answering(subject: str, answer: str) -> Iterator[None]:
+    """Somebody who answers every request."""
+
+    async def answer_until_over() -> None:
+        nats = await connect(os.environ[TARGET_VARIABLE])
+
+        async def respond(request: Msg) -> None:
+            await request.respond(answer.encode())
+
+        await nats.subscribe(subject, cb=respond)
+        await nats.flush()
+        is_there.set()
+        while not is_over.is_set():
+            await asyncio.sleep(0.1)
+        await nats.close()
+
+    is_there, is_over = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(answer_until_over()), daemon=True)
+    thread.start()
+    assert is_there.wait(30)
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(30)
+
+
+def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_asked(copied, monkeypatch):
+    """A publisher does not answer who asks for what it does not publish; and one may read for long."""
+    monkeypatch.setattr(client, "_ANSWER_S", 2.0)
+    name = copied.pipeline.name
+    begun(copied, "insert into t values (1, 'a')")
+    copied.configure_copy({f"{name}.public.t": "copied.t", f"{name}.public.odrers": "copied.odrers"})
+    with publishing(copied):
+        copied.consume(code=process.WILL_NOT_HELP)
+    assert "nobody answered who asked for a snapshot of public.odrers" in copied.log_tail()
+    # Whoever answers, and sends nothing.
+    copied.configure_copy({f"{name}.public.odrers": "copied.odrers"})
+    wire = Wire("CREEK", name)
+    with answering(wire.request("snap"), wire.new_snapshot("public.odrers", datetime.now(UTC))):
+        consumer = copied.start_consumer()
+        wait_until(lambda: "asking for all rows of public.odrers" in copied.log_tail(), 60)
+        time.sleep(2)
+        consumer.terminate()
+        assert consumer.wait(15) == process.DONE

@@ -47,7 +47,8 @@ from airflow_provider_pgrepl.replication.events.creek.subjects import (
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 
-_CONNECT_S = 10.0
+_CONNECT_S, _ANSWER_S = 10.0, 30.0
+"""A publisher says at once where it will send what it is asked for."""
 
 
 class CreekClient:
@@ -192,7 +193,7 @@ class CreekClient:
         """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why."""
         request = {"database": self._database, "namespace": schema, "table": table}
         asked = f"a snapshot of {schema}.{table}"
-        topic = await self._request("snap", json.dumps(request).encode(), timeout_s, asked)
+        topic = await self._request("snap", json.dumps(request).encode(), min(timeout_s, _ANSWER_S), asked)
         if not topic.startswith(f"{self._subject('snap', schema, table)}.".encode()):
             raise MessageError("who answered for a snapshot named no subject of snapshots")
         return await self.get_snapshot(topic.decode(), timeout_s)
@@ -205,8 +206,7 @@ class CreekClient:
                 f"NATS: nobody answered who asked for {asked}",
                 "is the publisher running, and does it publish that table? Its log says why it does not",
             ) from None
-        answer: bytes = found.data
-        return answer
+        return bytes(found.data)
 
     async def _changes(
         self, schema: str, table: str, since: datetime | None = None

@@ -47,14 +47,17 @@ class Snapshot:
     def __init__(self, header: SnapshotHeader, payloads: AsyncIterator[bytes]) -> None:
         self.header = header
         self._payloads, self._schema = payloads, parsed_schema(header.schema)
-        self._read = 0
+        self._read, self._is_at_end = 0, False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Row:
+        if self._is_at_end:
+            raise StopAsyncIteration
         payload = await anext(self._payloads)
         if payload == END:
+            self._is_at_end = True
             # creek's own header has an estimate.
             if self.header.position and self._read != self.header.approx_rows:
                 raise MessageError(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.creek.client import CreekClient
@@ -27,11 +28,18 @@ from airflow_provider_pgrepl.replication.names import TableName
 
 log = logging.getLogger(__name__)
 
+_Found = TypeVar("_Found")
+
 _ROWS = 2_000
 _TRIES, _PAUSE_S = 20, 1.5
 _SNAPSHOT_S = 900.0
 """How long a publisher may take to read a table before it sends its first row, other requests before it."""
+_LOOK_S = 0.25
 _TAKE_ALL = "take all tables whole: --resnapshot all"
+
+
+class _TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
+    """It is over before a table was taken whole."""
 
 
 class Consumer:
@@ -77,12 +85,15 @@ class Consumer:
         await asyncio.to_thread(self._copy.keep_only, self._kept.keys())
         bounds = await self._creek.stream_bounds()
         self._begin(bounds)
-        await self._load_missing()
-        while True:
-            self._has_to_go_back = False
-            reached = await self._follow(bounds.newest if until_caught_up else None)
-            if not self._has_to_go_back:
-                return reached
+        try:
+            await self._load_missing()
+            while True:
+                self._has_to_go_back = False
+                reached = await self._follow(bounds.newest if until_caught_up else None)
+                if not self._has_to_go_back:
+                    return reached
+        except _TimeToEnd:
+            return False
 
     def _begin(self, bounds: StreamBounds) -> None:
         """Raises TargetError where the stream does not hold what comes next."""
@@ -113,7 +124,8 @@ class Consumer:
                 log.error("%s", error)
 
     async def _snapshot(self, source: TableName) -> Snapshot:
-        return await self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S)
+        log.info("asking for all rows of %s", source)
+        return await self._unless_over(self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S))
 
     async def _load(self, source: TableName, snapshot: Snapshot) -> KeptTable:
         header, target = snapshot.header, self._tables[source]
@@ -123,14 +135,21 @@ class Consumer:
         log.info("%s is taken whole, about %d rows, as of %s", target, header.approx_rows, header.lsn)
         shape = TableShape.parse(header.schema)
         with self._copy.loading(source, target, shape, self._stream) as loading:
-            rows: list[Row] = []
-            async for row in snapshot:
-                rows.append(row)
-                if len(rows) >= _ROWS:
-                    await asyncio.to_thread(loading.add, rows)
-                    rows = []
-            await asyncio.to_thread(loading.add, rows)
+            while rows := await self._unless_over(_some(snapshot)):
+                await asyncio.to_thread(loading.add, rows)
             return loading.finish(header, self._stream, place)
+
+    async def _unless_over(self, work: Coroutine[Any, Any, _Found]) -> _Found:
+        """Wait for what a publisher sends, however long it takes, but no longer than this is to run."""
+        waiting = asyncio.ensure_future(work)
+        try:
+            while not waiting.done():
+                if self._is_over():
+                    raise _TimeToEnd
+                await asyncio.wait([waiting], timeout=_LOOK_S)
+            return waiting.result()
+        finally:
+            waiting.cancel()
 
     async def _follow(self, goal: int | None) -> bool:
         behind = [table.sequence for table in self._kept.values() if table.is_behind and not table.error]
@@ -224,6 +243,16 @@ class Consumer:
                 return snapshot
             await asyncio.sleep(_PAUSE_S)
         return await self._snapshot(source)
+
+
+async def _some(snapshot: Snapshot) -> list[Row]:
+    """The next rows; none at the end."""
+    rows: list[Row] = []
+    async for row in snapshot:
+        rows.append(row)
+        if len(rows) >= _ROWS:
+            break
+    return rows
 
 
 def _why_not_held(bounds: StreamBounds, kept: KeptStream, sequence: int) -> str:
