@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parent
+_DOCUMENTS = _PACKAGE / "documents" / "docs"
+"""Where a wheel carries them."""
+
 SNAPSHOT = "run pgrepl snapshot FILE.json, or PgSnapshotOperator"
 NEW_EPOCH = (
     "begin a new epoch, which resnapshots every table: pgrepl snapshot FILE.json --new-epoch, or"
@@ -18,3 +26,17 @@ def resnapshot(table: object) -> str:
 def add(table: object) -> str:
     """For a table that is not the pipeline's, or no longer."""
     return f"add {table}: pgrepl snapshot FILE.json --add '{table}', or PgAddTablesOperator"
+
+
+def reference(page: str) -> str:
+    """Where the reference has more: its place on this machine, or in a checkout."""
+    folder = str(_DOCUMENTS) if _DOCUMENTS.is_dir() else "docs"
+    return f"see {folder}/reference/{page}.md"
+
+
+def known_keys(unknown: Sequence[str], known: Collection[str]) -> str:
+    """For keys that there are not: those that look like them, else all."""
+    meant = [near[0] for key in unknown if (near := get_close_matches(key, list(known), 1))]
+    if len(meant) == len(unknown):
+        return f"did you mean {', '.join(map(repr, meant))}?"
+    return f"known keys: {', '.join(known)}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_type_hints
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 
 Infinity = Literal["error", "null", "sentinel"]
@@ -122,9 +123,7 @@ def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any])
         raise ConfigError(f"{field}: {owner} must be given an object, as {{{', '.join(allowed)}}}")
     for key, value in given.items():
         if key not in allowed:
-            raise ConfigError(
-                f"{field}: {owner} has unknown key {key!r}", f"known keys: {', '.join(allowed)}"
-            )
+            raise ConfigError(f"{field}: {owner} has unknown key {key!r}", hints.known_keys([key], allowed))
         hint = allowed[key]
         fits = isinstance(value, bool) if hint is bool else value in get_args(hint)
         if not fits:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import (
     COLUMN_FIELDS,
@@ -28,7 +29,7 @@ from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.text_file import read_text
 
-_REFERENCE = "see docs/reference/pipeline.md"
+_REFERENCE = hints.reference("pipeline")
 
 MIB = 1 << 20
 
@@ -99,7 +100,8 @@ class Pipeline:
         """Raises ConfigError when the file has none of that name."""
         if name not in self.publishers:
             raise ConfigError(
-                f"publishers: there is no {name!r}", f"there is {', '.join(self.publishers) or 'none'}"
+                f"publishers: there is no {name!r}",
+                f"the pipeline has {', '.join(self.publishers) or 'no publishers: ' + _REFERENCE}",
             )
         return PublisherSettings.of(self.name, name, self.publishers[name])
 
@@ -178,7 +180,7 @@ class Pipeline:
         unknown = sorted(set(fields) - set(known))
         if unknown:
             raise ConfigError(
-                f"unknown key {', '.join(map(repr, unknown))}", f"known keys: {', '.join(known)}"
+                f"unknown key {', '.join(map(repr, unknown))}", hints.known_keys(unknown, known)
             )
         missing = [name for name in ("name", "lake", "tables") if name not in fields]
         if missing:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args, get_type_hints
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.business_settings import FUNCTION, Rule, parse_rules
 from airflow_provider_pgrepl.replication.column_rules import ColumnRules
@@ -27,7 +28,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_]{0,39}")
 SHORT_TEXT_BYTES = 255
 """Bytes that an AMQP name may have (AMQP 0-9-1, 4.2.5.3)."""
 _SOME_TEXTS = tuple[str, ...] | None
-_REFERENCE = "see docs/reference/publishers.md"
+_REFERENCE = hints.reference("publishers")
 _ONLY_OF = {
     "exchange": "rabbitmq",
     "unrouted": "rabbitmq",
@@ -120,15 +121,15 @@ class PublisherSettings:
         where = f"publishers: {name}"
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                f"{where!r} may hold only a-z, 0-9 and _, at most 40 of them, and not begin with _"
+                f"publishers: {name!r} may hold only a-z, 0-9 and _, at most 40 of them, and not begin with _"
             )
         if not isinstance(given, dict):
             raise ConfigError(f"{where} must be an object", _REFERENCE)
-        hints = get_type_hints(cls)
+        types = get_type_hints(cls)
         known = [field.name for field in dataclasses.fields(cls) if field.name != "name"]
         if unknown := sorted(set(given) - set(known)):
             raise ConfigError(
-                f"{where} has unknown key {', '.join(map(repr, unknown))}", f"known keys: {', '.join(known)}"
+                f"{where} has unknown key {', '.join(map(repr, unknown))}", hints.known_keys(unknown, known)
             )
         if "target" not in given:
             raise ConfigError(
@@ -138,7 +139,7 @@ class PublisherSettings:
             key: tuple(value) if isinstance(value, list) else value for key, value in given.items()
         }
         for key, value in values.items():
-            _check(f"{where}: {key}", value, hints[key])
+            _check(f"{where}: {key}", value, types[key])
         for key, target in _ONLY_OF.items():
             if key in values and values["target"] not in target.split(" or "):
                 targets = " or ".join(map(repr, target.split(" or ")))

@@ -14,8 +14,8 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, read_record
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from demo.rabbitmq import Broker
 from tests.support.publishing import (
     changing,
@@ -187,7 +187,7 @@ def test_a_second_publisher_is_refused_and_one_that_was_replaced_ends(received, 
         try:
             published_more(received, 20)
             assert received.run("publish", "--publisher", "events") == process.RETRY_MAY_HELP
-            assert "another process does publish events already" in received.log_tail()
+            assert "another process is at it already (publish events)" in received.log_tail()
             # As one would whose lock in the database was lost.
             other = PublisherLog(received.pipeline.lake_root, "events")
             record = read_record(received.pipeline.lake_root, "events")

@@ -27,8 +27,8 @@ from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import begin_epoch
 from airflow_provider_pgrepl.replication.events.change import Change
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.position import EventPosition
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.stream import stream
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap

@@ -107,7 +107,7 @@ def test_who_is_in_the_way_may_be_gone_with_the_next_try(line):
         app.lock(line.kept.pipeline.name, "replicate")
         code, _, err = line("teardown", "--yes", "--timeout", "0.1")
     assert code == 75
-    assert "another process does replicate already" in err
+    assert "another process is at it already (replicate)" in err
 
 
 def test_drift_is_said_and_unsafe_drift_ends_with_78(line):

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.__main__ import main
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.json_format import to_json
 from airflow_provider_pgrepl.replication.events.json_lines import json_lines
 from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader, OrderedReader
+from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.received import Received
 from tests.support.replicated import execute

@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.app.status.text import to_text
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.json_format import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.metrics import serve_metrics
@@ -29,7 +30,6 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
     publisher_uri,
     read_record,
 )
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
@@ -91,6 +91,17 @@ def test_only_the_named_tables_are_published_new_ones_of_a_schema_too(published,
     )
     published.receive()
     assert [m.event["table"] for m in published.publish()] == ["public.other", '"S.1"."a#b"']
+
+
+def test_a_stopped_table_that_is_not_wanted_any_more_stops_nothing(published, dsn, caplog):
+    published.publisher(max_event_bytes=500)
+    execute(dsn, "insert into t values (1, repeat('x', 600))", "insert into other values (1)")
+    published.receive()
+    assert len(published.publish(code=process.WILL_NOT_HELP)) == 1
+    published.publisher(tables=["public.other"])
+    assert published.publish() == []
+    assert "public.t, which had stopped, is not of this publisher any more" in caplog.text
+    assert published.record.stopped == {}
 
 
 def test_begins_with_what_is_new_where_that_is_asked_for(published, dsn):

@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.app.publish import main
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.json_format import to_json
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.delivery import Delivery
@@ -29,7 +30,6 @@ from airflow_provider_pgrepl.replication.events.publishing.progress import Publi
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord, read_record
 from airflow_provider_pgrepl.replication.events.publishing.routes import topic_of
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from demo.kafka import KafkaBroker
 from demo.postgres import free_port

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
 from airflow_provider_pgrepl.replication.events.change import Change
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap

@@ -183,7 +183,7 @@ def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose
     before = left(kept)
     with kept.access.store(purpose) as app:
         app.lock(kept.pipeline.name, purpose)
-        with pytest.raises(BusyError, match=f"another process does {purpose} already: pgrepl") as caught:
+        with pytest.raises(BusyError, match=rf"at it already \({purpose}\): pgrepl") as caught:
             teardown(kept.access, timeout_s=0.2)
         assert caught.value.retry is Retry.TIMED
         assert left(kept) == before

@@ -374,7 +374,7 @@ def test_of_two_runs_at_once_the_second_says_who_is_at_work(replicated):
     with Store(replicated.dsn, "first") as first:
         first.lock(replicated.pipeline.name, "snapshot")
         assert replicated.run("snapshot", "--tables", "public.a") == 75
-    assert "another process does snapshot already: pgrepl snapshot" in replicated.log_tail()
+    assert "another process is at it already (snapshot): pgrepl snapshot" in replicated.log_tail()
     assert states(replicated)["a"] == "catching_up"
 
 

@@ -76,7 +76,7 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as caught:
         Pipeline.from_json(text)
     if "unknown" in says:
-        assert "insert_only" in caught.value.hint
+        assert caught.value.hint == "did you mean 'slot', 'tables'?"
 
 
 @pytest.mark.parametrize(
@@ -196,3 +196,10 @@ def as_json(value: Any) -> Any:
 def test_the_example_of_the_reference_is_a_pipeline() -> None:
     (example,) = re.findall(r"```json\n(.*?)```", REFERENCE.read_text(encoding="utf-8"), re.DOTALL)
     assert Pipeline.from_json(example).name == "shop"
+
+
+def test_a_key_that_looks_like_none_is_told_of_all() -> None:
+    with pytest.raises(ConfigError, match="unknown key") as caught:
+        Pipeline.from_json('{"name": "shop", "lake": "/l", "tables": ["a.b"], "zzzz": 1}')
+    assert "known keys: " in caught.value.hint
+    assert "insert_only" in caught.value.hint

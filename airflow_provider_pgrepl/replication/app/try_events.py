@@ -94,14 +94,21 @@ def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) ->
 def _traced(transform: Callable[[Any], Iterable[BusinessEvent] | None]) -> Callable[[Any], Any]:
     """Its errors are shown: whoever tries it may see the values of its changes."""
 
+    said = ""
+
     def try_out(given: Any) -> list[BusinessEvent] | None:
+        nonlocal said
         try:
             found = transform(given)
             return None if found is None else list(found)
         except TransformError:
             raise
         except Exception:
-            sys.stderr.write(f"{traceback.format_exc()}given {given}\n")
+            # It is called again with the same, to find which change it was that it fails with.
+            found_now = f"{traceback.format_exc()}given {given}\n"
+            if found_now != said:
+                sys.stderr.write(found_now)
+            said = found_now
             raise
 
     return try_out

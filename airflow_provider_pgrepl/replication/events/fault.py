@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl.errors import GapError, PgReplError, TransformError
+from airflow_provider_pgrepl.errors import GapError, PgReplError, TransformError, ValueRangeError
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 
 
@@ -24,8 +24,17 @@ def gap_error(gap: EventPosition) -> GapError:
     return GapError(
         f"the transaction at {gap.commit_lsn}, which the server could not send, was skipped: no one has its"
         " changes",
-        f"read the tables from the lake once they are resnapshotted, then go on with after={str(gap)!r}",
+        "read the tables from the lake once they are resnapshotted",
     )
+
+
+def for_readers(fault: Fault) -> PgReplError:
+    """A fault's error, as who reads changes in Python is told: after what to go on."""
+    error, place = fault.error, fault.position
+    mend = "give the pipeline instead of its lake root, with the column in text_columns"
+    hint = mend if isinstance(error, ValueRangeError) else error.hint
+    what = "transaction" if place.is_after_transaction else "change"
+    return type(error)(error.message, f"{hint}; to go on without this {what}: after={str(place)!r}")
 
 
 def too_many_changes(place: EventPosition, most: int) -> TransformError:
@@ -33,6 +42,5 @@ def too_many_changes(place: EventPosition, most: int) -> TransformError:
     return TransformError(
         f"the transaction at {place.commit_lsn} has more than {most:,} changes, and a function is given all"
         " of a transaction at once",
-        "raise transaction_changes of the publisher, for which it needs the memory; or go on without this"
-        f" transaction: after={str(place)!r}",
+        "raise transaction_changes of the publisher, for which it needs the memory",
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After
+from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.events.json_format import to_json
-from airflow_provider_pgrepl.replication.events.reader import ChangeReader
 
 
 def json_lines(

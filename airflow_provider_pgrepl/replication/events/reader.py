@@ -1,4 +1,4 @@
-"""ChangeReader: a pipeline's changes from any place on, as far as they are durable."""
+"""OrderedReader: a pipeline's changes from any place on, as far as they are durable."""
 
 from __future__ import annotations
 
@@ -32,16 +32,18 @@ from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import After, begin_after, check_kept
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Made
-from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.earlier_rows import rows_before
-from airflow_provider_pgrepl.replication.events.fault import Fault, gap_error, too_many_changes
+from airflow_provider_pgrepl.replication.events.fault import (
+    Fault,
+    gap_error,
+    too_many_changes,
+)
 from airflow_provider_pgrepl.replication.events.followed_changelog import FollowedChangelog
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations, known_selection
 from airflow_provider_pgrepl.replication.events.lake_values import LakeValues
 from airflow_provider_pgrepl.replication.events.ordered_rows import Stretch, ordered_rows
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
-from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
 from airflow_provider_pgrepl.replication.events.unchanged_values import UnchangedValues
 from airflow_provider_pgrepl.replication.events.whole_transactions import (
     TooManyChangesError,
@@ -225,12 +227,7 @@ class OrderedReader(Generic[Made]):
             self._changes.of(faulty)
         except _OF_A_TABLE as error:
             place = self._last_position(faulty)
-            mend = "give the pipeline instead of its lake root, with the column in text_columns"
-            stated = type(error)(
-                f"{error.message}, in the change {place}",
-                f"{mend if isinstance(error, ValueRangeError) else error.hint}; or go on without this change:"
-                f" after={str(place)!r}",
-            )
+            stated = type(error)(f"{error.message}, in the change {place}", error.hint)
             concerned = frozenset(faulty["relation_id"].to_pylist())
             self._next_fault = Fault(stated, place, concerned, self._whole is not None)
         else:
@@ -268,19 +265,6 @@ class OrderedReader(Generic[Made]):
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         self.position = max(self.position, EventPosition.after_transaction(newest, durable))
         self.ends_transaction = True
-
-
-class ChangeReader(OrderedReader[Change]):
-    """What `stream` gives, without asyncio. Arguments and errors are those of `stream`."""
-
-    def __init__(
-        self,
-        lake: str | Path | Pipeline,
-        tables: Collection[str] | TableSelection | None = None,
-        *,
-        after: After = None,
-    ) -> None:
-        super().__init__(lake, tables, after=after, make=TypedChanges)
 
 
 @contextmanager

@@ -129,6 +129,6 @@ def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> Bu
         for holder, pid, role, address, since in holders
     )
     return BusyError(
-        f"pipeline {pipeline}: another process does {purpose} already: {who or 'it has just ended'}",
+        f"pipeline {pipeline}: another process is at it already ({purpose}): {who or 'it has just ended'}",
         "stop it first, or wait until it has ended",
     )

@@ -104,6 +104,8 @@ class Publisher:
         return reached
 
     def _run(self, until: LSN | None) -> bool:
+        for table in self._stopped.leave_out(self._selection):
+            log.warning("%s, which had stopped, is not of this publisher any more", table.table)
         log.info("publishing to %s, after %s", self._settings.full_place, self._state.position)
         try:
             self._delivery.connect()

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.events.table_selection import TableGrou
 from airflow_provider_pgrepl.replication.names import TableName
 
 _AGAIN = "start the publisher again: it begins with this table. Or let on_error be skip_and_record"
+_ROUTED = "bind a queue, or let unrouted be drop"
 _SMALLER = "leave the large column out (exclude_columns), or have the target take it"
 
 
@@ -29,6 +30,15 @@ class StoppedTable:
     hint: str
 
     @property
+    def table_names(self) -> frozenset[TableName]:
+        """Those of its names that are a table's: one that nobody knows by name is known by its oid."""
+        found = set()
+        for name in self.names:
+            with suppress(ValueError):
+                found.add(TableName.parse(name))
+        return frozenset(found)
+
+    @property
     def is_lost(self) -> bool:
         """Whether changes that it waits for are gone."""
         return self.error == ChangelogError.__name__
@@ -36,19 +46,15 @@ class StoppedTable:
 
 def group_of(stopped: Mapping[int, StoppedTable]) -> TableGroup:
     """Which tables' events wait. `stopped`: by oid."""
-    names = set()
-    for name in (name for table in stopped.values() for name in table.names):
-        # One that nobody knows by name is known by its oid.
-        with suppress(ValueError):
-            names.add(TableName.parse(name))
-    return TableGroup(frozenset(stopped), frozenset(names))
+    names = frozenset[TableName]().union(*(table.table_names for table in stopped.values()))
+    return TableGroup(frozenset(stopped), names)
 
 
 def stopped_by(names: Sequence[str], after: EventPosition, why: PgReplError | Refusal) -> StoppedTable:
     """A table that stops by an error of its changes, or by a target's refusal."""
     table = " or ".join(names)
     if isinstance(why, Refusal):
-        mend = "bind a queue" if why.is_unrouted else _SMALLER
+        mend = _ROUTED if why.is_unrouted else _SMALLER
         reason, hint = f"{why.event.id}: {why.reason}", f"{mend}, then {_AGAIN}"
         return StoppedTable(table, tuple(names), after, "TargetError", reason, hint)
     return StoppedTable(table, tuple(names), after, type(why).__name__, why.message, _hint(why))

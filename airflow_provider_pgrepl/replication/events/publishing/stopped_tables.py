@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.changelog.gaps import NO_RELATION
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.stopped_table import (
     StoppedTable,
@@ -13,7 +14,7 @@ from airflow_provider_pgrepl.replication.events.publishing.stopped_table import 
     stopped_by,
 )
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal
-from airflow_provider_pgrepl.replication.events.table_selection import TableGroup
+from airflow_provider_pgrepl.replication.events.table_selection import TableGroup, TableSelection
 
 
 class StoppedTables:
@@ -43,6 +44,11 @@ class StoppedTables:
         table = self.tables[oid]
         self.tables[oid] = stopped_by(table.names, table.after, error)
 
+    def leave_out(self, selection: TableSelection) -> list[StoppedTable]:
+        """Those that are not wanted any more wait no more; they."""
+        unwanted = [oid for oid, one in self.tables.items() if not _is_wanted(oid, one, selection)]
+        return [self.tables.pop(oid) for oid in unwanted]
+
     def learn_names(self, oid: int, names: Iterable[str]) -> None:
         """Of one that was renamed since it stopped: whoever had its new name comes again, after it."""
         table = self.tables[oid]
@@ -60,3 +66,10 @@ class StoppedTables:
     def group(self, oids: Iterable[int]) -> TableGroup:
         """Who waits with these."""
         return group_of({oid: self.tables[oid] for oid in oids})
+
+
+def _is_wanted(oid: int, table: StoppedTable, selection: TableSelection) -> bool:
+    if oid == NO_RELATION:
+        return selection.has_messages
+    names = table.table_names
+    return not names or selection.has(oid, names)

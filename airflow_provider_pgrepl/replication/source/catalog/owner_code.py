@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import psycopg2
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import TableError, one_line
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
-_REFERENCE = "see docs/reference/connection.md"
+_REFERENCE = hints.reference("connection")
 _LOCK_WAIT_MS = 2000
 """Longer than the second after which the server ends an autovacuum that is waited for."""
 

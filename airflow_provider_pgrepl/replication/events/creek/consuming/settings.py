@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.events.creek.subjects import Version, Wire
 from airflow_provider_pgrepl.replication.names import TableName
@@ -45,7 +46,7 @@ class ConsumerSettings:
             raise ConfigError("the consumer file must hold an object", _EXAMPLE)
         if unknown := sorted(set(given) - set(_KNOWN)):
             raise ConfigError(
-                f"unknown key {', '.join(map(repr, unknown))}", f"known keys: {', '.join(_KNOWN)}"
+                f"unknown key {', '.join(map(repr, unknown))}", hints.known_keys(unknown, _KNOWN)
             )
         name, namespace, wire = given.get("name"), given.get("namespace", "CREEK"), given.get("wire", "v2")
         if not isinstance(name, str) or not _NAME.fullmatch(name):
