@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher import Publ
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
 from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from benchmarks import pipelines, workload
 from benchmarks.receive import receive
@@ -39,7 +40,7 @@ def received(source: Source, folder: Path, scale: float) -> tuple[Pipeline, int]
 
 def settings(pipeline: Pipeline, name: str, given: Mapping[str, Any]) -> PublisherSettings:
     """Of a publisher, all that is not given at its default."""
-    return PublisherSettings.of(pipeline.name, name, dict(given))
+    return parse_publisher(pipeline.name, name, dict(given))
 
 
 def publish(pipeline: Pipeline, name: str, given: Mapping[str, Any], target: Target) -> float:

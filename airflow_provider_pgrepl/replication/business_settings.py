@@ -17,7 +17,7 @@ FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 """The place of one, `module:function`."""
 _REFERENCE = hints.reference("business-events")
 _OWN_HEADERS = ("id", "generation", "type", "content-type", "op", "event_id")
-_OWN_PREFIXES = ("ce_", "ce-")
+_OWN_PREFIXES = ("ce_", "ce-", "pgrepl-", "nats-")
 _ROUTING_HEADERS = ("CC", "BCC")
 """RabbitMQ sends copies to whoever these name ("Sender-selected Distribution")."""
 
@@ -56,7 +56,7 @@ Rule = Outbox | FieldMapping | str
 
 def is_own_header(name: str) -> bool:
     """Whether a header's name is the publisher's, or the broker's."""
-    return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.startswith(_OWN_PREFIXES)
+    return name in (*_OWN_HEADERS, *_ROUTING_HEADERS) or name.lower().startswith(_OWN_PREFIXES)
 
 
 def parse_rules(outbox: Mapping[str, Any], transform: Mapping[str, Any]) -> dict[TableName, Rule]:

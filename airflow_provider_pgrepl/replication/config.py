@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.choices import (
 )
 from airflow_provider_pgrepl.replication.config_checks import check_settings, check_texts
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.text_file import read_text
 
@@ -103,7 +104,7 @@ class Pipeline:
                 f"publishers: there is no {name!r}",
                 f"the pipeline has {', '.join(self.publishers) or 'no publishers: ' + _REFERENCE}",
             )
-        return PublisherSettings.of(self.name, name, self.publishers[name])
+        return parse_publisher(self.name, name, self.publishers[name])
 
     def choices(self, table: TableName) -> TableChoices:
         """What is chosen for a table and its columns."""

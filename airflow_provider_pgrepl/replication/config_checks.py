@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_type_hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 
@@ -62,7 +63,7 @@ def check_settings(pipeline: Pipeline) -> None:
 def _check_publishers(pipeline: Pipeline) -> None:
     first: dict[tuple[str, str], str] = {}
     for name, given in pipeline.publishers.items():
-        settings = PublisherSettings.of(pipeline.name, name, given)
+        settings = parse_publisher(pipeline.name, name, given)
         for text in settings.tables or ():
             _check_table(f"publishers: {name}: tables", text, pattern_allowed=True)
         _check_business(f"publishers: {name}", pipeline, settings)

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from demo.rabbitmq import Broker
 from tests.support.rabbitmq import Queue, running_broker
 from tests.support.received import Received
@@ -80,7 +80,7 @@ def test_a_connection_without_a_host_is_refused(monkeypatch):
         target_uri("pgrepl_rabbitmq", "rabbitmq")
 
 
-AVRO = PublisherSettings.of("shop", "events", {"target": "kafka", "format": "avro"})
+AVRO = parse_publisher("shop", "events", {"target": "kafka", "format": "avro"})
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_an_unknown_publisher_is_named_and_not_tried_again():
 
     from airflow_provider_pgrepl.operators.publish import PgPublishOperator
 
-    with pytest.raises(AirflowFailException, match=r"there is no 'other'\n.*there is events"):
+    with pytest.raises(AirflowFailException, match=r"there is no 'other'\n.*the pipeline has events"):
         PgPublishOperator(task_id="t", pipeline=PIPELINE, publisher="other").execute({})
 
 

@@ -63,14 +63,19 @@ def assert_all_arrived(received: Received, uri: str) -> None:
     changes = [change for batch in ChangeReader(received.pipeline).read() for change in batch]
     stamps = [message.stamp for message in messages]
     assert stamps == sorted(set(stamps))
-    wanted = [change.id for change in changes]
-    assert {message.id for message in messages} == set(wanted)
-    for _, sent in itertools.groupby(messages, lambda message: message.generation):
-        ids = [message.id for message in sent]
-        first = wanted.index(ids[0])
-        # In one generation no change is missing between two, and none comes twice.
-        assert ids == wanted[first : first + len(ids)]
+    assert_each_generation_is_whole(
+        [(message.generation, message.id) for message in messages], [change.id for change in changes]
+    )
     assert_copies_equal(received, creek_applied(messages))
+
+
+def assert_each_generation_is_whole(sent: list[tuple[int, str]], wanted: list[str]) -> None:
+    """In one generation no change is missing between two, and none comes twice."""
+    assert {id_ for _, id_ in sent} == set(wanted)
+    for _, of_one in itertools.groupby(sent, lambda one: one[0]):
+        ids = [id_ for _, id_ in of_one]
+        first = wanted.index(ids[0])
+        assert ids == wanted[first : first + len(ids)]
 
 
 def assert_copies_equal(received: Received, messages: list[CreekMessage]) -> None:
@@ -94,6 +99,27 @@ def test_a_publisher_killed_again_and_again(received, jetstream):
             killed_amid_sending(received, chance)
     finish(received)
     assert_all_arrived(received, jetstream.uri)
+
+
+def test_json_arrives_whoever_is_killed(received, jetstream):
+    given = {"target": "nats", "format": "json", "stream": "plain"}
+    received.configure(publishers={"events": given})
+    chance = random.Random(3)
+    with changing(received):
+        for _ in range(2):
+            killed_amid_sending(received, chance)
+        with publishing(received):
+            published_more(received, 50)
+            jetstream.kill()
+            jetstream.start()
+            published_more(received, 50)
+    finish(received)
+    messages = [one.headers for one in CreekStream(jetstream.uri, "").raw("plain")]
+    changes = [change for batch in ChangeReader(received.pipeline).read() for change in batch]
+    assert_each_generation_is_whole(
+        [(int(one["Pgrepl-Generation"]), one["Pgrepl-Id"]) for one in messages],
+        [change.id for change in changes],
+    )
 
 
 def test_a_server_that_is_killed_and_is_away_for_a_while(received, jetstream):

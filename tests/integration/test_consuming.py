@@ -214,7 +214,8 @@ def test_a_file_that_says_something_else_is_refused(copied, given, said):
 def test_two_databases_are_kept_in_one_over_the_older_wire(copied, dsn):
     both = {}
     for database in ("north", "south"):
-        copied.configure(publishers={"events": {"target": "nats", "database": database, "wire": "v1"}})
+        copied.publisher_name = database
+        copied.configure(publishers={database: {"target": "nats", "database": database, "wire": "v1"}})
         both[f"{database}.public.other"] = f"copied.{database}"
         copied.send(f"insert into other select count(*), '{database}' from other")
         copied.apply()

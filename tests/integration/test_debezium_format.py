@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.errors import TransformError, ValueRangeError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from tests.support.debezium import DebeziumEvent, debezium
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
@@ -145,7 +145,7 @@ class Compared(Received):
             "database": database,
             "schemas": True,
         }
-        settings = PublisherSettings.of("shop", "p", {**said, **given})
+        settings = parse_publisher("shop", "p", {**said, **given})
         reader = OrderedReader(self.pipeline, make=maker_of(settings))
         return [event for batch in reader.read() for event in batch]
 

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.events.publishing.formats import maker_
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.typed_changes import TypedChanges
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from tests.conftest import closing_connection
@@ -178,7 +178,7 @@ def test_every_format_has_it(received, dsn):
         {"target": "kafka", "format": "avro"},
         {"target": "nats", "database": "d"},
     ):
-        settings = PublisherSettings.of("shop", "events", given)
+        settings = parse_publisher("shop", "events", given)
         found = {}
         for unchanged in ("mark", settings.unchanged):
             reader = OrderedReader(received.pipeline, make=maker_of(settings), unchanged=unchanged)

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from tests.support.received import Received
 from tests.support.replicated import execute
 
@@ -64,7 +64,7 @@ BEHIND = {
 
 def sent(received: Received, given: dict[str, Any]) -> Iterator[bytes]:
     """All bytes of all events, of each table until it stops."""
-    settings = PublisherSettings.of("p", "events", given)
+    settings = parse_publisher("p", "events", given)
     make = maker_of(settings, b"salt")
     reader = OrderedReader(received.pipeline, TableSelection.parse(None), make=make)
     while True:

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.gaps import Gap
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from demo.rabbitmq import Broker
@@ -266,7 +266,7 @@ def test_a_table_keeps_its_transform_when_it_is_renamed(published):
 def test_rules_of_more_tables_than_one_are_refused():
     for given in ({"transform": {"public.*": "a:b"}}, {"outbox": {"table": "public.*"}}):
         with pytest.raises(ConfigError, match="is no single table"):
-            PublisherSettings.of("p", "events", {"target": "rabbitmq", **given})
+            parse_publisher("p", "events", {"target": "rabbitmq", **given})
 
 
 # --- pgrepl events try ---

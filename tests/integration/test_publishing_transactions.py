@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.events.business.business_event import B
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.change_reader import ChangeReader
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from demo.rabbitmq import Broker
@@ -202,11 +202,11 @@ def test_it_can_be_tried(published, capsys):
         ({"format": "debezium", "database": "d"}, "format would make others"),
         ({"transaction_changes": 0}, "must be greater than 0"),
         ({"transform_transaction": "no place"}, "is no place of a function"),
-        ({"target": "nats", "database": "d"}, "is of target 'rabbitmq' or 'kafka' alone"),
+        ({"target": "nats", "database": "d"}, "is not of creek's format"),
     ],
 )
 def test_settings_that_do_not_go_together(given, says):
     with pytest.raises(ConfigError, match=says):
-        PublisherSettings.of(
+        parse_publisher(
             "p", "events", {"target": "rabbitmq", "transform_transaction": f"{HERE}:counted", **given}
         )

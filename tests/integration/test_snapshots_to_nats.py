@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.events.publishing.stream_place import StreamPlace, place_of
-from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
 from tests.support.jetstream import CreekStream, running_nats
@@ -311,9 +311,11 @@ def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
     published.wire = "v1"
     for database in ("north", "south"):
         published.publisher(database=database)
+        published.receive()
+        place = str(EventPosition.after_transaction(Epoch(1), LSN(published.durable_lsn - 1)))
         execute(published.dsn, f"insert into t select count(*), '{database}' from t")
         published.receive()
-        finish(published)
+        finish(published, "--after", place)
 
     async def read(creek: CreekClient) -> list[Any]:
         changes = creek.stream_wal("public", "t")

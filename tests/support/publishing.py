@@ -64,7 +64,7 @@ def connected(dsn: str) -> Iterator[psycopg2.extensions.cursor]:
 
 
 def start(received: Received, *arguments: str) -> subprocess.Popen[bytes]:
-    return received.start("publish", "--publisher", "events", *arguments)
+    return received.start("publish", "--publisher", received.publisher_name, *arguments)
 
 
 @contextmanager
@@ -82,22 +82,23 @@ def published_more(received: Received, count: int) -> None:
     """Wait until the publisher has written down that so many more are published."""
 
     def published() -> int:
-        record = read_record(received.pipeline.lake_root, "events")
+        record = read_record(received.pipeline.lake_root, received.publisher_name)
         return record.published if record else 0
 
     before = published()
     wait_until(lambda: published() >= before + count, 90, f"{count} more to be published")
 
 
-def finish(received: Received) -> None:
-    assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0, received.log_tail()
+def finish(received: Received, *arguments: str) -> None:
+    given = ("--publisher", received.publisher_name, "--until", "caught-up", *arguments)
+    assert received.run("publish", *given) == 0, received.log_tail()
 
 
 def killed_amid_sending(received: Received, chance: random.Random) -> None:
     """A publisher that is killed some time after it has connected."""
 
     def generation() -> int:
-        record = read_record(received.pipeline.lake_root, "events")
+        record = read_record(received.pipeline.lake_root, received.publisher_name)
         return record.generation if record else 0
 
     before, running = generation(), start(received)

@@ -43,6 +43,8 @@ EAGER = KeepaliveRule(min_interval_s=0.1, min_bytes=1, max_wait_s=0.1)
 class Received(Replicated):
     """Replicated as far as the changelog."""
 
+    publisher_name = "events"
+
     def begin(self) -> LSN:
         """Make publication, slot and changelog, as the snapshot app does; the consistent point."""
         with self.source() as source:

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.events.debezium.envelope import Debeziu
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.values.family import Unholdable
 from tests.support.histories import Known, Table, histories
 
@@ -109,13 +109,13 @@ def test_what_cannot_be_written_is_an_error(encode, text):
         ({"target": "kafka", "database": "shop"}, "database and schemas are of format debezium"),
         ({"target": "kafka", "schemas": True}, "database and schemas are of format debezium"),
         (
-            {"target": "nats", "database": "shop", "format": "debezium"},
-            "format: is of target 'rabbitmq' or 'kafka'",
+            {"target": "nats", "database": "shop", "format": "avro"},
+            "format: 'avro' is not of target 'nats'",
         ),
         ({"target": "kafka", "format": "xml"}, "'xml' must be one of 'json', 'debezium', 'avro'"),
-        ({"target": "rabbitmq", "format": "avro"}, "format: avro is of target 'kafka' alone"),
+        ({"target": "rabbitmq", "format": "avro"}, "format: 'avro' is not of target 'rabbitmq'"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(given, says):
     with pytest.raises(ConfigError, match=says):
-        PublisherSettings.of("shop", "p", given)
+        parse_publisher("shop", "p", given)

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons imp
 from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.stamps import RESERVE, Stamps, above_all
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 
 SERVER = "nats://me:canary@here:4222"
 
@@ -125,7 +125,7 @@ def test_streams_and_requests_are_called_as_creek_calls_them():
 
 
 def test_creeks_metrics_count_what_was_acknowledged_and_lines_of_the_log():
-    settings = PublisherSettings.of("p", "events", {"target": "nats", "database": "d"})
+    settings = parse_publisher("p", "events", {"target": "nats", "database": "d"})
     target = JetStream("nats://127.0.0.1:1", settings)
     target.sent.counts["insert", "public.t"] += 2
     target.sent.commit_ts = datetime.now(UTC) - timedelta(seconds=5)

@@ -23,7 +23,7 @@ from airflow_provider_pgrepl.replication.events.published_columns import Publish
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.histories import Known, Table, histories
@@ -205,12 +205,12 @@ def test_rules_of_another_table_do_not_concern_it():
 )
 def test_rules_that_cannot_be_are_refused(given, says):
     with pytest.raises(ConfigError, match=rf"publishers: p: .*{says}"):
-        PublisherSettings.of("shop", "p", {"target": "kafka", **given})
+        parse_publisher("shop", "p", {"target": "kafka", **given})
 
 
 def test_hashed_and_renamed_goes_together():
     given = {"hash_columns": ["a.b.c"], "rename_columns": {"a.b.c": "d"}}
-    assert PublisherSettings.of("shop", "p", {"target": "kafka", **given}).column_rules.all
+    assert parse_publisher("shop", "p", {"target": "kafka", **given}).column_rules.all
 
 
 # --- snapshots on creek's wire ---

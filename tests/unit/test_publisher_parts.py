@@ -25,10 +25,10 @@ from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_link import 
 from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 
 BASE = {"name": "shop", "lake": "/lake", "tables": ["public.*"]}
-SETTINGS = PublisherSettings.of("shop", "events", {"target": "rabbitmq"})
+SETTINGS = parse_publisher("shop", "events", {"target": "rabbitmq"})
 
 
 def position(number: int) -> EventPosition:
@@ -165,6 +165,14 @@ def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):
         (
             {"a": {"target": "kafka", "topic": "{table}", "tombstones": True}},
             "tombstones: several tables would share a topic",
+        ),
+        ({"a": {"target": "nats", "format": "json", "stream": "a.b"}}, "stream: may hold only"),
+        ({"a": {"target": "nats", "format": "json", "wire": "v1"}}, "wire: is of creek's format"),
+        ({"a": {"target": "nats", "database": "d", "stream": "s"}}, "stream: is not of creek's format"),
+        ({"a": {"target": "rabbitmq", "format": "creek"}}, "format: 'creek' is not of target 'rabbitmq'"),
+        (
+            {name: {"target": "nats", "format": "json"} for name in "ab"},
+            "a and b both send to the stream shop",
         ),
         ({"a": {"target": "nats", "topic": "x"}}, "topic: is of target 'kafka' alone"),
         (

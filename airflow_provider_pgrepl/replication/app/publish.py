@@ -108,7 +108,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
             return process.RETRY_MAY_HELP if until is not None else process.DONE
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
         with contextlib.ExitStack() as stack:
-            if settings.target == "nats":
+            if settings.format == "creek":
                 command = _snapshot_command(arguments)
                 requests = stack.enter_context(SnapshotRequests(command, pipeline, settings))
                 cast("JetStream", target).accept_snapshot = requests.accept
@@ -137,7 +137,7 @@ def _metrics(
     from airflow_provider_pgrepl.replication.events.publishing.metrics import serve_metrics
 
     more = []
-    if settings.target == "nats":
+    if settings.format == "creek":
         from airflow_provider_pgrepl.replication.events.publishing.creek_metrics import CreekMetrics
 
         more.append(CreekMetrics(cast("JetStream", target), lambda: publisher.progress))

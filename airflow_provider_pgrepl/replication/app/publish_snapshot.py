@@ -84,9 +84,9 @@ def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 
 def _wanted(settings: PublisherSettings, given: str) -> TableName:
     """Raises ConfigError for a table, or a publisher, that has no snapshots."""
-    if settings.target != "nats":
+    if settings.format != "creek":
         raise ConfigError(
-            f"publisher {settings.name} is for {settings.target}, which has no snapshots",
+            f"publisher {settings.name} is not of creek's format, and others have no snapshots",
             "read the table from the lake at a consistent point, and publish --after that",
         )
     try:

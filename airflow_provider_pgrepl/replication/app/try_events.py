@@ -20,11 +20,13 @@ from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
-from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, topic
+from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, subject, topic
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+_PLACE_OF = {"kafka": topic, "rabbitmq": routing_key, "nats": subject}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +121,7 @@ def _shown(event: Event, settings: PublisherSettings) -> dict[str, Any]:
         return _of_creek(event, settings)
     said = event.business
     is_kafka = settings.target == "kafka"
-    place = topic(event, settings) if is_kafka else routing_key(event, settings)
+    place = _PLACE_OF[settings.target](event, settings)
     found: dict[str, Any] = {"id": event.id, "table": event.table, "to": place}
     if is_kafka:
         found["key"] = _readable(event.key)

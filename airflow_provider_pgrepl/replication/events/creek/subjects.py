@@ -63,8 +63,9 @@ class Wire:
 def words_of(table: str) -> str:
     """How subjects of a table end."""
     name = TableName.parse(table)
-    return f"{_word(name.schema)}.{_word(name.name)}"
+    return f"{word_of(name.schema)}.{word_of(name.name)}"
 
 
-def _word(name: str) -> str:
+def word_of(name: str) -> str:
+    """A name as one word of a subject."""
     return _SPECIAL.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)

@@ -54,14 +54,23 @@ def booleans(texts: pa.Array) -> pa.Array:
 
 
 def integers(texts: pa.Array) -> pa.Array:
-    """As they are."""
-    return texts.cast(TEXT)
+    """As they are, once they are known to be some: others would be no JSON."""
+    return _checked(texts, pa.int64())
 
 
 def floats(texts: pa.Array) -> pa.Array:
     """As they are; NaN and Infinity are strings."""
     odd = pc.is_in(texts, pa.array(_NO_NUMBERS, texts.type))
-    return pc.if_else(odd, strings(texts), texts.cast(TEXT))
+    numbers = pc.if_else(odd, pa.scalar("0", texts.type), texts) if pc.any(odd).as_py() else texts
+    return pc.if_else(odd, strings(texts), _checked(numbers, pa.float64()))
+
+
+def _checked(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        raise Unholdable("a text that is no number", _HINT) from None
+    return texts.cast(TEXT)
 
 
 def strings(texts: pa.Array) -> pa.Array:

@@ -12,6 +12,8 @@ KAFKA_PREFIX = "ce_"
 """Of headers (Kafka protocol binding, 3.2.3)."""
 RABBITMQ_PREFIX = "ce-"
 """Of headers (Knative's RabbitMQ protocol binding, 3.1.3)."""
+NATS_PREFIX = "ce-"
+"""Of headers (NATS protocol binding, 3.1.3)."""
 
 
 def attributes(event: Event, settings: PublisherSettings) -> dict[str, str]:

@@ -41,7 +41,7 @@ def maker_of(
         plain = kind(relations, choices_of, wanted, published)
         if not transforms and not settings.messages:
             return plain
-        typed = JsonEvents if settings.target == "rabbitmq" else KeyedEvents
+        typed = KeyedEvents if settings.target == "kafka" else JsonEvents
         return BusinessEvents(plain, typed(relations, choices_of, wanted, published), transforms)
 
     return make
@@ -60,7 +60,7 @@ def _of_transactions(settings: PublisherSettings, salt: bytes, wrapped: Callable
 
 
 def _kind_of(settings: PublisherSettings) -> Callable[..., Any]:
-    if settings.target == "nats":
+    if settings.format == "creek":
         return partial(CreekEvents, settings.database, settings.wire == "v1")
     if settings.format == "avro":
         return partial(AvroEvents, settings.source)

@@ -1,11 +1,13 @@
-"""NATS JetStream: events on creek's wire, each acknowledged by the server."""
+"""NATS JetStream: events on creek's wire, or as JSON, each acknowledged by the server."""
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
 from airflow_provider_pgrepl.errors import TargetError
+from airflow_provider_pgrepl.replication.events.publishing.creek_messages import CreekMessages
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_link import JetStreamLink
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_messages import Messages, PlainMessages
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import JetStreamReasons
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept
 from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
@@ -48,9 +50,14 @@ class JetStream(Linked[JetStreamLink]):
     def connect(self) -> None:
         """Raises TargetUnavailableError; TargetError when login or a right is refused."""
         self.close()
-        link = JetStreamLink(self.servers, self._settings, self._stamps, self.sent, self.accept_snapshot)
+        link = JetStreamLink(self.servers, self._settings, self._messages(), self.sent)
         link.start()
         self._link = link
+
+    def _messages(self) -> Messages:
+        if self._settings.format == "creek":
+            return CreekMessages(self.servers, self._settings, self._stamps, self.accept_snapshot)
+        return PlainMessages(self._settings)
 
 
 def _is_readable(server: str) -> bool:

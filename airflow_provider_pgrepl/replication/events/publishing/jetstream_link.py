@@ -9,31 +9,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats
 from nats.aio.msg import Msg
 
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication.events.creek.encoding import unique_long
-from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
-from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
-from airflow_provider_pgrepl.replication.events.creek.framing import framed, largest_payload
-from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_messages import (
+    Message,
+    Messages,
+    UnsendableError,
+)
 from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons import (
     JetStreamReasons,
     is_too_large,
 )
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept, Requests
-from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import (
-    Streams,
-    UnsendableSchemaError,
-)
 from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
-from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
-from airflow_provider_pgrepl.replication.events.publishing.stream_place import ID, STAMP
 from airflow_provider_pgrepl.replication.events.publishing.target import OnTheWay, Refusal, Sending
-from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 log = logging.getLogger(__name__)
@@ -47,24 +39,25 @@ _WINDOW, _WINDOW_BYTES = 4_000, 16 << 20
 """How much may be on the way, unacknowledged."""
 
 
+class _OnTheWire(NamedTuple):
+    one: OnTheWay
+    subject: str
+    size: int
+    sent_at: float
+
+
 class JetStreamLink:
     """All but `start`, `send` and `stop` runs in its thread."""
 
     def __init__(
-        self,
-        servers: list[str],
-        settings: PublisherSettings,
-        stamps: Stamps,
-        sent: Sent,
-        accept_snapshot: Accept | None = None,
+        self, servers: list[str], settings: PublisherSettings, messages: Messages, sent: Sent
     ) -> None:
-        self._servers, self._settings, self._stamps = servers, settings, stamps
+        """`messages`: of this connection alone."""
+        self._servers, self._settings, self._sent = servers, settings, sent
         self._reasons = JetStreamReasons(servers)
-        self._sent, self._accept_snapshot = sent, accept_snapshot
-        self._wire = Wire(settings.namespace, settings.database, settings.wire)
-        self._stream = self._wire.stream("wal")
+        self._messages = messages
         self._waiting: deque[OnTheWay] = deque()
-        self._on_the_way: dict[str, tuple[OnTheWay, float]] = {}
+        self._on_the_way: dict[str, _OnTheWire] = {}
         self._sendings: dict[int, Sending] = {}
         self._bytes = self._tag = 0
         self._error: PgReplError | None = None
@@ -74,8 +67,6 @@ class JetStreamLink:
         self._loop = self._runner.get_loop()
         self._wake = asyncio.Event()
         self._client: Any = None
-        self._requests: Requests | None = None
-        self._announced: Envelope | None = None
         self._is_connected = False
 
     # --- called by the publisher's thread ---
@@ -143,12 +134,7 @@ class JetStreamLink:
         self._client = await asyncio.wait_for(connecting, _CONNECT_S * 0.8)
         try:
             self._is_connected = True
-            self._streams = Streams(self._client, self._wire)
-            await self._streams.prepare()
-            # Who has lost its record, or its name, still writes into this stream.
-            self._stamps.last = max(self._stamps.last, await self._streams.newest_stamp())
-            self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept_snapshot)
-            await self._requests.start()
+            await self._messages.begin(self._client)
             self._inbox = self._client.new_inbox()
             await self._client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
             self._ready.set()
@@ -160,15 +146,14 @@ class JetStreamLink:
             self._fail(self._reasons.error_of(error))
             raise
         finally:
-            if self._requests is not None:
-                await _quietly(self._requests.stop())
+            await _quietly(self._messages.end())
             await _quietly(self._client.close())
 
     async def _wait(self) -> None:
         try:
             await asyncio.wait_for(self._wake.wait(), _LOOK_S)
         except TimeoutError:
-            since = next((sent_at for _, sent_at in self._on_the_way.values()), None)
+            since = next((one.sent_at for one in self._on_the_way.values()), None)
             if since is not None and time.monotonic() - since > _ANSWER_S:
                 self._fail(self._reasons.away(f"nothing was acknowledged for {_ANSWER_S:.0f} s"))
         self._wake.clear()
@@ -194,72 +179,55 @@ class JetStreamLink:
         self._wake.set()
 
     async def _send_waiting(self) -> None:
-        sent_at = unique_long(time.time_ns() // 1_000)
         while self._waiting and self._error is None:
             if len(self._on_the_way) >= _WINDOW or self._bytes >= _WINDOW_BYTES:
                 return
-            await self._publish(self._waiting.popleft(), sent_at)
+            await self._publish(self._waiting.popleft())
 
-    async def _publish(self, one: OnTheWay, sent_at: bytes) -> None:
-        event = one.event
-        assert isinstance(event, CreekEvent)
-        if event.envelope is not self._announced:
-            try:
-                await self._streams.announce(event.envelope)
-            except UnsendableSchemaError:
-                self._settle(one, Refusal(event, "its schema is larger than NATS takes"))
-                return
-            self._announced = event.envelope
-        last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
-        body = event.unstamped.stamped(stamp, sent_at, last)
-        # JetStream drops what has an id that it had of late. Of what is sent again it must drop nothing: it
-        # would drop what it has and take what was refused, out of order.
-        headers = {"Nats-Msg-Id": f"{event.id}-{event.generation}", ID: event.id, STAMP: str(LSN(stamp))}
-        if event.missing:
-            headers["Creek-Unchanged"] = ",".join(event.missing)
-        if reason := self._reason_to_refuse(body, headers):
-            self._settle(one, Refusal(event, reason))
+    async def _publish(self, one: OnTheWay) -> None:
+        try:
+            message = await self._messages.of(one.event)
+            self._check_size(message)
+        except UnsendableError as error:
+            self._settle(one, Refusal(one.event, str(error)))
             return
         self._tag += 1
         tag = str(self._tag)
-        self._on_the_way[tag] = one, time.monotonic()
-        event.body = body
-        self._bytes += len(body)
-        target = self._wire.subject("wal", event.table)
-        await self._client.publish(target, framed(body), reply=f"{self._inbox}.{tag}", headers=headers)
+        self._on_the_way[tag] = _OnTheWire(one, message.subject, len(message.payload), time.monotonic())
+        self._bytes += len(message.payload)
+        await self._client.publish(
+            message.subject, message.payload, reply=f"{self._inbox}.{tag}", headers=message.headers
+        )
 
-    def _reason_to_refuse(self, body: bytes, headers: dict[str, str]) -> str:
-        if len(body) > self._settings.max_event_bytes:
-            return f"the event has {len(body):,} bytes, and max_event_bytes is less"
-        room = largest_payload(self._client.max_payload)
-        if len(body) < room // 2:
-            return ""
-        room -= 16 + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
-        if len(body) > room:
-            return f"the event has {len(body):,} bytes, more than the server's max_payload has room for"
-        return ""
+    def _check_size(self, message: Message) -> None:
+        if message.size > self._settings.max_event_bytes:
+            raise UnsendableError(f"the event has {message.size:,} bytes, and max_event_bytes is less")
+        room = self._client.max_payload - len(message.payload)
+        if room > self._client.max_payload // 2 and message.has_small_headers:
+            return
+        headers = sum(len(name) + len(value.encode()) + 4 for name, value in message.headers.items())
+        if room < 18 + headers:
+            raise UnsendableError(
+                f"the event has {message.size:,} bytes, more than the server's max_payload has room for"
+            )
 
     async def _acknowledged(self, message: Msg) -> None:
         found = self._on_the_way.pop(message.subject.rpartition(".")[2], None)
         if found is None:
             return
-        one, _ = found
-        self._bytes -= len(one.event.body)
-        one.event.body = b""
+        one = found.one
+        self._bytes -= found.size
         answer = _answer(message.data)
         error = answer.get("error")
-        if error is None and answer.get("stream") == self._stream and "seq" in answer:
+        if error is None and answer.get("stream") == self._messages.stream and "seq" in answer:
             self._settle(one)
         elif isinstance(error, dict) and is_too_large(error):
             self._settle(one, Refusal(one.event, f"NATS does not take it: {error.get('description')}"))
         elif isinstance(error, dict):
             self._fail(self._reasons.away(f"the stream does not take an event: {error.get('description')}"))
         else:
-            self._fail(
-                self._reasons.away(
-                    f"stream {self._stream} does not take {self._wire.subject('wal', one.event.table)}"
-                )
-            )
+            stream = self._messages.stream
+            self._fail(self._reasons.away(f"stream {stream} does not take {found.subject}"))
         if self._waiting and len(self._on_the_way) < _WINDOW // 2:
             self._wake.set()
 

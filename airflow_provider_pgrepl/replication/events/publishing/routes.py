@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from airflow_provider_pgrepl.replication.events.creek.subjects import word_of, words_of
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -25,6 +26,16 @@ def routing_key(event: Event, settings: PublisherSettings) -> str:
     if said is not None:
         return _filled(settings.route, said.route.translate(_PATTERN), said.type.translate(_PATTERN))
     return _key(event.table, event.op)
+
+
+def subject(event: Event, settings: PublisherSettings) -> str:
+    """Of NATS: the stream's name, then as a routing key; empty words, which a subject cannot have, are left
+    out."""
+    said = event.business
+    if said is None:
+        return f"{settings.stream}.{words_of(event.table)}.{event.op}"
+    words = _filled(settings.route, said.route, said.type).split(".")
+    return ".".join([settings.stream, *(word_of(word) for word in words if word)])
 
 
 def topic(event: Event, settings: PublisherSettings) -> str:

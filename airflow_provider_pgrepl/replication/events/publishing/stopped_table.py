@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 _AGAIN = "start the publisher again: it begins with this table. Or let on_error be skip_and_record"
 _ROUTED = "bind a queue, or let unrouted be drop"
 _SMALLER = "leave the large column out (exclude_columns), or have the target take it"
+_OTHERWISE = "have what makes the event give it another route, other headers or less content"
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def stopped_by(names: Sequence[str], after: EventPosition, why: PgReplError | Re
     """A table that stops by an error of its changes, or by a target's refusal."""
     table = " or ".join(names)
     if isinstance(why, Refusal):
-        mend = _ROUTED if why.is_unrouted else _SMALLER
+        said_otherwise = _SMALLER if why.event.business is None else _OTHERWISE
+        mend = _ROUTED if why.is_unrouted else said_otherwise
         reason, hint = f"{why.event.id}: {why.reason}", f"{mend}, then {_AGAIN}"
         return StoppedTable(table, tuple(names), after, "TargetError", reason, hint)
     return StoppedTable(table, tuple(names), after, type(why).__name__, why.message, _hint(why))

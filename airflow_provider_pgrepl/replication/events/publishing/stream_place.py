@@ -15,10 +15,11 @@ from airflow_provider_pgrepl.replication.events.creek.last_message import last_m
 from airflow_provider_pgrepl.replication.events.creek.ordered_messages import ordered_messages
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_messages import ID
 from airflow_provider_pgrepl.replication.lsn import LSN
 
-ID, STAMP = "Pgrepl-Id", "Pgrepl-Stamp"
-"""Headers of a change: its id, which it keeps, and the stamp that it has this time."""
+STAMP = "Pgrepl-Stamp"
+"""Header of a change: the stamp that it has this time."""
 _LOOK_BACK_S = (10.0, 600.0, None)
 """How far back it looks, first and then; None: to the beginning."""
 

@@ -1,0 +1,68 @@
+"""Events on creek's wire at JetStream: stamps, schemas before who needs them, answers to who asks."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from airflow_provider_pgrepl.replication.events.creek.encoding import unique_long
+from airflow_provider_pgrepl.replication.events.creek.envelope import Envelope
+from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
+from airflow_provider_pgrepl.replication.events.creek.framing import framed
+from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_messages import (
+    Message,
+    UnsendableError,
+    identity,
+)
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_requests import Accept, Requests
+from airflow_provider_pgrepl.replication.events.publishing.jetstream_streams import (
+    Streams,
+    UnsendableSchemaError,
+)
+from airflow_provider_pgrepl.replication.events.publishing.stamps import Stamps
+from airflow_provider_pgrepl.replication.events.publishing.stream_place import STAMP
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+
+
+class CreekMessages:
+    """Of one connection."""
+
+    def __init__(
+        self, servers: list[str], settings: PublisherSettings, stamps: Stamps, accept: Accept | None
+    ) -> None:
+        self._servers, self._stamps, self._accept = servers, stamps, accept
+        self._wire = Wire(settings.namespace, settings.database, settings.wire)
+        self.stream = self._wire.stream("wal")
+        self._requests: Requests | None = None
+        self._announced: Envelope | None = None
+
+    async def begin(self, client: Any) -> None:
+        self._streams = Streams(client, self._wire)
+        await self._streams.prepare()
+        # Who has lost its record, or its name, still writes into this stream.
+        self._stamps.last = max(self._stamps.last, await self._streams.newest_stamp())
+        self._requests = Requests(self._servers, self._wire, self._streams.find, self._accept)
+        await self._requests.start()
+
+    async def of(self, event: Event) -> Message:
+        assert isinstance(event, CreekEvent)
+        if event.envelope is not self._announced:
+            try:
+                await self._streams.announce(event.envelope)
+            except UnsendableSchemaError:
+                raise UnsendableError("its schema is larger than NATS takes") from None
+            self._announced = event.envelope
+        last, stamp = self._stamps.last, self._stamps.next(event.position.commit_lsn)
+        sent_at = unique_long(time.time_ns() // 1_000)
+        body = event.unstamped.stamped(stamp, sent_at, last)
+        headers = {**identity(event), STAMP: str(LSN(stamp))}
+        if event.missing:
+            headers["Creek-Unchanged"] = ",".join(event.missing)
+        return Message(self._wire.subject("wal", event.table), framed(body), headers, len(body))
+
+    async def end(self) -> None:
+        if self._requests is not None:
+            await self._requests.stop()
