@@ -74,7 +74,8 @@ def open_changelog(uri: str) -> DeltaTable:
         return open_delta(uri)
     except TableNotFoundError:
         raise NoChangelogError(
-            "this pipeline has no changelog yet", f"begin its first epoch: {hints.SNAPSHOT}"
+            f"there is no changelog in {uri}",
+            f"is that the lake? If so, begin its first epoch: {hints.SNAPSHOT}",
         ) from None
     except (DeltaError, OSError) as error:
         raise LakeUnavailableError(

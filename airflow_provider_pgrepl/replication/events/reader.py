@@ -81,13 +81,14 @@ class OrderedReader(Generic[Made]):
         self._followed = FollowedChangelog(changelog_uri(root))
         choices_of = lake.choices if isinstance(lake, Pipeline) else lambda _: TableChoices()
         with _unreadable():
+            changelog = open_changelog(changelog_uri(root))
             relations, before = KnownRelations(root), partial(rows_before, self._followed.uri)
             selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
             self._changes = make(relations, choices_of, selection)
             look_up = LakeValues(lake).find if unchanged == "look_up" and isinstance(lake, Pipeline) else None
             values = UnchangedValues(relations, self._changes.is_wanted, before, look_up)
             self._values = None if unchanged == "mark" else values
-            self.position = begin_after(open_changelog(changelog_uri(root)), after)
+            self.position = begin_after(changelog, after)
         if whole is not None:
             self.position = self.position.before_transaction
         self._whole = whole

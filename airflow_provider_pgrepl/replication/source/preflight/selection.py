@@ -70,9 +70,12 @@ def resolve_tables(
     problems = [error.message for error in selected.problems.values()]
     if not selected.tables:
         schemas = ", ".join(sorted(f"{schema}.*" for schema in _patterns(pipeline)))
-        problems = [f"{schemas}: no table that can be replicated"]
+        problems = [f"{schemas}: no table that can be replicated; one that is named is told what it lacks"]
     if problems:
-        raise TableError("\n".join(sorted(line for text in problems for line in text.splitlines())))
+        raise TableError(
+            "\n".join(sorted(line for text in problems for line in text.splitlines())),
+            "mend that, or the name; or take the table out of the pipeline's tables",
+        )
     check_choices(pipeline, selected.tables | requested.removed)
     return list(selected.relations)
 
