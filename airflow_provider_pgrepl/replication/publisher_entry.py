@@ -41,7 +41,7 @@ _FORMATS = {
 _OF_CREEK = ("namespace", "wire")
 _NOT_OF_CREEK = (
     *("stream", "outbox", "transform", "transform_transaction", "transaction_changes", "messages", "route"),
-    *("source", "schemas", "cloudevents"),
+    *("source", "schemas", "cloudevents", "row_filter"),
 )
 """Which settings are, and are not, of creek's format."""
 _STREAM_WORD = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -112,7 +112,7 @@ def _check_kinds(where: str, values: dict[str, Any]) -> None:
 
 def _check_values(settings: PublisherSettings, where: str) -> None:
     try:
-        _ = settings.column_rules, settings.rules
+        _ = settings.column_rules, settings.rules, settings.rows
     except ConfigError as error:
         raise ConfigError(f"{where}: {error.message}", error.hint) from None
     _check_numbers(settings, where)

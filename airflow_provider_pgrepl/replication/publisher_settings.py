@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.business_settings import Rule, parse_rules
 from airflow_provider_pgrepl.replication.column_rules import ColumnRules
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.row_filter import RowFilter
 
 TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
@@ -41,7 +42,8 @@ class PublisherSettings:
     an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
     at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
     of a Prometheus endpoint. `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: as
-    ColumnRules has them; `salt_conn_id`: the Airflow connection whose password goes into each hash.
+    ColumnRules has them; `row_filter`: of which rows it tells, as RowFilter has it; `salt_conn_id`: the
+    Airflow connection whose password goes into each hash.
     `outbox`, `transform`: which tables' changes become business events, as `business_settings` has them;
     `transform_transaction`: a function that makes events of whole transactions, of `transaction_changes` each
     at most; `messages`: of which prefixes logical messages are events; `route`: how topics or routing keys of
@@ -76,6 +78,7 @@ class PublisherSettings:
     hash_columns: tuple[str, ...] = ()
     mask_columns: tuple[str, ...] = ()
     rename_columns: dict[str, str] = field(default_factory=dict)
+    row_filter: dict[str, Any] = field(default_factory=dict)
     salt_conn_id: str = ""
     outbox: dict[str, Any] = field(default_factory=dict)
     transform: dict[str, Any] = field(default_factory=dict)
@@ -119,6 +122,11 @@ class PublisherSettings:
         return ColumnRules.parse(
             self.exclude_columns, self.hash_columns, self.mask_columns, self.rename_columns
         )
+
+    @cached_property
+    def rows(self) -> RowFilter:
+        """Of which rows its target is told. Raises ConfigError."""
+        return RowFilter.parse(self.row_filter)
 
     @cached_property
     def rules(self) -> dict[TableName, Rule]:

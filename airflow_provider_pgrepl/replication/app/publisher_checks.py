@@ -25,7 +25,7 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
     known = {TableName.parse(table) for table in pipeline.tables if not table.endswith(".*")}
     known |= {TableName.parse(table) for table in pipeline.insert_only}
     known |= KnownRelations(pipeline.lake_root).names()
-    if unknown := sorted(map(str, settings.column_rules.tables() - known)):
+    if unknown := sorted(map(str, {*settings.column_rules.tables(), *settings.rows.tables} - known)):
         raise ConfigError(
             f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"
             " has never had such a table",

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.changelog.gaps import GAP
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS
+from airflow_provider_pgrepl.replication.events.filtered_rows import FilteredRows
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumn, PublishedColumns
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
@@ -44,6 +45,7 @@ class ByRelation(Generic[Made]):
     ) -> None:
         self.relations, self.choices_of, self.wanted = relations, choices_of, wanted
         self.published = published or PublishedColumns(relations)
+        self.rows = FilteredRows(relations, self.published.filter)
         self._shapes: dict[int, Shape[Made]] = {}
 
     def of(self, rows: pa.Table) -> list[Made]:
@@ -56,8 +58,9 @@ class ByRelation(Generic[Made]):
             record = self.relations.find(version)
             if self.is_wanted(record):
                 places = np.flatnonzero(is_change & (versions == version))
-                made = self._shape(version, record).make(rows.take(pa.array(places)))
-                found |= zip(places.tolist(), made, strict=True)
+                told, which = self.rows.of(record, rows.take(pa.array(places)))
+                made = self._shape(version, record).make(told)
+                found |= zip((places if which is None else places[which]).tolist(), made, strict=True)
         return [found[place] for place in sorted(found)]
 
     def needed(self, rows: pa.Table) -> pa.Table:

@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColum
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.row_filter import RowFilter
 from airflow_provider_pgrepl.replication.values import TypedColumn, typed_column
 from airflow_provider_pgrepl.replication.values.text import Text, as_string
 
@@ -82,7 +83,8 @@ class PublishedColumn:
 
 @dataclass(frozen=True)
 class PublishedColumns:
-    """What the rules of a publisher make of each table's columns. `salt`: of the hashes.
+    """What the rules of a publisher make of each table's columns. `salt`: of the hashes; `filter`: of which
+    of its rows the target is told.
 
     A column is known by its place in the catalog once it had a name that a rule says, so that it stays hidden
     when it, or its table, is renamed. Methods raise DriftError, which stops the table alone, where a rule
@@ -92,6 +94,7 @@ class PublishedColumns:
     relations: KnownRelations
     rules: ColumnRules = field(default_factory=ColumnRules)
     salt: bytes = b""
+    filter: RowFilter = field(default_factory=RowFilter)
 
     def of_stream(self, record: RelationRecord, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
         """Of a relation's columns, by place in the stream, those that are published."""

@@ -37,7 +37,7 @@ def maker_of(
         transforms = {table: wrapped(transform) for table, transform in transforms.items()}
 
     def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
-        published = PublishedColumns(relations, settings.column_rules, salt)
+        published = PublishedColumns(relations, settings.column_rules, salt, settings.rows)
         plain = kind(relations, choices_of, wanted, published)
         if not transforms and not settings.messages:
             return plain
@@ -53,7 +53,7 @@ def _of_transactions(settings: PublisherSettings, salt: bytes, wrapped: Callable
         function = wrapped(function)
 
     def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
-        published = PublishedColumns(relations, settings.column_rules, salt)
+        published = PublishedColumns(relations, settings.column_rules, salt, settings.rows)
         return TransactionEvents(function, relations, choices_of, wanted, published)
 
     return make
