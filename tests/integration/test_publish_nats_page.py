@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.landed import Landed
@@ -24,9 +26,11 @@ PAGE = (ROOT / "docs" / "how-to" / "publish-to-nats.md").read_text()
 
 
 def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
-    (text,) = blocks(PAGE, "json")
+    text, in_json = blocks(PAGE, "json")
     settings = Pipeline.from_json(text).publisher("creek")
     assert (settings.namespace, settings.database, settings.conn_id) == ("CREEK", "shop", "pgrepl_nats")
+    instead = parse_publisher("shop", "events", json.loads(in_json))
+    assert (instead.format, instead.place) == ("json", "the stream shop")
 
 
 def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
