@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
 from demo.rabbitmq import Broker
 from tests.support.rabbitmq import Queue, running_broker
 from tests.support.replicated import execute
@@ -34,6 +36,18 @@ def test_tables_that_there_never_were_are_refused_at_the_start(published, dsn, c
     assert published.run_publisher() == process.WILL_NOT_HELP
     assert says in caplog.text
     assert published.queue.take() == []
+
+
+def test_a_lake_that_cannot_be_read_just_now_is_tried_again(published, dsn, tmp_path):
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    log = Path(relations_uri(published.pipeline.lake_root)) / "_delta_log"
+    log.rename(tmp_path / "away")
+    log.write_text("in its place")
+    assert published.run_publisher() == process.RETRY_MAY_HELP
+    log.unlink()
+    (tmp_path / "away").rename(log)
+    assert published.run_publisher() == process.DONE
 
 
 def test_a_table_that_may_yet_come_under_a_pattern_is_waited_for_aloud(published, dsn, caplog):

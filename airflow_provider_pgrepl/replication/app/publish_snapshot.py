@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.creek.snapshot import SnapshotRows, current
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
+from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
@@ -151,7 +152,9 @@ def _payloads(
             relation, rows = view.relation(str(table)), current(view.table(str(table)))
     except UnverifiedWarning as warning:
         raise LakeError(str(warning), "ask again when the replication has come to it") from None
-    relations, salt = KnownRelations(pipeline.lake_root), process.hash_salt(settings)
+    salt = process.hash_salt(settings)
+    with changelog_errors():
+        relations = KnownRelations(pipeline.lake_root)
     published = PublishedColumns(relations, settings.column_rules, salt)
     snapshot = SnapshotRows(relation, pipeline.choices(table), published)
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)

@@ -6,6 +6,7 @@ import logging
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherRecord
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
@@ -24,7 +25,8 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
     """
     known = {TableName.parse(table) for table in pipeline.tables if not table.endswith(".*")}
     known |= {TableName.parse(table) for table in pipeline.insert_only}
-    known |= KnownRelations(pipeline.lake_root).names()
+    with changelog_errors():
+        known |= KnownRelations(pipeline.lake_root).names()
     if unknown := sorted(map(str, {*settings.column_rules.tables(), *settings.rows.tables} - known)):
         raise ConfigError(
             f"publisher {settings.name} has rules for columns of {', '.join(unknown)}, and the changelog"

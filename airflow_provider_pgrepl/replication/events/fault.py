@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl.errors import GapError, PgReplError, TransformError, ValueRangeError
+from airflow_provider_pgrepl.errors import (
+    GapError,
+    LakeUnavailableError,
+    PgReplError,
+    TransformError,
+    ValueRangeError,
+)
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 
 
@@ -44,3 +52,20 @@ def too_many_changes(place: EventPosition, most: int) -> TransformError:
         " of a transaction at once",
         "raise transaction_changes of the publisher, for which it needs the memory",
     )
+
+
+@contextmanager
+def changelog_errors() -> Iterator[None]:
+    """Whatever a storage, Delta, Parquet or DataFusion raises, without its text: that may hold values."""
+    failed = ""
+    try:
+        yield
+    except PgReplError:
+        raise
+    except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
+        failed = type(error).__name__
+    if failed:
+        raise LakeUnavailableError(
+            f"the changelog cannot be read: {failed}",
+            "check the lake's storage; reading goes on where it stopped",
+        )

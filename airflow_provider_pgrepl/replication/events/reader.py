@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Generic
@@ -15,8 +14,6 @@ import pyarrow.compute as pc
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
     DriftError,
-    LakeUnavailableError,
-    PgReplError,
     TransformError,
     ValueRangeError,
 )
@@ -35,6 +32,7 @@ from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, C
 from airflow_provider_pgrepl.replication.events.earlier_rows import rows_before
 from airflow_provider_pgrepl.replication.events.fault import (
     Fault,
+    changelog_errors,
     gap_error,
     too_many_changes,
 )
@@ -80,7 +78,7 @@ class OrderedReader(Generic[Made]):
         root = lake.lake_root if isinstance(lake, Pipeline) else str(lake)
         self._followed = FollowedChangelog(changelog_uri(root))
         choices_of = lake.choices if isinstance(lake, Pipeline) else lambda _: TableChoices()
-        with _unreadable():
+        with changelog_errors():
             changelog = open_changelog(changelog_uri(root))
             relations, before = KnownRelations(root), partial(rows_before, self._followed.uri)
             selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
@@ -112,7 +110,7 @@ class OrderedReader(Generic[Made]):
             raise self.fault.error
         self.fault = None
         try:
-            with _unreadable():
+            with changelog_errors():
                 return self._read_next()
         except BaseException:
             # What was being read is not read to its end: the next time begins after the position again.
@@ -266,20 +264,3 @@ class OrderedReader(Generic[Made]):
         durable = LSN(max(0, read_durable_lsn(changelog) - 1))
         self.position = max(self.position, EventPosition.after_transaction(newest, durable))
         self.ends_transaction = True
-
-
-@contextmanager
-def _unreadable() -> Iterator[None]:
-    """Whatever a storage, Delta, Parquet or DataFusion raises, without its text: that may hold values."""
-    failed = ""
-    try:
-        yield
-    except PgReplError:
-        raise
-    except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
-        failed = type(error).__name__
-    if failed:
-        raise LakeUnavailableError(
-            f"the changelog cannot be read: {failed}",
-            "check the lake's storage; reading goes on where it stopped",
-        )

@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 
 ID = "Pgrepl-Id"
 """Header of an event: its id, which it keeps whenever it is sent."""
+_API_S = 20.0
 _LONGEST_SUBJECT = 1_024
 """A server ends a connection whose commands are longer than 4,096 bytes (max_control_line)."""
 _NAME = re.compile(r"[!-9;-~]+")
@@ -63,7 +64,7 @@ class PlainMessages:
         self._settings, self.stream = settings, settings.stream
 
     async def begin(self, client: Any) -> None:
-        jetstream = client.jetstream()
+        jetstream = client.jetstream(timeout=_API_S)
         try:
             await jetstream.stream_info(self.stream)
         except NotFoundError:
