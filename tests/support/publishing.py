@@ -94,16 +94,18 @@ def finish(received: Received, *arguments: str) -> None:
     assert received.run("publish", *given) == 0, received.log_tail()
 
 
+def generation(received: Received) -> int:
+    """Of the last connection of its publisher."""
+    record = read_record(received.pipeline.lake_root, received.publisher_name)
+    return record.generation if record else 0
+
+
 def killed_amid_sending(received: Received, chance: random.Random) -> None:
     """A publisher that is killed some time after it has connected."""
 
-    def generation() -> int:
-        record = read_record(received.pipeline.lake_root, received.publisher_name)
-        return record.generation if record else 0
-
-    before, running = generation(), start(received)
+    before, running = generation(received), start(received)
     try:
-        wait_until(lambda: generation() > before, 90, "the publisher to be connected")
+        wait_until(lambda: generation(received) > before, 90, "the publisher to be connected")
         time.sleep(2 * chance.random())
     finally:
         kill(running)
