@@ -23,8 +23,8 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
     A table that comes under a pattern of the pipeline may yet be made; of one that is to hide nothing it is
     only said.
     """
-    known = {TableName.parse(table) for table in pipeline.tables if not table.endswith(".*")}
-    known |= {TableName.parse(table) for table in pipeline.insert_only}
+    listed = TableSelection.parse(pipeline.tables)
+    known = {*(listed.names or ()), *map(TableName.parse, pipeline.insert_only)}
     with changelog_errors():
         known |= KnownRelations(pipeline.lake_root).names()
     if unknown := sorted(map(str, {*settings.column_rules.tables(), *settings.rows.tables} - known)):
@@ -33,12 +33,10 @@ def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:
             " has never had such a table",
             "mend the name; one that comes later is named in the pipeline's tables, beside its schema",
         )
-    # The tables of a schema are a pattern of it, which other tables may yet come under.
-    patterns = TableSelection.parse([text for text in pipeline.tables if text.endswith(".*")] or None).schemas
     chosen = TableSelection.parse(settings.tables, settings.messages)
     wanted = set(chosen.names or ()) | set(settings.rules)
-    missing = sorted(table for table in wanted - known if table.schema not in patterns)
-    schemas = patterns | {table.schema for table in known}
+    missing = sorted(table for table in wanted - known if table.schema not in listed.schemas)
+    schemas = listed.schemas | {table.schema for table in known}
     what = [*map(str, missing), *(f"{schema}.*" for schema in sorted(chosen.schemas - schemas))]
     if what:
         raise ConfigError(
