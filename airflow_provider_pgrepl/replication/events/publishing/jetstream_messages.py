@@ -93,17 +93,13 @@ class PlainMessages:
         own = {"Pgrepl-Op": event.op, "Content-Type": "application/json"}
         if said is not None:
             own = _checked({"Pgrepl-Type": said.type, "Content-Type": said.content_type})
-        return found | own | identity(event)
+        return found | own | identity(event) | {"Pgrepl-Generation": str(event.generation)}
 
 
 def identity(event: Event) -> dict[str, str]:
     """By which an event is known. JetStream drops what has a message id that it had of late: of what is sent
     again it must drop nothing, since it would drop what it has and take what was refused, out of order."""
-    return {
-        "Nats-Msg-Id": f"{event.id}-{event.generation}",
-        ID: event.id,
-        "Pgrepl-Generation": str(event.generation),
-    }
+    return {"Nats-Msg-Id": f"{event.id}-{event.generation}", ID: event.id}
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
