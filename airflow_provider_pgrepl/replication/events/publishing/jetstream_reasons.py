@@ -11,6 +11,7 @@ import nats.errors
 import nats.js.errors
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
+from airflow_provider_pgrepl.replication.events.publishing.target import certificate_refused
 
 _DENIED = "permissions violation"
 _TOO_LARGE = 10054
@@ -45,11 +46,7 @@ class JetStreamReasons:
         if isinstance(reason, PgReplError):
             return reason
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return TargetError(
-                f"{self.where}: its certificate was refused: {reason.verify_message}",
-                "name the host as its certificate does, and give the authority's certificate in a file that"
-                " SSL_CERT_FILE names",
-            )
+            return certificate_refused(self.where, reason)
         if isinstance(reason, nats.js.errors.APIError):
             return self.away(reason.description or f"error {reason.err_code}")
         said = str(reason).lower()

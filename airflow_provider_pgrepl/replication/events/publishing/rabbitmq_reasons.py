@@ -16,6 +16,7 @@ from pika.exceptions import (
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key
+from airflow_provider_pgrepl.replication.events.publishing.target import certificate_refused
 from airflow_provider_pgrepl.replication.publisher_settings import SHORT_TEXT_BYTES, PublisherSettings
 
 # Reply codes of AMQP 0-9-1, 1.2.
@@ -46,11 +47,7 @@ class RabbitMQReasons:
             return self.refused(f"the virtual host {self._host} was refused to {self._user}")
         cause = _cause(reason)
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return TargetError(
-                f"{self.where}: its certificate was refused: {cause.verify_message}",
-                "name the host as its certificate does, and give the authority's certificate in a file that"
-                " SSL_CERT_FILE names",
-            )
+            return certificate_refused(self.where, cause)
         return self.away(text_of(reason))
 
     def away(self, what: str) -> TargetUnavailableError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.errors import PgReplError, TargetError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 
 
@@ -153,6 +154,15 @@ class Linked(Generic[OfLink]):
         if self._link is not None:
             self._link.stop()
             self._link = None
+
+
+def certificate_refused(where: str, error: ssl.SSLCertVerificationError) -> TargetError:
+    """Of a target whose certificate is checked by those of the machine."""
+    return TargetError(
+        f"{where}: its certificate was refused: {error.verify_message}",
+        "name the host as its certificate does, and give the authority's certificate in a file that"
+        " SSL_CERT_FILE names",
+    )
 
 
 class Target(Protocol):
