@@ -17,6 +17,7 @@ Truncate = Literal["apply", "ignore", "error"]
 Deletes = Literal["hard", "soft"]
 OnDrift = Literal["evolve", "ignore", "error"]
 NewTables = Literal["add", "ignore", "error"]
+Merge = Literal["auto", "rewrite", "merge_on_read"]
 
 _LAKE_TYPE = re.compile(
     r"string|decimal\((?P<precision>\d{1,2}), ?(?P<scale>\d{1,2})\)|array\((?P<dimensions>[1-6])\)"
@@ -80,13 +81,15 @@ class TablePolicy:
     `truncate`: whether TRUNCATE empties the lake table, is passed over, or stops the table. `deletes`:
     whether deleted rows go, or stay and are marked. `history`: whether past versions of rows are kept in a
     table of their own. `on_drift`: whether the lake table follows a safe change of shape, follows but leaves
-    added columns out, or stops.
+    added columns out, or stops. `merge`: whether a change rewrites the files that it touches, or marks rows
+    in them as gone and adds a file beside them; `auto`: whichever writes less.
     """
 
     truncate: Truncate = "apply"
     deletes: Deletes = "hard"
     history: bool = False
     on_drift: OnDrift = "evolve"
+    merge: Merge = "auto"
 
     @property
     def follows_keys(self) -> bool:

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.choices import (
     Deletes,
     Infinity,
     LakeType,
+    Merge,
     NewTables,
     NumericNan,
     OnDrift,
@@ -62,6 +63,7 @@ class Pipeline:
     deletes: Deletes = "hard"
     history: bool = False
     on_drift: OnDrift = "evolve"
+    merge: Merge = "auto"
     new_tables: NewTables = "add"
     event_trigger: bool = False
     trust_table_owners: bool = False

@@ -11,6 +11,9 @@ from tests.support.model import Change, Row
 KEY = (0, 2)
 COLUMNS = (column("a", key=True), column("v"), column("b", key=True), column("doc"))
 
+# By which strategies a table's merges are made, one after the other and again.
+strategies = st.lists(st.sampled_from(["rewrite", "merge_on_read"]), min_size=1, max_size=3)
+
 key_part = st.sampled_from(["1", "2", "12", "", "é"])
 value = st.one_of(st.none(), st.sampled_from(["", "x", "y"]))
 rows = st.tuples(key_part, value, st.sampled_from(["1", "2", "21"]), value)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
+from itertools import cycle
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
@@ -17,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
-from tests.property.histories import COLUMNS, KEY, batches, rows, steps, take_step
+from tests.property.histories import COLUMNS, KEY, batches, rows, steps, strategies, take_step
 from tests.support.changes import History, relation, table_of
 from tests.support.model import Change, Model, Row
 
@@ -72,25 +74,22 @@ def lake_rows(table: DeltaTable) -> list[Row]:
     return [tuple(row.values()) for row in pa.table(found).to_pylist()]
 
 
-@given(histories(), st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
+@given(histories(), st.integers(0, 100), strategies)
+@settings(max_examples=80, deadline=None)
 def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
-    example: tuple, slice_bytes: int
+    example: tuple, slice_bytes: int, merges: list[str]
 ) -> None:
     snapshot, changes, model, cuts, of = example
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = Pipeline(name="p", lake=folder, tables=("public.t",), slice_bytes=slice_bytes + 1)
+        pipeline = Pipeline(name="p", lake=folder, tables=("public.t",))
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
         commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
         first = [Change("I", new=row, commit_lsn=2) for row in snapshot]
-        apply_changes(
-            open_table(uri), table_of(first), of, pipeline.choices(of.table), app, pipeline.slice_bytes
-        )
-        for cut in [*cuts, 10**9]:
+        apply_changes(open_table(uri), table_of(first), of, pipeline.choices(of.table), app, slice_bytes + 1)
+        for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
             again = [change for change in changes if change.commit_lsn <= cut]
             table = open_table(uri)
-            applied = apply_changes(
-                table, table_of(again), of, pipeline.choices(of.table), app, pipeline.slice_bytes
-            )
+            choices = replace(pipeline, merge=merge).choices(of.table)
+            applied = apply_changes(table, table_of(again), of, choices, app, slice_bytes + 1)
             assert applied.position == max((c.commit_lsn for c in again), default=2 if snapshot else 1)
         assert sorted(lake_rows(open_table(uri)), key=repr) == sorted(model.rows.values(), key=repr)

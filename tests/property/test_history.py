@@ -128,10 +128,11 @@ def rows_of(uri: str, columns: str, where: str = "") -> list[tuple]:
     st.lists(st.tuples(st.integers(1, 100), st.integers(0, 3)), max_size=3),
     st.sampled_from(["hard", "soft"]),
     st.sampled_from(["apply", "apply", "ignore"]),
+    st.sampled_from(["rewrite", "merge_on_read"]),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_history_and_table_are_the_model_however_cut_and_whenever_a_writer_died(
-    example, deaths, deletes: str, truncate: str
+    example, deaths, deletes: str, truncate: str, merge: str
 ) -> None:
     snapshot, changes, cuts, of = example
     full = of.replica_identity == "f"
@@ -139,7 +140,7 @@ def test_history_and_table_are_the_model_however_cut_and_whenever_a_writer_died(
     model.apply(changes)
     assume(model.is_sure)
     with tempfile.TemporaryDirectory() as folder:
-        lake = Lake(folder, of, snapshot, deletes=deletes, truncate=truncate)
+        lake = Lake(folder, of, snapshot, deletes=deletes, truncate=truncate, merge=merge)
         for slice_bytes, dies_after in deaths:
             lake.apply(changes, slice_bytes, dies_after)
         for cut in [*cuts, 10**9]:

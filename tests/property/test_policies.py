@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from dataclasses import replace
+from itertools import cycle
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,7 @@ from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
-from tests.property.histories import COLUMNS, KEY, batches, steps, take_step
+from tests.property.histories import COLUMNS, KEY, batches, steps, strategies, take_step
 from tests.support.changes import History, column, relation, table_of
 from tests.support.lake_model import LakeModel
 from tests.support.model import Change, Row
@@ -123,17 +124,21 @@ def without_key(changes: list[Change], cuts: list[int], of: Relation, pipeline: 
 
 
 def merged(
-    changes: list[Change], cuts: list[int], of: Relation, slice_bytes: int, policy: tuple[str, str]
+    changes: list[Change],
+    cuts: list[int],
+    of: Relation,
+    slice_bytes: int,
+    policy: tuple[str, str],
+    merges: list[str],
 ) -> pa.Table:
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = pipeline_of(folder, *policy, slice_bytes=slice_bytes + 1)
+        pipeline = pipeline_of(folder, *policy)
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
         commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
-        for cut in [*cuts, 10**9]:
+        for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
             again = [change for change in changes if change.commit_lsn <= cut]
-            apply_changes(
-                open_table(uri), table_of(again), of, pipeline.choices(of.table), app, pipeline.slice_bytes
-            )
+            choices = replace(pipeline, merge=merge).choices(of.table)
+            apply_changes(open_table(uri), table_of(again), of, choices, app, slice_bytes + 1)
         names = ", ".join(f'"{name}"' for name in lake_schema(of, pipeline.choices(of.table)).names)
         query = f"select {names} from t"
         return pa.table(QueryBuilder().register("t", open_table(uri)).execute(query).read_all())
@@ -165,23 +170,23 @@ def test_rows_without_key_after_changes_equal_the_model_whatever_the_cuts(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(histories(), st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
+@given(histories(), st.integers(0, 100), strategies)
+@settings(max_examples=60, deadline=None)
 def test_lake_table_equals_the_model_whatever_the_policy_and_the_slices(
-    policy: tuple[str, str], example: tuple, slice_bytes: int
+    policy: tuple[str, str], example: tuple, slice_bytes: int, merges: list[str]
 ) -> None:
     changes, cuts, of = example
-    found = counted(merged(changes, cuts, of, slice_bytes, policy))
+    found = counted(merged(changes, cuts, of, slice_bytes, policy, merges))
     assert told_apart(found, of) == told_apart(expected(changes, of, *policy), of)
 
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
-@given(histories(key=()), st.integers(0, 100))
-@settings(max_examples=40, deadline=None)
+@given(histories(key=()), st.integers(0, 100), strategies)
+@settings(max_examples=60, deadline=None)
 def test_lake_table_without_key_equals_the_model_whatever_the_slices(
-    truncate: str, example: tuple, slice_bytes: int
+    truncate: str, example: tuple, slice_bytes: int, merges: list[str]
 ) -> None:
     changes, cuts, of = example
     policy = ("hard", truncate)
-    found = counted(merged(changes, cuts, of, slice_bytes, policy))
+    found = counted(merged(changes, cuts, of, slice_bytes, policy, merges))
     assert told_apart(found, of) == told_apart(expected(changes, of, *policy), of)

@@ -39,10 +39,12 @@ OF = relation(column("id", "bigint", key=True), column("v"))
 class Lake:
     """One lake table of a pipeline, with what a test does to it."""
 
+    merge = "auto"
+
     def __init__(self, root: Path, of: Relation = OF, **settings: object) -> None:
         self.of = of
         self.uri = str(root / "t")
-        self.pipeline = Pipeline(name="p", lake=str(root), tables=("public.t",), **settings)
+        self.pipeline = Pipeline(name="p", lake=str(root), tables=("public.t",), merge=self.merge, **settings)
         commit_snapshot(self.uri, lake_schema(of, self.pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
 
     def apply(self, *changes: Change, through: DeltaTable | None = None) -> Applied:
@@ -67,6 +69,13 @@ class Lake:
 
     def version(self) -> int:
         return int(open_table(self.uri).version())
+
+
+@pytest.fixture(autouse=True, params=["rewrite", "merge_on_read"])
+def merge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test holds for both strategies."""
+    monkeypatch.setattr(Lake, "merge", request.param)
+    return str(request.param)
 
 
 @pytest.fixture

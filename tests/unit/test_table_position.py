@@ -16,11 +16,11 @@ from airflow_provider_pgrepl.replication.lake.applying.table_position import (
     read_table_position,
 )
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import (
-    check_files,
     commit_fingerprint,
     settle_log,
 )
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
+from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN

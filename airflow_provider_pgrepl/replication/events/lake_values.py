@@ -14,11 +14,11 @@ from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.filled_rows import Key, Values
 from airflow_provider_pgrepl.replication.events.json_columns import TEXT
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.moment import find_moment
 from airflow_provider_pgrepl.replication.lake.reading.rows_by_key import RowsByKey
 from airflow_provider_pgrepl.replication.lake.reading.table_plan import Planner
+from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import typed_column

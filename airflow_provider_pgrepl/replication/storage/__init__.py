@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit_actions,
     read_parquet,
 )
+from airflow_provider_pgrepl.replication.storage.put_commit import put_commit
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
     is_refusal,
@@ -36,6 +37,7 @@ __all__ = [
     "make_folder",
     "open_delta",
     "open_storage",
+    "put_commit",
     "query_delta",
     "read_commit",
     "read_commit_actions",

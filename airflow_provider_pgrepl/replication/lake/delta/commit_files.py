@@ -7,12 +7,9 @@ the newest file that is there is the newest version, and a file without content 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from urllib.parse import unquote
 
-import pyarrow as pa
-from deltalake import DeltaTable
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
@@ -49,28 +46,6 @@ def settle_log(uri: str) -> None:
         rest = {version for version in commits if version >= first}
         torn = replace(torn, commits=tuple(sorted(rest | set(torn.commits))))
     torn.set_aside()
-
-
-def check_files(table: DeltaTable) -> None:
-    """Raises LakeTableError when a file that a table consists of is not there: a folder may have been put
-    back, or copied while it was written, without all that its log names."""
-    uri = table.table_uri
-    adds = pa.table(table.get_add_actions())["path"].to_pylist()
-    present = _data_files(uri, {unquote(path).rpartition("/")[0] for path in adds})
-    gone = [path for path in adds if unquote(path) not in present]
-    if gone:
-        raise LakeTableError(f"{uri}: {len(gone)} of its {len(adds)} files are gone")
-
-
-def _data_files(uri: str, folders: Collection[str]) -> set[str]:
-    filesystem, root = open_storage(uri)
-    with storage_errors(uri):
-        infos = [
-            info
-            for folder in folders
-            for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{folder}".rstrip("/")))
-        ]
-    return {info.path.removeprefix(f"{root}/") for info in infos if info.size}
 
 
 def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:

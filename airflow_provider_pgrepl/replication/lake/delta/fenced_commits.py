@@ -25,6 +25,12 @@ from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
     declaration,
     declared_columns,
 )
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
+    VersionTakenError,
+    can_commit,
+    commit_actions,
+    metadata_action,
+)
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.statistics import bounded_in_all
 from airflow_provider_pgrepl.replication.lake.delta.table import (
@@ -69,13 +75,14 @@ def fenced(
     position: LSN | None,
     commit: Callable[[], Result],
     known: Mapping[str, str] | None = None,
+    passing: tuple[type[Exception], ...] = (),
 ) -> Result:
     """Run `commit`, which commits once through `table` and is to leave it at `position`.
 
     Raises FencedError when another process has written the table since the handle was opened,
-    LakeUnavailableError when the storage refuses, LakeTableError for anything else. Delta's own
-    messages may hold values of rows, so none is passed on; `known` gives our sentence about a damaged
-    table for a fragment of such a message.
+    LakeUnavailableError when the storage refuses, LakeTableError for anything else. Delta's own messages may
+    hold values of rows, so none is passed on; `known` gives our sentence about a damaged table for a fragment
+    of such a message. What is `passing` is left to the caller.
     """
     before = table.version()
     refused, damage, moved = "", "", False
@@ -83,15 +90,18 @@ def fenced(
     try:
         result = commit()
         durable.flush_commits(table.table_uri, before, table.version())
-    except PgReplError:
-        raise
-    except Exception as error:  # noqa: BLE001 - deltalake raises plain ones too
+    except Exception as error:  # deltalake raises plain ones too
+        if isinstance(error, (PgReplError, *passing)):
+            raise
         refused = type(error).__name__
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
         if is_refusal(error):
             unavailable = refusal(f"{table.table_uri}: nothing was committed", error)
-        moved = isinstance(error, CommitFailedError) or _newest_version(table) not in (before, None)
+        moved = isinstance(error, CommitFailedError | VersionTakenError) or _newest_version(table) not in (
+            before,
+            None,
+        )
     # Raised out here, so that Delta's exception does not hang on ours as its context.
     if moved:
         raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
@@ -188,8 +198,14 @@ def _declare_bounds(table: DeltaTable, app: str, columns: Sequence[str]) -> None
         app_transactions=[] if position is None else [Transaction(app, position)],
         custom_metadata={COMMIT_METADATA: about},
     )
-    set_properties = table.alter.set_table_properties
-    fenced(table, app, position, lambda: set_properties(declaration(columns), commit_properties=properties))
+    fenced(table, app, position, lambda: _set_properties(table, declaration(columns), properties))
+
+
+def _set_properties(table: DeltaTable, wanted: Mapping[str, str], properties: CommitProperties) -> None:
+    if not can_commit(table):
+        table.alter.set_table_properties(dict(wanted), commit_properties=properties)
+        return
+    commit_actions(table, "SET TBLPROPERTIES", properties, [metadata_action(table, wanted)])
 
 
 def bounded(files: Sequence[WrittenFile], schema: pa.Schema) -> list[str]:

@@ -6,11 +6,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.commit_files import (
-    check_files,
-    commit_fingerprint,
-    settle_log,
-)
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint, settle_log
+from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}

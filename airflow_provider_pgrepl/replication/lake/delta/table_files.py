@@ -15,12 +15,12 @@ from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import unquote
 
-import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
     durable,
@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.storage import (
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
 _COMMIT, _CHECKPOINT = "json", "checkpoint.parquet"
 _NOTHING_READ = -1
+_OURS = ("parquet", "bin")
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ class TableFiles:
         self._live: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._removed: dict[str, _Lifetime] = {}
+        self._vector_of: dict[str, str] = {}
         self._written = 0
         self._fingerprint = ""
         self.measured = TableBytes(0, 0, 0)
@@ -185,7 +187,7 @@ class TableFiles:
 
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
-        self._live, self._sizes, self._removed, self._written = {}, {}, {}, 0
+        self._live, self._sizes, self._removed, self._vector_of, self._written = {}, {}, {}, {}, 0
         entries = list(self._log_entries())
         commits = {entry.version for entry in entries if entry.kind == _COMMIT}
         oldest = newest
@@ -196,29 +198,45 @@ class TableFiles:
             return
         usable = [version for version in _checkpoints(entries) if oldest - 1 <= version <= newest]
         self._version = min(usable, default=newest)
-        added = pa.table(open_delta(self._uri, self._version).get_add_actions())
-        paths = [unquote(path) for path in added["path"].to_pylist()]
-        self._live = dict.fromkeys(paths, 0)
-        self._sizes = dict(zip(paths, added["size_bytes"].to_pylist(), strict=True))
+        for file in live_files(open_delta(self._uri, self._version)).values():
+            self._add(0, file)
+        self._written = 0
 
     def _read_up_to(self, newest: int) -> None:
         for version in range(self._version + 1, newest + 1):
-            for action in read_commit_actions(self._filesystem, self._root, version):
-                self._take(version, action)
+            # A file that gets another vector is removed and added by one commit, whose actions have no order.
+            actions = read_commit_actions(self._filesystem, self._root, version)
+            for action in actions:
+                if "remove" in action:
+                    self._remove(version, action["remove"])
+            for action in actions:
+                if "add" in action:
+                    self._add(version, LiveFile(action["add"]))
             self._version = version
 
-    def _take(self, version: int, action: dict[str, Any]) -> None:
-        if "add" in action:
-            path = unquote(action["add"]["path"])
-            before = self._removed.pop(path, None)
-            self._live.setdefault(path, before.added if before else version)
-            self._sizes[path] = action["add"]["size"]
-            self._written += 0 if before else action["add"]["size"]
-        elif "remove" in action:
-            path = unquote(action["remove"]["path"])
-            added, size = self._live.pop(path, 0), self._sizes.pop(path, action["remove"].get("size") or 0)
-            at = action["remove"].get("deletionTimestamp") or 0
-            self._removed[path] = _Lifetime(added, version, at, size)
+    def _add(self, version: int, file: LiveFile) -> None:
+        self._begins(version, file.path, file.size)
+        if file.vector is not None and (vector := file.vector.path) is not None:
+            self._vector_of[file.path] = vector
+            self._begins(version, vector, max(file.vector.end, self._sizes.get(vector, 0)))
+
+    def _begins(self, version: int, path: str, size: int) -> None:
+        before = self._removed.pop(path, None)
+        self._live.setdefault(path, before.added if before else version)
+        self._written += 0 if before else size - self._sizes.get(path, 0)
+        self._sizes[path] = size
+
+    def _remove(self, version: int, action: dict[str, Any]) -> None:
+        path, at = unquote(action["path"]), action.get("deletionTimestamp") or 0
+        self._ends(version, path, at, action.get("size") or 0)
+        vector = self._vector_of.pop(path, None)
+        # A file of vectors counts until the last data file that it has one of is without.
+        if vector is not None and vector not in self._vector_of.values():
+            self._ends(version, vector, at, 0)
+
+    def _ends(self, version: int, path: str, at: int, size: int) -> None:
+        added, size = self._live.pop(path, 0), self._sizes.pop(path, size)
+        self._removed[path] = _Lifetime(added, version, at, size)
 
     def _present(self) -> Iterator[tuple[str, datetime]]:
         """Data files in the folder, by their path under it; never the log, nor what is hidden."""
@@ -229,7 +247,7 @@ class TableFiles:
             if top.type == fs.FileType.Directory:
                 below = self._filesystem.get_file_info(fs.FileSelector(top.path, recursive=True))
             for info in below:
-                if info.type == fs.FileType.File and info.extension == "parquet":
+                if info.type == fs.FileType.File and info.extension in _OURS:
                     yield info.path.removeprefix(f"{self._root}/"), info.mtime
 
     def _log_entries(self) -> Iterator[_LogEntry]:

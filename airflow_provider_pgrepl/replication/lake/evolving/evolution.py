@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.errors import LakeTableError
@@ -28,13 +27,12 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
 
 _KIND = "evolution"
-_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 64 << 10
 
 Convert = Callable[[pa.Table], pa.Table]
 
@@ -69,7 +67,7 @@ class Evolution:
         if self._needs_rewriting(held, schema):
             convert = lambda rows: evolved(rows, self.before, self.after, self.choices)  # noqa: E731
             place = _Place(table, self.lake_root, self.after.table.path, self.app)
-            place.rewrite(held, schema, convert, marks)
+            place.rewrite(schema, convert, marks)
         elif len(schema) > len(held):
             _Place(table, self.lake_root, self.after.table.path, self.app).add(held, schema, marks)
 
@@ -87,7 +85,7 @@ class Evolution:
         schema = _joined(held, history_schema(self.after, self.choices))
         place = _Place(history, self.lake_root, history_path(self.after.table), self.app)
         if _is_widened(held, schema):
-            place.rewrite(held, schema, self._widened, {})
+            place.rewrite(schema, self._widened, {})
         elif len(schema) > len(held):
             place.add(held, schema, {})
 
@@ -123,10 +121,10 @@ class _Place:
             lambda: self.table.alter.add_columns(fields, commit_properties=properties),
         )
 
-    def rewrite(self, held: pa.Schema, schema: pa.Schema, convert: Convert, marks: Mapping[str, int]) -> None:
+    def rewrite(self, schema: pa.Schema, convert: Convert, marks: Mapping[str, int]) -> None:
         """Write each file anew, and have the table consist of these, in one commit."""
         position = self._position()
-        files = self._write(held, schema, convert)
+        files = self._write(schema, convert)
         replace_files(self.table, self.app, position, files, schema, self._properties(position, marks))
 
     def _position(self) -> LSN:
@@ -138,35 +136,17 @@ class _Place:
     def _properties(self, position: LSN, marks: Mapping[str, int]) -> CommitProperties:
         return commit_properties(self.app, position, _KIND, None, marks)
 
-    def _write(self, held: pa.Schema, schema: pa.Schema, convert: Convert) -> list[WrittenFile]:
+    def _write(self, schema: pa.Schema, convert: Convert) -> list[WrittenFile]:
         with ParquetFiles(self.lake_root, self.path, schema) as files:
-            for rows in self._rows(held):
+            for rows in self._rows():
                 for batch in aligned(convert(rows), schema).to_batches():
                     files.write(batch)
             return files.finish()
 
-    def _rows(self, held: pa.Schema) -> Iterator[pa.Table]:
-        filesystem, root = open_storage(self.lake_root)
-        failed = ""
-        for path in pa.table(self.table.get_add_actions())["path"].to_pylist():
-            try:
-                source = filesystem.open_input_file(f"{root}/{self.path}/{path}")
-                with storage_errors(self.table.table_uri), source, pq.ParquetFile(source) as file:
-                    for batch in file.iter_batches(_batch_rows(file.metadata)):
-                        # A file from before a column was added has none of it.
-                        yield aligned(pa.Table.from_batches([batch]), held)
-            except FileNotFoundError:
-                failed = "one of its files is gone"
-            except pa.ArrowException as error:
-                failed = f"one of its files cannot be read: {type(error).__name__}"
-            if failed:
-                raise LakeTableError(f"{self.table.table_uri}: {failed}")
-
-
-def _batch_rows(metadata: pq.FileMetaData) -> int:
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
-    size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
-    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
+    def _rows(self) -> Iterator[pa.Table]:
+        rows = FileRows(self.table)
+        for number in range(len(rows.files)):
+            yield from rows.all_of(number)
 
 
 def _held(table: DeltaTable) -> pa.Schema:

@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.history import place as history
 from airflow_provider_pgrepl.replication.lake.history.versions import EndedVersions, ended_versions
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
+from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation

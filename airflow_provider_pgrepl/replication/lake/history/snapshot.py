@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import (
     snapshot_app,
     snapshot_marks,
 )
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
+from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import has_delta

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -81,7 +82,8 @@ def apply_changes(
         part = changes.slice(start, end - start)
         position = LSN(commit_lsn[end - 1])
         at_end = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
-        _commit(part, relation, choices, SliceCommit(table, app, position, *at_end))
+        commit = SliceCommit(table, app, position, *at_end, strategy=choices.policy.merge)
+        commit.make(partial(_make, part, relation, choices, commit))
         commits += 1
     if refused:
         raise refused[1]
@@ -119,7 +121,7 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
         )
 
 
-def _commit(part: pa.Table, relation: Relation, choices: TableChoices, commit: SliceCommit) -> None:
+def _make(part: pa.Table, relation: Relation, choices: TableChoices, commit: SliceCommit) -> None:
     policy = choices.policy
     if not relation.key_columns and relation.replica_identity == "f":
         commit_net_rows(net_rows(part, relation, choices), commit)

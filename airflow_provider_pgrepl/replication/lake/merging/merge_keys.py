@@ -13,9 +13,10 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import HeldKeys
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
+from airflow_provider_pgrepl.replication.lake.merging.merge_on_read import Kinds, MergeOnRead
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, replaced, take
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (
@@ -31,6 +32,7 @@ from airflow_provider_pgrepl.replication.values import (
 # What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
 # one comes; it must be there and goes; it goes if it is there.
 _UPDATE, _PUT, _DELETE, _CLEAR = range(4)
+_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,12 @@ class KeysCommit:
             return
         source, kept = self._source(commit)
         names = self._names()
+        keys = {column.name: f"k{number}" for number, column in enumerate(self.relation.key_columns)}
+        on_read = MergeOnRead(commit, source, keys, names, _KINDS, DELETED if self.soft else None)
+        # A TRUNCATE that leaves rows behind changes every row there is.
+        if self.held.truncated < 0 and commit.marks(on_read.bytes_to_rewrite, source.nbytes):
+            on_read.make()
+            return
         merger = commit.merge(source, self._conditions(), names)
         fresh = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}
         changed = {
@@ -181,7 +189,9 @@ class _LakeValues:
         )
         names = [column.name for column in typed_columns(self._keys.relation, self._keys.choices)]
         commit = self._commit
-        rows, which = commit.read(lambda: rows_equal_to(commit.table, wanted, names))
+        lake = FileRows(commit.table)
+        places = commit.read(lambda: lake.find(wanted))
+        rows, which = lake.rows(places, names), places.which
         self._rows = rows
         row_of = np.full(
             int(held.code.max(initial=-1)) + 1 + int(held.origin.max(initial=-1)) + 1, -1, np.int64

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import rows_equal_to
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.names import quote_identifier
 
 
@@ -29,7 +29,12 @@ def commit_net_rows(net: NetRows, commit: SliceCommit) -> None:
 
 def _merge(net: NetRows, commit: SliceCommit) -> None:
     names = [field.name for field in commit.table.schema().fields]
-    found, _ = commit.read(lambda: rows_equal_to(commit.table, net.lost, names))
+    rows = FileRows(commit.table)
+    places = commit.read(lambda: rows.find(net.lost))
+    found = rows.rows(places, names)
+    if commit.marks(rows.bytes_that_may_hold(net.lost), net.lost.nbytes + net.gained.nbytes):
+        commit.replace(rows, places.where(net.leaving(found)), net.gained)
+        return
     staying = net.remaining(found)
     inserted = pa.concat_tables([staying.select(names), net.gained.select(names).cast(_of(staying, names))])
     lost = [f"l{index}" for index in range(net.lost.num_columns)]

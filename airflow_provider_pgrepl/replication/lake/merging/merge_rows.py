@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import Collapsed
+from airflow_provider_pgrepl.replication.lake.merging.merge_on_read import Kinds, MergeOnRead
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, take
 from airflow_provider_pgrepl.replication.names import quote_identifier
@@ -21,6 +22,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_column, typed_columns
 
 _INSERT, _UPDATE, _DELETE = range(3)
+_KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,11 @@ class RowsCommit:
 
     def _merge(self, commit: SliceCommit) -> None:
         source, kept = self._merge_source()
+        keys = {column.name: f"o{number}" for number, column in enumerate(self.relation.key_columns)}
+        on_read = MergeOnRead(commit, source, keys, self.names(), _KINDS)
+        if commit.marks(on_read.bytes_to_rewrite, source.nbytes):
+            on_read.make()
+            return
         targets = [quote_identifier(name) for name in self.names()]
         merger = commit.merge(source, self._conditions(source), self.names())
         values = {target: f"s.c{index}" for index, target in enumerate(targets)}

@@ -19,8 +19,8 @@ from airflow_provider_pgrepl.replication.lake.merging.changed_rows import (
     contradiction,
     read_changes,
 )
-from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, take
+from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (
@@ -56,9 +56,10 @@ class NetRows:
             return lake.slice(0, 0)
         if len(self.lost) == 0:
             return lake
-        return lake.filter(pa.array(~self._leaving(lake)))
+        return lake.filter(pa.array(~self.leaving(lake)))
 
-    def _leaving(self, lake: pa.Table) -> Bools:
+    def leaving(self, lake: pa.Table) -> Bools:
+        """Which of these rows of the lake go, as `remaining` has it."""
         columns = (
             pa.chunked_array(
                 [*lake[field.name].cast(field.type).chunks, *self.lost[field.name].chunks], field.type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -12,6 +13,8 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
 
+from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.replication.choices import Merge
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     Result,
     bounded_columns,
@@ -20,12 +23,21 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     fenced,
     narrow_bounds,
 )
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import VersionTakenError, can_commit
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
-from airflow_provider_pgrepl.replication.lake.delta.table import relation_marks
+from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, relation_marks
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
 _DIVISION = "Divide by zero"
+
+_ATTEMPTS = 10
+_CHEAP_BYTES = 256 << 10
+_WORTH_REWRITING = 4
+"""By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,22 @@ class SliceCommit:
     position: LSN
     commit_ts: datetime | None
     relation_version: int
+    strategy: Merge = "auto"
+
+    def make(self, how: Callable[[], None]) -> None:
+        """Call `how`, which makes the commit from what the table holds; again when somebody was faster.
+
+        Who may be: a compaction, or an OPTIMIZE of somebody's, which leave the position where it is.
+        """
+        before = self.table.transaction_version(self.app)
+        for _ in range(_ATTEMPTS):
+            with suppress(VersionTakenError):
+                how()
+                return
+            self.read(self.table.update_incremental)
+            if self.table.transaction_version(self.app) != before:
+                break
+        raise FencedError(f"{self.table.table_uri}: another process has written this table", FENCED_HINT)
 
     @property
     def _properties(self) -> CommitProperties:
@@ -70,6 +98,29 @@ class SliceCommit:
             write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=writer
         )
         fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
+
+    def marks(self, bytes_to_rewrite: int, bytes_of_change: int) -> bool:
+        """Whether rows are to be marked as gone where they lie, instead of writing their files again."""
+        if self.strategy == "rewrite" or not can_commit(self.table):
+            return False
+        if self.strategy == "merge_on_read":
+            return True
+        return bytes_to_rewrite > max(_CHEAP_BYTES, _WORTH_REWRITING * bytes_of_change)
+
+    def replace(self, found: FileRows, gone: Places, rows: pa.Table) -> None:
+        """Mark the rows at these places as gone, and add others, in all columns of the table.
+
+        Raises VersionTakenError when somebody has committed since the places were found.
+        """
+        if len(gone) == 0 and len(rows) == 0:
+            self.nothing()
+            return
+        above, _, folder = self.table.table_uri.rstrip("/").rpartition("/")
+        with ParquetFiles(above, folder, found.schema) as files:
+            for batch in rows.select(found.schema.names).cast(found.schema).to_batches():
+                files.write(batch)
+            written = files.finish()
+        replace_rows(self.table, self.app, self.position, found, gone, written, self._properties)
 
     def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
         """A MERGE of `source`, as s, into the table, as t; `run` commits it.

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.merging.row_codes import row_codes
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
 from airflow_provider_pgrepl.replication.lake.reading.entries import (
     ALIVE,
@@ -24,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.reading.entries import (
     replaced,
     value,
 )
+from airflow_provider_pgrepl.replication.lake.row_codes import row_codes
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows, rows_equal_to
 from airflow_provider_pgrepl.replication.lake.reading.entries import (
     ALIVE,
     KIND,
@@ -21,6 +20,8 @@ from airflow_provider_pgrepl.replication.lake.reading.entries import (
 from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.replaced import Replaced
 from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePlan
+from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 
 
 class RowsByKey:
@@ -70,7 +71,8 @@ class RowsByKey:
         return overlay.entries()
 
     def _of_version(self, keys: pa.Table) -> pa.Table:
-        found, _ = rows_equal_to(self._plan.version.open(), keys, self._names)
+        rows = FileRows(self._plan.version.open())
+        found = rows.rows(rows.find(keys), self._columns)
         return found.cast(pa.schema([self._plan.schema.field(name) for name in self._columns]))
 
     def _final(self, overlay: Overlay) -> list[str]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.lake.merging.lake_rows import match_rows
 from airflow_provider_pgrepl.replication.lake.merging.multiset import NetRows
 from airflow_provider_pgrepl.replication.lake.reading.entries import MISSING
 from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.spark_task import Batches, one_task, quoted, told
+from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN
 
 if TYPE_CHECKING:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints
+Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 _BITS = {pa.float16(): pa.int16(), pa.float32(): pa.int32(), pa.float64(): pa.int64()}
 
@@ -28,6 +29,18 @@ def row_codes(columns: Iterable[pa.Array], rows: int) -> Ints:
         else:
             codes, count = own, int(own.max(initial=-1)) + 1
     return codes
+
+
+def match_rows(rows: pa.Table, wanted: pa.Table) -> Ints:
+    """For each row the number of the one in `wanted`, whose rows differ, that it equals; -1: none."""
+    columns = (
+        pa.chunked_array([*rows[name].chunks, *wanted[name].cast(rows[name].type).chunks]).combine_chunks()
+        for name in wanted.schema.names
+    )
+    codes = row_codes(columns, len(rows) + len(wanted))
+    number = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
+    number[codes[len(rows) :]] = np.arange(len(wanted))
+    return number[codes[: len(rows)]]
 
 
 def _value_codes(values: pa.Array) -> Ints:

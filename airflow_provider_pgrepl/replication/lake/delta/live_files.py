@@ -1,0 +1,159 @@
+"""The data files of a version of a table as its log has them, with what marks rows in them as gone.
+
+deltalake's own list of them leaves out the vectors, and the words of the log that a file which gets another
+vector is to be named by again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
+from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord
+from airflow_provider_pgrepl.replication.storage import (
+    log_path,
+    open_storage,
+    read_commit_actions,
+    read_parquet,
+    storage_errors,
+)
+
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
+
+
+@dataclass(frozen=True)
+class LiveFile:
+    """One data file of a table. `action`: the `add` by which the log names it."""
+
+    action: Mapping[str, Any]
+
+    @cached_property
+    def path(self) -> str:
+        """Below the table's folder."""
+        return unquote(self.action["path"])
+
+    @cached_property
+    def statistics(self) -> dict[str, Any]:
+        """What the log says of its rows and values; empty when nothing."""
+        told: dict[str, Any] = json.loads(self.action.get("stats") or "{}")
+        return told
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return int(self.action["size"])
+
+    @cached_property
+    def vector(self) -> VectorRecord | None:
+        """Of the rows in it that are gone."""
+        return VectorRecord.of_action(self.action.get("deletionVector"))
+
+
+@dataclass(frozen=True)
+class _Followed:
+    version: int
+    fingerprint: str
+    files: dict[str, LiveFile]
+
+
+_followed: dict[str, _Followed] = {}
+"""By the table's URI: the newest version that this process has read the log up to."""
+
+
+def live_files(table: DeltaTable) -> dict[str, LiveFile]:
+    """The data files of the version at which a handle stands, by their path below the table's folder.
+
+    Costs the reading of the commits since the last time. Raises LakeTableError, LakeUnavailableError.
+    """
+    uri, version = table.table_uri, int(table.version())
+    known, failed = _followed.get(uri), ""
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        is_usable = (
+            known is not None
+            and known.version <= version
+            and commit_fingerprint(uri, known.version) == known.fingerprint
+        )
+        try:
+            if known is None or not is_usable:
+                known = _begin(filesystem, root, version)
+            files = dict(known.files)
+            for following in range(known.version + 1, version + 1):
+                _take(files, read_commit_actions(filesystem, root, following))
+        except (FileNotFoundError, ValueError) as error:
+            failed = type(error).__name__
+    if failed:
+        raise LakeTableError(f"{uri}: the log of version {version} cannot be read: {failed}")
+    if uri not in _followed or _followed[uri].version < version or not is_usable:
+        _followed[uri] = _Followed(version, commit_fingerprint(uri, version), files)
+    return files
+
+
+def check_files(table: DeltaTable) -> None:
+    """Raises LakeTableError when a file that a table consists of is not there: a folder may have been put
+    back, or copied while it was written, without all that its log names."""
+    uri = table.table_uri
+    files = live_files(table)
+    needed = {*files, *(file.vector.path for file in files.values() if file.vector and file.vector.path)}
+    present = _present(uri, {path.rpartition("/")[0] for path in needed})
+    if gone := needed - present:
+        raise LakeTableError(f"{uri}: {len(gone)} of its {len(needed)} files are gone")
+
+
+def _present(uri: str, folders: Collection[str]) -> set[str]:
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        infos = [
+            info
+            for folder in folders
+            for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{folder}".rstrip("/")))
+        ]
+    return {info.path.removeprefix(f"{root}/") for info in infos if info.size}
+
+
+def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
+    """What the newest checkpoint at or before a version has."""
+    files: dict[str, LiveFile] = {}
+    newest, names = _newest_checkpoint(filesystem, root, version)
+    for name in names:
+        for action in read_parquet(filesystem, f"{log_path(root)}/{name}", ["add"])["add"].to_pylist():
+            if action is not None:
+                _add(files, {**action, "partitionValues": dict(action["partitionValues"])})
+    return _Followed(newest, "", files)
+
+
+def _newest_checkpoint(filesystem: fs.FileSystem, root: str, version: int) -> tuple[int, list[str]]:
+    """Its version, -1 when there is none, and the names of its parts."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
+        match = _CHECKPOINT.fullmatch(info.base_name)
+        if match and info.size and int(match[1]) <= version:
+            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(info.base_name)
+    whole = {of: names for (of, parts), names in sorted(found.items()) if len(names) == parts}
+    return max(whole.items(), default=(-1, []))
+
+
+def _take(files: dict[str, LiveFile], actions: Iterable[Mapping[str, Any]]) -> None:
+    """A commit's actions have no order: a file that gets another vector is both removed and added."""
+    actions = list(actions)
+    for action in actions:
+        if "remove" in action:
+            files.pop(unquote(action["remove"]["path"]), None)
+    for action in actions:
+        if "add" in action:
+            _add(files, action["add"])
+
+
+def _add(files: dict[str, LiveFile], action: Mapping[str, Any]) -> None:
+    file = LiveFile(action)
+    files[file.path] = file

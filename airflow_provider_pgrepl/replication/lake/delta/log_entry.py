@@ -1,0 +1,81 @@
+"""Commits that we write into a table's log ourselves, where deltalake cannot say what they are to say.
+
+deltalake 1.6 has no words for a deletion vector, and where it sets a table property it declares features
+that the table does not use (variantType), for which other readers then refuse it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from deltalake import CommitProperties, DeltaTable
+
+from airflow_provider_pgrepl import __version__
+from airflow_provider_pgrepl.replication.storage import durable, put_commit, storage_errors
+
+CHECKPOINT_EVERY = 100
+"""Versions, as deltalake has it for its own commits."""
+
+_KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
+_OLD_WRITER = 2
+"""The newest version of writers of which a table without features demands only what we do."""
+
+
+class VersionTakenError(Exception):
+    """Somebody has committed since the handle was opened: what was to be said may not hold any more."""
+
+
+def can_commit(table: DeltaTable) -> bool:
+    """Whether we do all that the table demands of its writers. What it demands more, deltalake may do."""
+    protocol = table.protocol()
+    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        return False
+    if protocol.writer_features is None:
+        return int(protocol.min_writer_version) <= _OLD_WRITER
+    return set(protocol.writer_features) <= _KNOWN_FEATURES
+
+
+def commit_actions(
+    table: DeltaTable, operation: str, properties: CommitProperties, actions: Iterable[Mapping[str, Any]]
+) -> None:
+    """Commit as the very next version after the one where the handle stands, which then stands there.
+
+    Raises VersionTakenError, and what the storage does.
+    """
+    uri, version, now = table.table_uri, int(table.version()) + 1, int(time.time() * 1000)
+    about = {
+        "timestamp": now,
+        "operation": operation,
+        "operationParameters": {},
+        "engineInfo": f"airflow-provider-pgrepl/{__version__}",
+        **(properties.custom_metadata or {}),
+    }
+    apps = [
+        {"txn": {"appId": app.app_id, "version": app.version, "lastUpdated": now}}
+        for app in properties.app_transactions or []
+    ]
+    with storage_errors(uri):
+        if not put_commit(uri, version, [{"commitInfo": about}, *apps, *actions]):
+            raise VersionTakenError
+        durable.flush_commits(uri, version - 1, version, with_files=False)
+    table.update_incremental()
+    if version % CHECKPOINT_EVERY == 0:
+        table.create_checkpoint()
+
+
+def metadata_action(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any]:
+    """The table's metadata, with some properties more, or with others than it had."""
+    held = table.metadata()
+    return {
+        "metaData": {
+            "id": str(held.id),
+            **{key: value for key in ("name", "description") if (value := getattr(held, key)) is not None},
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": table.schema().to_json(),
+            "partitionColumns": held.partition_columns,
+            "configuration": {**held.configuration, **properties},
+            "createdTime": held.created_time,
+        }
+    }

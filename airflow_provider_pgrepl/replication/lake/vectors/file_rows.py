@@ -1,0 +1,209 @@
+"""The rows of a table's data files, each by its place: which file it is in, and where there.
+
+Reads only the columns that are asked for, and of those that only some rows are wanted of, the row groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from pyroaring import BitMap64
+
+from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import read_vector
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
+from airflow_provider_pgrepl.replication.lake.vectors.search import Search
+from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+
+_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 64 << 10
+_NOWHERE = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Rows of a table's files, in the order of the files and of the rows in each.
+
+    `file`: its number; `row`: the row's in it, from 0, counting those that are gone; `which`: the number of
+    the wanted row that it equals.
+    """
+
+    file: Ints
+    row: Ints
+    which: Ints
+
+    def __len__(self) -> int:
+        return len(self.file)
+
+    def by_file(self) -> list[tuple[int, Ints]]:
+        """The number of each file that has any, and the rows in it."""
+        files, starts = np.unique(self.file, return_index=True)
+        ends = [*starts[1:].tolist(), len(self)]
+        return [
+            (file, self.row[start:end])
+            for file, start, end in zip(files.tolist(), starts.tolist(), ends, strict=False)
+        ]
+
+    def where(self, chosen: np.ndarray) -> Places:
+        """Some of them, by a mask or by numbers."""
+        return Places(self.file[chosen], self.row[chosen], self.which[chosen])
+
+
+class FileRows:
+    """The rows of a table at the version where its handle stands now. Those that are marked are not there.
+
+    Raises LakeTableError when files are gone or not what the log says, LakeUnavailableError.
+    """
+
+    def __init__(self, table: DeltaTable) -> None:
+        self.uri = table.table_uri
+        self.version = int(table.version())
+        self.schema = pa.schema(table.schema().to_arrow())
+        self.files: list[LiveFile] = list(live_files(table).values())
+        self._filesystem, self._root = open_storage(self.uri)
+
+    def gone(self, file: int) -> BitMap64:
+        """The rows of a file that are marked."""
+        record = self.files[file].vector
+        if record is None:
+            return BitMap64()
+        with self._reading():
+            return read_vector(self._filesystem, self._root, record)
+
+    def count(self, file: int) -> int:
+        """How many rows a file has, counting those that are gone."""
+        told = self.files[file].statistics.get("numRecords")
+        if told is not None:
+            return int(told)
+        with self._reading(), self._open(file) as parquet:
+            return int(parquet.metadata.num_rows)
+
+    def find(self, wanted: pa.Table) -> Places:
+        """Where the rows are that equal one of `wanted`, whose rows differ, in its columns."""
+        search = self._search(wanted)
+        candidates = [number for number, file in enumerate(self.files) if search.may_be_in(file)]
+        with ThreadPoolExecutor(max(1, min(pa.cpu_count(), len(candidates)))) as threads:
+            found = list(threads.map(partial(self._find_in, search), candidates))
+        sizes = [len(rows) for rows, _ in found]
+        return Places(
+            np.repeat(np.array(candidates, np.int64), sizes),
+            np.concatenate([_NOWHERE, *(rows for rows, _ in found)]),
+            np.concatenate([_NOWHERE, *(which for _, which in found)]),
+        )
+
+    def bytes_that_may_hold(self, wanted: pa.Table) -> int:
+        """The size of all files in which `find` would look."""
+        search = self._search(wanted)
+        return sum(file.size for file in self.files if search.may_be_in(file))
+
+    def rows(self, places: Places, names: Sequence[str]) -> pa.Table:
+        """These columns of rows, in the order of their places."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        parts = [schema.empty_table()]
+        parts += [self._take(file, rows, names) for file, rows in places.by_file()]
+        return pa.concat_tables(parts)
+
+    def all_of(self, file: int) -> Iterator[pa.Table]:
+        """The rows of a file, in batches of some MiB, in the columns of the table's schema."""
+        gone, first, names = self._gone_rows(file), 0, self.schema.names
+        with self._reading(), self._open(file) as parquet:
+            for batch in parquet.iter_batches(_batch_rows(parquet.metadata)):
+                rows = self._aligned(pa.Table.from_batches([batch]), len(batch), names)
+                marked = gone[np.searchsorted(gone, first) : np.searchsorted(gone, first + len(batch))]
+                first += len(batch)
+                if len(marked):
+                    stays = np.ones(len(batch), np.bool_)
+                    stays[marked - (first - len(batch))] = False
+                    rows = rows.filter(pa.array(stays))
+                yield rows
+
+    def _search(self, wanted: pa.Table) -> Search:
+        return Search(wanted.cast(pa.schema([self.schema.field(name) for name in wanted.schema.names])))
+
+    def _find_in(self, search: Search, file: int) -> tuple[Ints, Ints]:
+        """Rows of a file, ascending, and for each the number of the wanted row that it equals."""
+        with self._reading(), self._open(file) as parquet:
+            rows, which = search.by_one_column(lambda name: self._read(parquet, [name])[name])
+            rows, which = self._without_gone(file, rows, which)
+            if search.is_exact or len(rows) == 0:
+                return rows, which
+            values = self._read_rows(parquet, rows, search.wanted.schema.names)
+        which = match_rows(values, search.wanted)
+        return rows[which >= 0], which[which >= 0]
+
+    def _gone_rows(self, file: int) -> Ints:
+        return np.asarray(self.gone(file).to_array(), np.int64)
+
+    def _without_gone(self, file: int, rows: Ints, which: Ints) -> tuple[Ints, Ints]:
+        if len(rows) == 0 or self.files[file].vector is None:
+            return rows, which
+        stays = ~np.isin(rows, self._gone_rows(file), assume_unique=True)
+        return rows[stays], which[stays]
+
+    def _take(self, file: int, rows: Ints, names: Sequence[str]) -> pa.Table:
+        with self._reading(), self._open(file) as parquet:
+            return self._read_rows(parquet, rows, names)
+
+    def _read_rows(self, parquet: pq.ParquetFile, rows: Ints, names: Sequence[str]) -> pa.Table:
+        """Some rows, ascending, of only those row groups that have any."""
+        sizes = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+        ends = np.cumsum(np.array(sizes, np.int64))
+        group_of = np.searchsorted(ends, rows, side="right")
+        parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
+        for group in np.unique(group_of).tolist():
+            within = rows[group_of == group] - (ends[group] - sizes[group])
+            parts.append(self._read(parquet, names, [group]).take(pa.array(within)))
+        return pa.concat_tables(parts)
+
+    def _read(
+        self, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int] | None = None
+    ) -> pa.Table:
+        groups = range(parquet.num_row_groups) if groups is None else groups
+        count = sum(parquet.metadata.row_group(number).num_rows for number in groups)
+        held = [name for name in names if name in parquet.schema_arrow.names]
+        return self._aligned(parquet.read_row_groups(list(groups), columns=held), count, names)
+
+    def _aligned(self, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
+        """In the table's types. A file from before a column was added has none of it."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        columns = [
+            rows[field.name].cast(field.type)
+            if field.name in rows.schema.names
+            else pa.chunked_array([pa.nulls(count, field.type)])
+            for field in schema
+        ]
+        return pa.table(columns, schema)
+
+    @contextmanager
+    def _open(self, file: int) -> Iterator[pq.ParquetFile]:
+        source = self._filesystem.open_input_file(f"{self._root}/{self.files[file].path}")
+        # Spark writes moments as it always has; in nanoseconds they would not all fit.
+        with source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet:
+            yield parquet
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        failed = ""
+        try:
+            with storage_errors(self.uri):
+                yield
+        except FileNotFoundError:
+            failed = "one of its files is gone"
+        except pa.ArrowException as error:
+            failed = f"one of its files cannot be read: {type(error).__name__}"
+        if failed:
+            raise LakeTableError(f"{self.uri}: {failed}")
+
+
+def _batch_rows(metadata: pq.FileMetaData) -> int:
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size, 1)))

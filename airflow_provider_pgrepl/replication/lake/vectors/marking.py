@@ -1,0 +1,156 @@
+"""Merge on read: a commit that marks rows as gone where they are, and adds a file of the rows that come."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from deltalake import CommitProperties, DeltaTable
+from pyroaring import BitMap64
+
+from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import (
+    VectorRecord,
+    encode,
+    vector_path,
+)
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+    bounded,
+    fenced,
+    narrow_bounds,
+)
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
+    VersionTakenError,
+    commit_actions,
+    metadata_action,
+)
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors
+
+log = logging.getLogger(__name__)
+
+FEATURE = "deletionVectors"
+_ENABLED = "delta.enableDeletionVectors"
+_READER, _WRITER = 3, 7
+
+
+def has_vectors(table: DeltaTable) -> bool:
+    """Whether files of the table may get deletion vectors: its protocol tells all readers of them."""
+    is_told = FEATURE in (table.protocol().reader_features or [])
+    return is_told and table.metadata().configuration.get(_ENABLED) == "true"
+
+
+def _allow_vectors(table: DeltaTable) -> list[dict[str, Any]]:
+    """From this commit on readers that do not know deletion vectors refuse the table, instead of reading it
+    wrongly."""
+    held = table.protocol()
+    log.info(
+        "%s has deletion vectors from version %d on: its readers must know Delta's reader version %d with %s",
+        table.table_uri, table.version() + 1, _READER, FEATURE,
+    )  # fmt: skip
+    protocol = {
+        "minReaderVersion": _READER,
+        "minWriterVersion": _WRITER,
+        "readerFeatures": sorted({FEATURE, *(held.reader_features or [])}),
+        "writerFeatures": sorted({FEATURE, *(held.writer_features or [])}),
+    }
+    return [{"protocol": protocol}, metadata_action(table, {_ENABLED: "true"})]
+
+
+def replace_rows(
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    rows: FileRows,
+    gone: Places,
+    files: Sequence[WrittenFile],
+    properties: CommitProperties,
+) -> None:
+    """Mark rows, which `rows` has found in the table as it is, add the rows of files, and move the position.
+
+    One commit. Raises what `fenced` does; VersionTakenError when somebody has committed since the rows were
+    found, whose places may be others now.
+    """
+    if rows.version != int(table.version()):
+        raise VersionTakenError
+    narrow_bounds(table, app, bounded(files, rows.schema))
+    marked = _marked(rows, gone)
+    records = _write(rows.uri, {path: vector for path, vector in marked.items() if vector is not None})
+    first = _allow_vectors(table) if records and not has_vectors(table) else []
+    actions = [*first, *_replacing(rows, gone, records), *map(added, files)]
+    commit = partial(commit_actions, table, "MERGE", properties, actions)
+    fenced(table, app, position, commit, passing=(VersionTakenError,))
+
+
+def _marked(rows: FileRows, gone: Places) -> dict[str, BitMap64 | None]:
+    """By the path of each file that loses rows: those it has lost then; None when no row is left."""
+    marked: dict[str, BitMap64 | None] = {}
+    for number, some in gone.by_file():
+        vector = rows.gone(number) | BitMap64(some.tolist())
+        is_all = len(vector) == rows.count(number)
+        marked[rows.files[number].path] = None if is_all else vector
+    return marked
+
+
+def _write(uri: str, vectors: Mapping[str, BitMap64]) -> dict[str, VectorRecord]:
+    if not vectors:
+        return {}
+    name = uuid.uuid4()
+    content, records = encode(vectors, name)
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        with filesystem.open_output_stream(f"{root}/{vector_path(name)}") as sink:
+            sink.write(content)
+        durable.flush_files(uri, [vector_path(name)])
+    return records
+
+
+def _replacing(rows: FileRows, gone: Places, records: Mapping[str, VectorRecord]) -> Iterator[dict[str, Any]]:
+    """Each file that loses rows is removed and, unless it has lost all, added with its new vector."""
+    for number, _ in gone.by_file():
+        file = rows.files[number]
+        yield removed(file)
+        if file.path in records:
+            # The bounds of what is left may be narrower.
+            told = {**file.statistics, "numRecords": rows.count(number), "tightBounds": False}
+            stats = json.dumps(told, separators=(",", ":"))
+            vector = records[file.path].to_action()
+            again = {key: value for key, value in file.action.items() if value is not None}
+            yield {"add": {**again, "dataChange": True, "stats": stats, "deletionVector": vector}}
+
+
+def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
+    """The log's line for a file that goes, with the vector that it had."""
+    vector = file.vector
+    return {
+        "remove": {
+            "path": file.action["path"],
+            "deletionTimestamp": int(time.time() * 1000),
+            "dataChange": changes_data,
+            "extendedFileMetadata": True,
+            "partitionValues": file.action["partitionValues"],
+            "size": file.size,
+            **({} if vector is None else {"deletionVector": vector.to_action()}),
+        }
+    }
+
+
+def added(file: WrittenFile, *, changes_data: bool = True) -> dict[str, Any]:
+    """The log's line for a file that comes."""
+    return {
+        "add": {
+            "path": file.path,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": int(time.time() * 1000),
+            "dataChange": changes_data,
+            "stats": file.stats_json,
+        }
+    }
