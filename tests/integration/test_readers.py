@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from tests.support import every_type
 from tests.support.handed import Handed
@@ -84,7 +84,7 @@ def test_moments_far_out_are_streamed_merged_compacted_and_found(
         result = lake.stream(relation)
         assert result.error is None, result
     assert_read_right(lake, DATED_CONDITIONS)
-    compact_small_files(open_table(lake.lake_path(T)), app_id(lake.pipeline.name, Epoch(1)), at_least=1)
+    compact(open_table(lake.lake_path(T)), app_id(lake.pipeline.name, Epoch(1)), at_least=1)
     assert_read_right(lake, DATED_CONDITIONS)
 
 

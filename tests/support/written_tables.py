@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from tests.support import every_type
 from tests.support.handed import Handed
@@ -45,7 +45,7 @@ def merged(dsn: str, folder: Path) -> Handed:
 def compacted(dsn: str, folder: Path) -> Handed:
     lake = merged(dsn, folder)
     table = open_table(lake.lake_path(T))
-    assert compact_small_files(table, app_id(lake.pipeline.name, Epoch(1)), at_least=3) == 3
+    assert compact(table, app_id(lake.pipeline.name, Epoch(1)), at_least=3) == 3
     return lake
 
 

@@ -17,12 +17,12 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
-from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.announced import relation
@@ -202,7 +202,7 @@ def test_each_commit_of_a_lake_table_is_on_the_disk(disk: RecordedDisk, tmp_path
     left = f"{disk.cut_to(tmp_path / 'left')}/public/t"
     assert ids(left) == ids(uri)
     assert read_position(open_table(left), APP) == 54
-    assert compact_small_files(table, APP) > 30
+    assert compact(table, APP) > 30
     left = f"{disk.cut_to(tmp_path / 'compacted')}/public/t"
     assert DeltaTable(left).version() == table.version()
     assert ids(left) == ids(uri)

@@ -12,7 +12,6 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
-from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_nothing,
     commit_properties,
@@ -21,6 +20,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 PLAIN = pa.schema([("id", pa.int64())])
@@ -212,14 +212,14 @@ def test_a_table_that_lost_a_file_is_said_to_be_damaged(root: Root) -> None:
     table = open_table(root.uri)
     (root.folder / "file-0.parquet").unlink()
     with pytest.raises(LakeTableError, match="files is gone"):
-        compact_small_files(table, FIRST, at_least=2)
+        compact(table, FIRST, at_least=2)
 
 
 def test_many_small_files_become_one_without_changing_rows_or_position(root: Root) -> None:
     root.snapshot(10, 1, 2, 3)
     table = open_table(root.uri)
-    assert compact_small_files(table, FIRST, at_least=4) == 0
-    assert compact_small_files(table, FIRST, at_least=3) == 3
+    assert compact(table, FIRST, at_least=4) == 0
+    assert compact(table, FIRST, at_least=3) == 3
     assert len(table.file_uris()) == 1
     assert root.ids() == [1, 2, 3]
     assert read_position(table, FIRST) == 10
@@ -232,7 +232,7 @@ def test_a_stale_compaction_cannot_bring_rows_back(root: Root) -> None:
     stale = open_table(root.uri)
     root.snapshot(20, 7)
     with pytest.raises(FencedError):
-        compact_small_files(stale, FIRST, at_least=2)
+        compact(stale, FIRST, at_least=2)
     assert root.ids() == [7]
     assert read_position(open_table(root.uri), FIRST) == 20
 
@@ -241,4 +241,4 @@ def test_a_compaction_of_a_closed_epoch_is_refused(root: Root) -> None:
     root.snapshot(10, 1, 2, 3)
     root.snapshot(20, 7, 8, epoch=2)
     with pytest.raises(FencedError):
-        compact_small_files(open_table(root.uri), FIRST, at_least=1)
+        compact(open_table(root.uri), FIRST, at_least=1)

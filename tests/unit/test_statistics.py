@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import quote_identifier
 
@@ -55,13 +55,13 @@ def merge(table: DeltaTable) -> None:
     commit.run(merger.when_not_matched_insert(values))
 
 
-def compact(table: DeltaTable) -> None:
+def compacted(table: DeltaTable) -> None:
     for lsn, row in ((2, ROWS.slice(0, 1)), (3, ROWS.slice(1))):
         SliceCommit(table, APP, LSN(lsn), None, 1).write(row, "append")
-    assert compact_small_files(table, APP, at_least=2) == 2
+    assert compact(table, APP, at_least=2) == 2
 
 
-@pytest.mark.parametrize("write", [snapshot, append, merge, compact])
+@pytest.mark.parametrize("write", [snapshot, append, merge, compacted])
 @pytest.mark.parametrize(
     "condition",
     [
@@ -81,7 +81,7 @@ def test_a_row_is_found_by_each_of_its_values(tmp_path: Path, write, condition: 
     assert pa.table(found)["id"].to_pylist() == [2]
 
 
-@pytest.mark.parametrize("write", [snapshot, append, merge, compact])
+@pytest.mark.parametrize("write", [snapshot, append, merge, compacted])
 def test_only_bounds_that_are_exact_and_short_stand_in_the_log(tmp_path: Path, write) -> None:
     written_by(write, tmp_path)
     log = sorted((tmp_path / "t" / "_delta_log").glob("*.json"))[-1].read_text()

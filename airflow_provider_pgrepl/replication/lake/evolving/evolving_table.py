@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.lake.delta.compaction import compact_small_files
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_nothing, commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
@@ -22,6 +21,7 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
 )
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 
@@ -68,7 +68,7 @@ class EvolvingTable:
         if changes:
             for handle in (self.table, self.history):
                 if handle is not None:
-                    compact_small_files(handle, self.app)
+                    compact(handle, self.app)
         return changes
 
     def _steps_done(self, timeline: RelationTimeline) -> int:

@@ -192,13 +192,13 @@ class FileRows:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         failed = ""
-        try:
-            with storage_errors(self.uri):
+        with storage_errors(self.uri):
+            try:
                 yield
-        except FileNotFoundError:
-            failed = "one of its files is gone"
-        except pa.ArrowException as error:
-            failed = f"one of its files cannot be read: {type(error).__name__}"
+            except FileNotFoundError:
+                failed = "one of its files is gone"
+            except pa.ArrowException as error:
+                failed = f"one of its files cannot be read: {type(error).__name__}"
         if failed:
             raise LakeTableError(f"{self.uri}: {failed}")
 

@@ -1,0 +1,126 @@
+"""Files of a lake table written again as fewer: small ones, and those of which many rows are gone.
+
+What is written for a change must not grow with the table. So files are joined by tiers: ten that are small
+make one of the next size, and each row is written once for each tier, however many there are. A file whose
+rows are marked one by one is written again when a quarter of them is gone: three rows at most for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.replication.config import MIB
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
+    bounded,
+    commit_properties,
+    fenced,
+    narrow_bounds,
+)
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
+    VersionTakenError,
+    can_commit,
+    commit_actions,
+)
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
+from airflow_provider_pgrepl.replication.lake.vectors.marking import added, removed
+
+_TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
+"""Sizes below which files are alike, in bytes; from the last on they are not small."""
+_PURGED_SHARE = 0.25
+_PURGED_BYTES = 64 * MIB
+"""Of how many bytes files are purged at once: the table's next changes wait for it."""
+
+
+@dataclass(frozen=True)
+class FileSize:
+    """What compaction looks at of a file: its bytes, and the share of its rows that is gone."""
+
+    bytes: int
+    gone: float
+
+    @property
+    def live_bytes(self) -> int:
+        return int(self.bytes * (1 - self.gone))
+
+
+def compact(table: DeltaTable, app: str, *, at_least: int = 10, gone_share: float = _PURGED_SHARE) -> int:
+    """Join small files once there are `at_least` of a size, and write those again of which so much is gone.
+
+    How many files went. Changes no row and not the position (`dataChange` is false), and leaves the table to
+    who has committed meanwhile. Raises FencedError when that was another writer of this pipeline, or when the
+    epoch is over, LakeTableError, LakeUnavailableError.
+    """
+    position = read_position(table, app)
+    if position is None or not can_commit(table):
+        return 0
+    rows = FileRows(table)
+    sizes = [FileSize(file.size, _share_gone(rows, number)) for number, file in enumerate(rows.files)]
+    chosen = files_to_compact(sizes, at_least, gone_share)
+    if not chosen:
+        return 0
+    written = _write(rows, chosen)
+    narrow_bounds(table, app, bounded(written, rows.schema))
+    actions = [
+        *(removed(rows.files[number], changes_data=False) for number in chosen),
+        *(added(file, changes_data=False) for file in written),
+    ]
+    commit = partial(
+        commit_actions, table, "OPTIMIZE", commit_properties(app, position, "compaction"), actions
+    )
+    try:
+        fenced(table, app, position, commit, passing=(VersionTakenError,))
+    except VersionTakenError:
+        table.update_incremental()
+        if table.transaction_version(app) != position:
+            raise FencedError(
+                f"{table.table_uri}: another process has written this table", FENCED_HINT
+            ) from None
+        return 0
+    return len(chosen)
+
+
+def files_to_compact(sizes: Sequence[FileSize], at_least: int, gone_share: float) -> list[int]:
+    """The numbers of the files to write again, in order."""
+    chosen = {number for number, size in enumerate(sizes) if size.gone == 1}
+    lower = 0
+    for upper in _TIERS:
+        tier = [number for number, size in enumerate(sizes) if lower <= size.live_bytes < upper]
+        if len(tier) >= at_least:
+            chosen |= {number for number, size in enumerate(sizes) if size.live_bytes < upper}
+        lower = upper
+    return sorted(chosen | _purged(sizes, chosen, gone_share))
+
+
+def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: float) -> set[int]:
+    """Those of which most is gone, up to so many bytes, but one at least."""
+    worth = [number for number, size in enumerate(sizes) if size.gone >= gone_share and size.gone > 0]
+    purged: set[int] = set()
+    total = 0
+    for number in sorted(set(worth) - set(chosen), key=lambda number: -sizes[number].gone):
+        if purged and total + sizes[number].live_bytes > _PURGED_BYTES:
+            break
+        purged.add(number)
+        total += sizes[number].live_bytes
+    return purged
+
+
+def _share_gone(rows: FileRows, number: int) -> float:
+    vector = rows.files[number].vector
+    return 0.0 if vector is None else vector.rows / max(rows.count(number), 1)
+
+
+def _write(rows: FileRows, chosen: Collection[int]) -> list[WrittenFile]:
+    above, _, folder = rows.uri.rstrip("/").rpartition("/")
+    with ParquetFiles(above, folder, rows.schema) as files:
+        for number in chosen:
+            for some in rows.all_of(number):
+                for batch in some.to_batches():
+                    files.write(batch)
+        return files.finish()

@@ -1,0 +1,55 @@
+"""Which files compaction writes again, and that what it writes does not grow with the table."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import FileSize, files_to_compact
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def whole(*sizes: int) -> list[FileSize]:
+    return [FileSize(size, 0.0) for size in sizes]
+
+
+def test_small_files_are_joined_once_there_are_enough_of_a_size() -> None:
+    assert files_to_compact(whole(*[KIB] * 9, 100 * MIB), 10, 0.25) == []
+    assert files_to_compact(whole(100 * MIB, *[KIB] * 10), 10, 0.25) == list(range(1, 11))
+
+
+def test_files_that_are_smaller_still_go_along() -> None:
+    sizes = whole(*[MIB] * 10, KIB, 3 * MIB, 100 * MIB)
+    assert files_to_compact(sizes, 10, 0.25) == list(range(11))
+
+
+def test_a_file_without_rows_goes_whatever_its_size() -> None:
+    assert files_to_compact([FileSize(100 * MIB, 1.0), FileSize(KIB, 0.0)], 10, 0.25) == [0]
+
+
+def test_files_of_which_much_is_gone_are_purged_the_worst_first_and_not_all_at_once() -> None:
+    sizes = [FileSize(100 * MIB, share) for share in (0.2, 0.3, 0.9, 0.5)]
+    assert files_to_compact(sizes, 10, 0.25) == [2, 3]
+    assert files_to_compact(sizes[:2], 10, 0.25) == [1]
+    assert files_to_compact(sizes[:1], 10, 0.25) == []
+
+
+def test_without_a_share_all_marked_files_are_purged() -> None:
+    sizes = [FileSize(MIB, 0.001), FileSize(MIB, 0.0)]
+    assert files_to_compact(sizes, 10, 0.0) == [0]
+
+
+@given(st.lists(st.integers(KIB, 200 * KIB), min_size=200, max_size=2000))
+def test_files_stay_few_and_each_byte_is_written_once_a_tier(batches: list[int]) -> None:
+    files: list[int] = []
+    written = 0
+    for size in batches:
+        files.append(size)
+        chosen = files_to_compact(whole(*files), 10, 0.25)
+        if chosen:
+            joined = sum(files[number] for number in chosen)
+            files = [size for number, size in enumerate(files) if number not in chosen] + [joined]
+            written += joined
+        assert len(files) <= 5 * 10 + sum(batches) // (16 * MIB)
+    assert written <= 6 * sum(batches)
