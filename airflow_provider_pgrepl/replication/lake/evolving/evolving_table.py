@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
 )
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, withdraw_vectors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 
@@ -66,10 +66,15 @@ class EvolvingTable:
             before = self.built = span.relation
         self._settle(timeline)
         if changes:
-            for handle in (self.table, self.history):
-                if handle is not None:
-                    compact(handle, self.app)
+            self._tidy()
         return changes
+
+    def _tidy(self) -> None:
+        if self.choices.policy.merge == "rewrite":
+            withdraw_vectors(self.table, self.app)
+        for handle in (self.table, self.history):
+            if handle is not None:
+                compact(handle, self.app)
 
     def _steps_done(self, timeline: RelationTimeline) -> int:
         """Up to which span the table has evolved already, by somebody who died before the changes."""

@@ -7,9 +7,10 @@ rows are marked one by one is written again when a quarter of them is gone: thre
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from deltalake import DeltaTable
 
@@ -29,7 +30,14 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lake.vectors.marking import added, removed
+from airflow_provider_pgrepl.replication.lake.vectors.marking import (
+    added,
+    has_vectors,
+    removed,
+    without_vectors,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
 """Sizes below which files are alike, in bytes; from the last on they are not small."""
@@ -65,25 +73,56 @@ def compact(table: DeltaTable, app: str, *, at_least: int = 10, gone_share: floa
     chosen = files_to_compact(sizes, at_least, gone_share)
     if not chosen:
         return 0
+    return len(chosen) if _rewrite(table, app, position, rows, chosen) else 0
+
+
+def withdraw_vectors(table: DeltaTable, app: str) -> bool:
+    """Write all files again of which rows are marked, and let readers in that know no deletion vectors.
+
+    Whether that was done; nothing is when there is nothing to withdraw, or when somebody has committed
+    meanwhile. Older versions of the table still want such readers. Raises what `compact` does.
+    """
+    position = read_position(table, app)
+    if position is None or not can_commit(table) or not has_vectors(table):
+        return False
+    rows = FileRows(table)
+    marked = [number for number, file in enumerate(rows.files) if file.vector is not None]
+    if not _rewrite(table, app, position, rows, marked, lambda: without_vectors(table)):
+        return False
+    # Whoever reads the newest version begins here, and meets no vector at all.
+    table.create_checkpoint()
+    with storage_errors(table.table_uri):
+        durable.flush_checkpoint(table.table_uri, int(table.version()))
+    return True
+
+
+def _rewrite(
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    rows: FileRows,
+    chosen: Collection[int],
+    more: Callable[[], list[dict[str, Any]]] = list,
+) -> bool:
+    """Write these files again, in one commit with `more` actions; whether nobody was faster."""
     written = _write(rows, chosen)
     narrow_bounds(table, app, bounded(written, rows.schema))
     actions = [
+        *more(),
         *(removed(rows.files[number], changes_data=False) for number in chosen),
         *(added(file, changes_data=False) for file in written),
     ]
-    commit = partial(
-        commit_actions, table, "OPTIMIZE", commit_properties(app, position, "compaction"), actions
-    )
+    properties = commit_properties(app, position, "compaction")
+    commit = partial(commit_actions, table, "OPTIMIZE", properties, actions)
     try:
         fenced(table, app, position, commit, passing=(VersionTakenError,))
     except VersionTakenError:
         table.update_incremental()
-        if table.transaction_version(app) != position:
-            raise FencedError(
-                f"{table.table_uri}: another process has written this table", FENCED_HINT
-            ) from None
-        return 0
-    return len(chosen)
+        if table.transaction_version(app) == position:
+            return False
+    else:
+        return True
+    raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
 
 
 def files_to_compact(sizes: Sequence[FileSize], at_least: int, gone_share: float) -> list[int]:

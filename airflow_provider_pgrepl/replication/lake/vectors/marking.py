@@ -64,6 +64,23 @@ def _allow_vectors(table: DeltaTable) -> list[dict[str, Any]]:
     return [{"protocol": protocol}, metadata_action(table, {_ENABLED: "true"})]
 
 
+def without_vectors(table: DeltaTable) -> list[dict[str, Any]]:
+    """Actions of a commit after which no file of the table has a vector, and its readers need know none."""
+    held = table.protocol()
+    log.info("%s has no deletion vectors from version %d on", table.table_uri, table.version() + 1)
+    readers = [name for name in held.reader_features or [] if name != FEATURE]
+    writers = [name for name in held.writer_features or [] if name != FEATURE]
+    features: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if readers:
+        features = {
+            "minReaderVersion": _READER,
+            "minWriterVersion": _WRITER,
+            "readerFeatures": readers,
+            "writerFeatures": writers,
+        }
+    return [{"protocol": features}, metadata_action(table, {_ENABLED: "false"})]
+
+
 def replace_rows(
     table: DeltaTable,
     app: str,
