@@ -68,7 +68,7 @@ def delta_statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
     least: dict[str, Bound] = {}
     most: dict[str, Bound] = {}
     nulls: dict[str, int] = {}
-    places = _places(metadata)
+    places = column_places(metadata)
     for name in boundable_columns(schema):
         groups = [
             metadata.row_group(group).column(places[name]).statistics
@@ -95,7 +95,7 @@ def _tells(file: Mapping[str, Any], name: str) -> bool:
     return name in file.get("minValues", {}) or is_empty
 
 
-def _places(metadata: pq.FileMetaData) -> dict[str, int]:
+def column_places(metadata: pq.FileMetaData) -> dict[str, int]:
     """Where Parquet has each plain column: a nested one takes as many places as it has leaves."""
     columns = (metadata.schema.column(index) for index in range(metadata.num_columns))
     # A leaf's path joins names by dots, which a plain column's name may hold as well.

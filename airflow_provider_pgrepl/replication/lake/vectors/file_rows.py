@@ -5,11 +5,12 @@ Reads only the columns that are asked for, and of those that only some rows are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +21,13 @@ from pyroaring import BitMap64
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import read_vector
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.delta.statistics import column_places
 from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
 from airflow_provider_pgrepl.replication.lake.vectors.search import Search
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 
 _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 64 << 10
+_ROWS_AT_ONCE = 256 << 10
 _NOWHERE = np.empty(0, np.int64)
 
 
@@ -55,6 +58,22 @@ class Places:
     def where(self, chosen: np.ndarray) -> Places:
         """Some of them, by a mask or by numbers."""
         return Places(self.file[chosen], self.row[chosen], self.which[chosen])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some row groups of a file, and the number of the first row of each."""
+
+    file: int
+    metadata: pq.FileMetaData
+    groups: list[int]
+    first: list[int]
+
+    def numbers(self) -> Ints:
+        """The numbers of the rows, as the file counts them."""
+        sizes = (self.metadata.row_group(number).num_rows for number in self.groups)
+        spans = [np.arange(first, first + size) for first, size in zip(self.first, sizes, strict=True)]
+        return np.concatenate(spans)
 
 
 class FileRows:
@@ -89,20 +108,23 @@ class FileRows:
     def find(self, wanted: pa.Table) -> Places:
         """Where the rows are that equal one of `wanted`, whose rows differ, in its columns."""
         search = self._search(wanted)
-        candidates = [number for number, file in enumerate(self.files) if search.may_be_in(file)]
-        with ThreadPoolExecutor(max(1, min(pa.cpu_count(), len(candidates)))) as threads:
-            found = list(threads.map(partial(self._find_in, search), candidates))
+        with ThreadPoolExecutor(max(1, pa.cpu_count())) as threads:
+            parts = [
+                part
+                for some in threads.map(partial(self._parts, search), self._may_hold(search))
+                for part in some
+            ]
+            found = list(threads.map(partial(self._find_in, search), parts))
         sizes = [len(rows) for rows, _ in found]
         return Places(
-            np.repeat(np.array(candidates, np.int64), sizes),
+            np.repeat(np.array([part.file for part in parts], np.int64), sizes),
             np.concatenate([_NOWHERE, *(rows for rows, _ in found)]),
             np.concatenate([_NOWHERE, *(which for _, which in found)]),
         )
 
     def bytes_that_may_hold(self, wanted: pa.Table) -> int:
         """The size of all files in which `find` would look."""
-        search = self._search(wanted)
-        return sum(file.size for file in self.files if search.may_be_in(file))
+        return sum(self.files[number].size for number in self._may_hold(self._search(wanted)))
 
     def rows(self, places: Places, names: Sequence[str]) -> pa.Table:
         """These columns of rows, in the order of their places."""
@@ -128,25 +150,54 @@ class FileRows:
     def _search(self, wanted: pa.Table) -> Search:
         return Search(wanted.cast(pa.schema([self.schema.field(name) for name in wanted.schema.names])))
 
-    def _find_in(self, search: Search, file: int) -> tuple[Ints, Ints]:
-        """Rows of a file, ascending, and for each the number of the wanted row that it equals."""
+    def _may_hold(self, search: Search) -> list[int]:
+        """The files in which the bounds that the log has leave room for one of the rows."""
+        bounds = [
+            [file.statistics.get(side, {}) for side in ("minValues", "maxValues")] for file in self.files
+        ]
+        return [number for number, (least, most) in enumerate(bounds) if search.may_be_between(least, most)]
+
+    def _parts(self, search: Search, file: int) -> list[_Part]:
+        """The row groups of a file that may hold one of the rows, some at once."""
         with self._reading(), self._open(file) as parquet:
-            rows, which = search.by_one_column(lambda name: self._read(parquet, [name])[name])
-            rows, which = self._without_gone(file, rows, which)
+            metadata = parquet.metadata
+        places = {name: at for name, at in column_places(metadata).items() if name in search.bounded}
+        wanted_rows = max(_ROWS_AT_ONCE, 2 * len(search.wanted))
+        parts: list[_Part] = []
+        first, taken = 0, wanted_rows
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if search.may_be_between(*_bounds(group, places)):
+                if taken >= wanted_rows:
+                    parts.append(_Part(file, metadata, [], []))
+                    taken = 0
+                parts[-1].groups.append(number)
+                parts[-1].first.append(first)
+                taken += group.num_rows
+            first += group.num_rows
+        return parts
+
+    def _find_in(self, search: Search, part: _Part) -> tuple[Ints, Ints]:
+        """Rows of a part of a file, ascending, and for each the number of the wanted row that it equals."""
+        numbers = part.numbers()
+        with self._reading(), self._open(part.file, part.metadata) as parquet:
+            read = partial(self._read, parquet, groups=part.groups)
+            rows, which = search.candidates(len(numbers), lambda name: read([name])[name])
+            stays = self._is_there(part.file, numbers[rows])
+            rows, which = rows[stays], which[stays]
             if search.is_exact or len(rows) == 0:
-                return rows, which
-            values = self._read_rows(parquet, rows, search.wanted.schema.names)
+                return numbers[rows], which
+            values = self._read_rows(parquet, numbers[rows], search.wanted.schema.names)
         which = match_rows(values, search.wanted)
-        return rows[which >= 0], which[which >= 0]
+        return numbers[rows[which >= 0]], which[which >= 0]
 
     def _gone_rows(self, file: int) -> Ints:
         return np.asarray(self.gone(file).to_array(), np.int64)
 
-    def _without_gone(self, file: int, rows: Ints, which: Ints) -> tuple[Ints, Ints]:
+    def _is_there(self, file: int, rows: Ints) -> np.ndarray[Any, np.dtype[np.bool_]]:
         if len(rows) == 0 or self.files[file].vector is None:
-            return rows, which
-        stays = ~np.isin(rows, self._gone_rows(file), assume_unique=True)
-        return rows[stays], which[stays]
+            return np.ones(len(rows), np.bool_)
+        return ~np.isin(rows, self._gone_rows(file), assume_unique=True)
 
     def _take(self, file: int, rows: Ints, names: Sequence[str]) -> pa.Table:
         with self._reading(), self._open(file) as parquet:
@@ -163,10 +214,7 @@ class FileRows:
             parts.append(self._read(parquet, names, [group]).take(pa.array(within)))
         return pa.concat_tables(parts)
 
-    def _read(
-        self, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int] | None = None
-    ) -> pa.Table:
-        groups = range(parquet.num_row_groups) if groups is None else groups
+    def _read(self, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]) -> pa.Table:
         count = sum(parquet.metadata.row_group(number).num_rows for number in groups)
         held = [name for name in names if name in parquet.schema_arrow.names]
         return self._aligned(parquet.read_row_groups(list(groups), columns=held), count, names)
@@ -183,10 +231,10 @@ class FileRows:
         return pa.table(columns, schema)
 
     @contextmanager
-    def _open(self, file: int) -> Iterator[pq.ParquetFile]:
+    def _open(self, file: int, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
         source = self._filesystem.open_input_file(f"{self._root}/{self.files[file].path}")
         # Spark writes moments as it always has; in nanoseconds they would not all fit.
-        with source, pq.ParquetFile(source, coerce_int96_timestamp_unit="us") as parquet:
+        with source, pq.ParquetFile(source, metadata=metadata, coerce_int96_timestamp_unit="us") as parquet:
             yield parquet
 
     @contextmanager
@@ -207,3 +255,13 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
+
+
+def _bounds(group: pq.RowGroupMetaData, places: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Least and greatest values of columns in a row group, as far as it says."""
+    least, most = dict[str, Any](), dict[str, Any]()
+    for name, place in places.items():
+        told = group.column(place).statistics
+        if told is not None and told.has_min_max:
+            least[name], most[name] = told.min, told.max
+    return least, most

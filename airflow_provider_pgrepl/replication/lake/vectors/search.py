@@ -1,18 +1,19 @@
-"""What rows are looked for in data files: which files may have any, and which of their rows may be some."""
+"""What rows are looked for in data files: where there may be any, and which of the rows there may be some."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
 from airflow_provider_pgrepl.replication.lake.row_codes import Ints
 
-_NOTHING = np.empty(0, np.int64)
+_FEW = 1 << 10
+"""So many candidates, or twice the rows that are wanted, are few enough to read them whole."""
 
 
 class Search:
@@ -20,16 +21,14 @@ class Search:
 
     def __init__(self, wanted: pa.Table) -> None:
         self.wanted = wanted
-        self._telling = self._telling_column()
 
     @property
     def is_exact(self) -> bool:
-        """Whether `by_one_column` tells all: there is no other column."""
-        return self._telling is not None and self.wanted.num_columns == 1
+        """Whether `candidates` tells all: there is but one column, of a type whose equality is Arrow's."""
+        return self.wanted.num_columns == 1 and len(self._plain) == 1
 
-    def may_be_in(self, file: LiveFile) -> bool:
-        """Whether the bounds that the log has of a file leave room for one of the rows."""
-        least, most = (file.statistics.get(side, {}) for side in ("minValues", "maxValues"))
+    def may_be_between(self, least: Mapping[str, Any], most: Mapping[str, Any]) -> bool:
+        """Whether there may be one of the rows where columns of integers have these bounds."""
         for name, values in self._integers.items():
             if name in least and name in most:
                 first = np.searchsorted(values, least[name])
@@ -37,26 +36,31 @@ class Search:
                     return False
         return len(self.wanted) > 0
 
-    def by_one_column(self, read: Callable[[str], pa.ChunkedArray]) -> tuple[Ints, Ints]:
-        """The rows of a file, ascending, that may be wanted; and which, if `is_exact`, they are.
+    @property
+    def bounded(self) -> list[str]:
+        """The columns whose bounds `may_be_between` looks at."""
+        return list(self._integers)
 
-        `read` gives a column of the file, all of its rows.
+    def candidates(self, count: int, read: Callable[[str], pa.ChunkedArray]) -> tuple[Ints, Ints]:
+        """Those of `count` rows, ascending, that may be wanted; and which, if `is_exact`, they are, else -1.
+
+        `read` gives one of the columns. No more are read than it takes until few rows are left.
         """
-        if self._telling is None:
-            count = len(read(self.wanted.schema.names[0]))
-            return np.arange(count), np.full(count, -1, np.int64)
-        values = read(self._telling)
-        found = pc.index_in(values, self._value_set) if self.is_exact else pc.is_in(values, self._value_set)
-        if not self.is_exact:
-            rows = pc.indices_nonzero(found).to_numpy().astype(np.int64)
-            return rows, np.full(len(rows), -1, np.int64)
-        rows = np.flatnonzero(found.is_valid().to_numpy())
-        which = found.drop_null().to_numpy().astype(np.int64)
-        return (rows, which) if len(rows) else (_NOTHING, _NOTHING)
+        if self.is_exact:
+            found = pc.index_in(read(self._plain[0]), self._values(self._plain[0]))
+            rows = np.flatnonzero(found.is_valid().to_numpy())
+            return rows, found.drop_null().to_numpy().astype(np.int64)
+        may_be = np.ones(count, np.bool_)
+        left = count
+        for name in self._plain:
+            may_be &= pc.is_in(read(name), self._values(name)).to_numpy()
+            left = int(may_be.sum())
+            if left <= max(_FEW, 2 * len(self.wanted)):
+                break
+        return np.flatnonzero(may_be), np.full(left, -1, np.int64)
 
-    @cached_property
-    def _value_set(self) -> pa.Array:
-        return self.wanted[self._telling].combine_chunks()
+    def _values(self, name: str) -> pa.Array:
+        return self.wanted[name].combine_chunks()
 
     @cached_property
     def _integers(self) -> dict[str, Ints]:
@@ -67,11 +71,13 @@ class Search:
             if pa.types.is_signed_integer(field.type) and self.wanted[field.name].null_count == 0
         }
 
-    def _telling_column(self) -> str | None:
-        """The column that tells most rows apart; equality of nested and of floating values is not Arrow's."""
+    @cached_property
+    def _plain(self) -> list[str]:
+        """The columns by whose values rows can be told apart, those first that tell most; equality of nested
+        and of floating values is not Arrow's."""
         plain = [
             field.name
             for field in self.wanted.schema
             if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
         ]
-        return max(plain, key=lambda name: len(self.wanted[name].unique()), default=None)
+        return sorted(plain, key=lambda name: -len(self.wanted[name].unique()))
