@@ -74,6 +74,26 @@ def killed_while_it_runs(real: Any) -> Any:
     return run
 
 
+def killed_before_its_log_entry(real: Any) -> Any:
+    def run(*arguments: Any) -> Any:
+        from airflow_provider_pgrepl.replication.lake.delta import log_entry
+
+        log_entry.put_commit = die  # type: ignore[assignment, attr-defined]
+        return real(*arguments)
+
+    return run
+
+
+def killed_after_its_log_entry(real: Any) -> Any:
+    def run(*arguments: Any) -> Any:
+        from airflow_provider_pgrepl.replication.lake.delta import log_entry
+
+        after(log_entry, "put_commit")
+        return real(*arguments)
+
+    return run
+
+
 def killed_when_it_has_run(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
         result = real(*arguments)
@@ -97,6 +117,8 @@ POINTS: dict[str, Callable[[], None]] = {
     "parts written": lambda: before(ChangelogWriter, "append"),
     "durable and not told": lambda: after(ChangelogWriter, "append"),
     "merging": lambda: in_workers(killed_while_it_runs),
+    "rows marked and not committed": lambda: in_workers(killed_before_its_log_entry),
+    "rows marked and committed": lambda: in_workers(killed_after_its_log_entry),
     "one table applied": lambda: in_workers(killed_when_it_has_run),
     "all tables applied": lambda: before(points.Points, "append"),
     "snapshot of one table committed": lambda: after(snapshot_copy, "commit_snapshot"),

@@ -17,9 +17,13 @@ DYING = Path(__file__).with_name("dying.py")
 
 
 @pytest.fixture
-def replicated(spark, dsn, tmp_path: Path) -> InProcess:
+def replicated(spark, dsn, tmp_path: Path, request: pytest.FixtureRequest) -> InProcess:
+    """`request.param`, if any: the strategy by which its tables are merged."""
     execute(dsn, *SETUP)
-    return InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, snapshot_range_bytes=65536)
+    merge = getattr(request, "param", "auto")
+    return InProcess(
+        spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, snapshot_range_bytes=65536, merge=merge
+    )
 
 
 def run_until_killed(
@@ -52,15 +56,19 @@ def assert_whole(replicated: InProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "point",
+    ("replicated", "point"),
     [
-        "receiving",
-        "parts written",
-        "durable and not told",
-        "merging",
-        "one table applied",
-        "all tables applied",
+        ("rewrite", "receiving"),
+        ("rewrite", "parts written"),
+        ("rewrite", "durable and not told"),
+        ("rewrite", "merging"),
+        ("merge_on_read", "rows marked and not committed"),
+        ("merge_on_read", "rows marked and committed"),
+        ("rewrite", "one table applied"),
+        ("merge_on_read", "one table applied"),
+        ("merge_on_read", "all tables applied"),
     ],
+    indirect=["replicated"],
 )
 def test_replication_killed_at(point, replicated, dsn, monkeypatch):
     replicated.snapshot()
@@ -116,6 +124,7 @@ def test_one_table_after_another_is_added_and_taken_anew_by_runs_that_are_killed
     assert_whole(replicated)
 
 
+@pytest.mark.parametrize("replicated", ["rewrite", "merge_on_read"], indirect=True)
 def test_replication_killed_at_random_times(replicated, dsn):
     replicated.snapshot()
     chance = random.Random()

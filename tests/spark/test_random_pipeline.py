@@ -78,6 +78,7 @@ class Ordeal:
             batch_bytes=chance.choice((1 << 14, 1 << 24)),
             slice_bytes=chance.choice((1, 1 << 12, 1 << 24)),
             snapshot_range_bytes=chance.choice((8192, 1 << 20)),
+            merge=chance.choice(("auto", "rewrite", "merge_on_read", "merge_on_read")),
         )
         self.workload = Workload(dsn, self.tables, seed)
 
