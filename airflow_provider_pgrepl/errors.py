@@ -22,7 +22,8 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ TruncatedError              TRUNCATE, where `truncate` is `error`      (table)
     ├─ GapError                    a transaction was skipped that may have changed it  (table)
     ├─ ChangelogError              the changelog is newer, or lacks what is needed
-    │  └─ NoChangelogError         there is none yet
+    │  ├─ NoChangelogError         there is none yet
+    │  └─ ChangelogFileGoneError   a file of it went while it was read        (retry)
     ├─ FencedError                 another process took this one's place      (retry)
     ├─ StateError                  the `_pgrepl` schema
     ├─ LakeError                   the lake cannot be reached or is somebody else's
@@ -225,6 +226,12 @@ class ChangelogError(PgReplError):
 
 class NoChangelogError(ChangelogError):
     """There is no changelog: no epoch has begun."""
+
+
+class ChangelogFileGoneError(ChangelogError):
+    """A changelog file is not there: its hour was dropped or joined since it was listed, or it is lost."""
+
+    retry = Retry.TIMED
 
 
 class FencedError(PgReplError):

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.errors import ChangelogFileGoneError
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_storage, read_parquet
 
@@ -47,7 +47,9 @@ def _first_in_file(filesystem: pafs.FileSystem, path: str, moment: datetime) -> 
     try:
         rows = read_parquet(filesystem, path, columns)
     except FileNotFoundError:
-        raise ChangelogError("a changelog file is gone", "read again: old hours were just dropped") from None
+        raise ChangelogFileGoneError(
+            "a changelog file is gone", "read again: an hour was just joined or dropped"
+        ) from None
     later = rows.filter(pc.greater(rows["commit_ts"], pa.scalar(moment, _TIME)))
     found: int | None = pc.min(later["commit_lsn"]).as_py()
     return found

@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import ChangelogError, LakeUnavailableError, NoChangelogError
+from airflow_provider_pgrepl.errors import ChangelogFileGoneError, LakeUnavailableError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -131,7 +131,7 @@ def file_of_action(add: dict[str, object]) -> ChangelogFile:
     low, high = stats["minValues"], stats["maxValues"]
     return ChangelogFile(
         str(add["path"]),
-        _value_bytes(str(add["path"])),
+        value_bytes(str(add["path"])),
         LSN(low["commit_lsn"]),
         LSN(high["commit_lsn"]),
         low["relation_id"],
@@ -139,8 +139,8 @@ def file_of_action(add: dict[str, object]) -> ChangelogFile:
     )
 
 
-def _value_bytes(path: str) -> int:
-    """A file's values, uncompressed: the writer puts that into the name."""
+def value_bytes(path: str) -> int:
+    """A file's values in bytes, uncompressed: the writer puts that into the name. Raises ValueError."""
     return int(path.rpartition("-")[2].removesuffix(".parquet"))
 
 
@@ -155,7 +155,7 @@ def live_files(table: DeltaTable, epoch: Epoch, above_lsn: LSN) -> list[Changelo
     return [
         ChangelogFile(
             row["path"],
-            _value_bytes(row["path"]),
+            value_bytes(row["path"]),
             LSN(row["min.commit_lsn"]),
             LSN(row["max.commit_lsn"]),
             row["min.relation_id"],
@@ -202,8 +202,10 @@ def _read_file(
     try:
         source = filesystem.open_input_file(path)
     except FileNotFoundError:
-        raise ChangelogError(
-            "a changelog file is gone", "resnapshot the tables that lag: pgrepl status FILE.json names them"
+        raise ChangelogFileGoneError(
+            "a changelog file is gone",
+            "run it again: an hour may just have been joined or dropped. If it stays, resnapshot the tables"
+            " that lag, which pgrepl status FILE.json names",
         ) from None
     with source, pq.ParquetFile(source) as file:
         column = file.schema_arrow.get_field_index("relation_id")

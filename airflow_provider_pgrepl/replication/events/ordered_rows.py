@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from airflow_provider_pgrepl.errors import ChangelogError
+from airflow_provider_pgrepl.errors import ChangelogError, ChangelogFileGoneError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
 from airflow_provider_pgrepl.replication.events.position import EventPosition
@@ -128,7 +128,9 @@ def _read(filesystem: pafs.FileSystem, root: str, path: str, columns: list[str] 
     try:
         return read_parquet(filesystem, f"{root}/{path}", columns or ROW_SCHEMA.names)
     except FileNotFoundError:
-        raise ChangelogError("a changelog file is gone", "read again: old hours were just dropped") from None
+        raise ChangelogFileGoneError(
+            "a changelog file is gone", "read again: an hour was just joined or dropped"
+        ) from None
 
 
 def _between(rows: pa.Table, piece: _Piece) -> pa.Table:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
+    ChangelogFileGoneError,
     DriftError,
     TransformError,
     ValueRangeError,
@@ -111,11 +112,19 @@ class OrderedReader(Generic[Made]):
         self.fault = None
         try:
             with changelog_errors():
-                return self._read_next()
+                return self._read_kept()
         except BaseException:
             # What was being read is not read to its end: the next time begins after the position again.
             self._begin_again()
             raise
+
+    def _read_kept(self) -> list[Made] | None:
+        try:
+            return self._read_next()
+        except ChangelogFileGoneError:
+            # An hour was joined or dropped since its files were listed. What is listed now is there, or lost.
+            self._begin_again()
+            return self._read_next()
 
     def leave_out(self, tables: TableGroup) -> None:
         """Tables whose changes are not wanted from here on, beside no others: each call says all of them."""
