@@ -55,7 +55,12 @@ def parquet_files(folder: Path) -> set[str]:
 
 def eager(lake: Path, **settings: float) -> Maintenance:
     return Maintenance(
-        pipeline(lake, **settings), grace=NOTHING, orphan_age=DAY, log_age=NOTHING, hold=NOTHING
+        pipeline(lake, **settings),
+        grace=NOTHING,
+        changelog_grace=NOTHING,
+        orphan_age=DAY,
+        log_age=NOTHING,
+        hold=NOTHING,
     )
 
 
@@ -253,15 +258,15 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
     part = writer.write_part(pa.Table.from_pylist([change], ROW_SCHEMA))
     lsns = {"durable_lsn": LSN(11), "first_lsn": LSN(10), "last_lsn": LSN(10)}
     writer.append([part], **lsns, last_commit_us=0)
-    before = writer.version - 1
+    before = writer.version
     later = datetime.now(UTC) + timedelta(hours=3)
     maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
 
     assert maintenance.run(later, needed_above={1: 9}, reader_version=writer.version) == MaintenanceResult()
     done = maintenance.run(later, needed_above={1: 10}, reader_version=before)
-    assert done == MaintenanceResult(changelog_files=1), "a reader has yet to come to its commit"
+    assert done == MaintenanceResult(changelog_files=1), "a reader may have listed it before"
     assert maintenance.run(later).files == 0
-    assert maintenance.run(later, reader_version=writer.version).files == 1
+    assert maintenance.run(later, reader_version=before + 1).files == 1
     assert not (tmp_path / "_pgrepl/changelog" / part.hour).exists()
     writer.record_keepalive(LSN(20))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 
 import pyarrow as pa
 
@@ -18,6 +19,9 @@ EPOCH_APP = "pgrepl-epoch"
 DURABLE_APP = "pgrepl-durable-lsn"
 PUBLISHED_APP = "pgrepl-published"
 """Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
+UPKEEP_APP = "pgrepl-upkeep"
+"""Delta app id of whoever takes files out of the list; its version counts commits. Of two at a time one is
+refused, which Delta does not do by itself where no row changes."""
 
 STANDING_ORDINAL = -2
 """Of an op `R` that no transaction brought: it stands right before the one at its commit LSN."""
@@ -28,6 +32,11 @@ _NONE = LSN(0)
 def floor_app(epoch: int) -> str:
     """Delta app id whose version is the epoch's floor: the highest commit LSN that retention has dropped."""
     return f"pgrepl-floor-lsn:{epoch}"
+
+
+def hour_of(moment: datetime) -> str:
+    """The partition of what is received at a moment, which is one of UTC: as `2026-01-31T23`."""
+    return moment.strftime("%Y-%m-%dT%H")
 
 
 METADATA_KEY = "pgrepl"

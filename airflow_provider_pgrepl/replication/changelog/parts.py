@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA, hour_of
 from airflow_provider_pgrepl.replication.storage import durable, open_storage
 
 _ROW_GROUP_ROWS = 65_536
@@ -36,10 +37,10 @@ class Part:
     relations: frozenset[int]
     hour: str
 
-    def add_action(self) -> AddAction:
-        """What a commit says of it."""
+    def add_action(self, *, changes_data: bool = True) -> AddAction:
+        """What a commit says of it; `changes_data`: whether its rows are new."""
         now = int(time.time() * 1000)
-        return AddAction(self.path, self.size, {PARTITION: self.hour}, now, True, self.stats)
+        return AddAction(self.path, self.size, {PARTITION: self.hour}, now, changes_data, self.stats)
 
 
 class PartFolder:
@@ -50,13 +51,14 @@ class PartFolder:
         self._filesystem, self._root = open_storage(uri)
         self._folders: set[str] = set()
 
-    def write(self, rows: pa.Table) -> Part:
+    def write(self, rows: pa.Table, hour: str | None = None) -> Part:
         """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation, onto the disk.
 
+        `hour`: in which they were received, as the partition says it; the present one when not given.
         Raises OSError.
         """
         rows, relations, bounds = _sort_by_relation(rows)
-        hour = datetime.now(UTC).strftime("%Y-%m-%dT%H")
+        hour = hour or hour_of(datetime.now(UTC))
         # Readers bound their memory by the values' size, which a compressed file does not tell.
         path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
         self._make_folder(hour)
@@ -69,6 +71,12 @@ class PartFolder:
             raise
         size = self._filesystem.get_file_info(f"{self._root}/{path}").size
         return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete what no commit will hold, as far as the storage lets us."""
+        for part in parts:
+            with suppress(OSError):
+                self._filesystem.delete_file(f"{self._root}/{part.path}")
 
     def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> None:
         with (

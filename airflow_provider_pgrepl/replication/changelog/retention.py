@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +9,18 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import RemoveAction
+from deltalake import DeltaTable, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ChangelogError
-from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, changelog_uri, floor_app
-from airflow_provider_pgrepl.replication.storage import durable, open_delta
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    PARTITION,
+    changelog_uri,
+    floor_app,
+    hour_of,
+)
+from airflow_provider_pgrepl.replication.changelog.upkeep import removal, replace_files
+from airflow_provider_pgrepl.replication.storage import open_delta
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
@@ -40,7 +44,7 @@ def drop_expired(
     a file with a later change stays, and with it its hour and all hours after. An epoch before all of these
     is over, and so is the right to it. Without any, nothing goes.
 
-    The commit carries the new floor of each epoch, under an app id that is not the receiver's, so that it
+    The commit carries the new floor of each epoch, under app ids that are not the receiver's, so that it
     does not fence that. The files stay until a vacuum.
     Raises ChangelogError.
     """
@@ -74,7 +78,7 @@ def _files_by_hour(table: DeltaTable) -> dict[str, list[dict[str, Any]]]:
 
 
 def _is_past(hour: str, before: datetime) -> bool:
-    return hour < before.strftime("%Y-%m-%dT%H")
+    return hour < hour_of(before)
 
 
 def _is_needed(file: Mapping[str, Any], needed_above: Mapping[int, int]) -> bool:
@@ -99,27 +103,5 @@ def _floors(table: DeltaTable, files: list[dict[str, Any]]) -> list[Transaction]
 
 
 def _remove(table: DeltaTable, files: list[dict[str, Any]]) -> None:
-    now = int(time.time() * 1000)
-    # Not as a change of data: deltalake refuses every append through a handle that is older than such a
-    # commit, and the receiver, which cannot tell that from a fence, would end.
-    removes = [
-        RemoveAction(file["path"], False, now, file["size_bytes"], {PARTITION: file[_HOUR]}) for file in files
-    ]
-    try:
-        table.create_write_transaction(
-            removes,
-            mode="append",
-            schema=table.schema(),
-            partition_by=[PARTITION],
-            commit_properties=CommitProperties(
-                custom_metadata={_RETENTION_METADATA: str(len(removes))},
-                app_transactions=_floors(table, files),
-            ),
-        )
-        durable.flush_newest(table.table_uri)
-    except CommitFailedError as error:
-        raise ChangelogError(
-            "the changelog was being rewritten while old hours were to go", "they go the next time"
-        ) from error
-    except (DeltaError, OSError) as error:
-        raise ChangelogError(f"old hours cannot be dropped: {type(error).__name__}") from error
+    removes = [removal(file["path"], file["size_bytes"], file[_HOUR]) for file in files]
+    replace_files(table, removes, told={_RETENTION_METADATA: str(len(removes))}, apps=_floors(table, files))

@@ -1,4 +1,5 @@
-"""Keeping a lake small: points, hours of the changelog, files and log entries that nobody needs go."""
+"""Keeping a lake small: points, hours of the changelog, files and log entries that nobody needs go, and the
+changelog's small files are joined."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.changelog.compaction import join_closed_hours
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 
 GRACE = timedelta(minutes=15)
 """How long a file outlives its removal, for readers of a table's newest version."""
+CHANGELOG_GRACE = timedelta(hours=3)
+"""The same for one of the changelog: longer than a table's merge, whose files are known, waits for its turn."""
 ORPHAN_AGE = timedelta(days=7)
 """When a file that no commit names is a dead writer's: later than the longest copy of a table may take."""
 HOLD = timedelta(minutes=2)
@@ -46,10 +50,14 @@ _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 @dataclass
 class MaintenanceResult:
-    """What one run took away; `failed` holds the error of each place that could not be seen to."""
+    """What one run took away; `failed` holds the error of each place that could not be seen to.
+
+    `changelog_files` went with their hours, `joined_files` into others with the same rows.
+    """
 
     points: int = 0
     changelog_files: int = 0
+    joined_files: int = 0
     files: int = 0
     log_entries: int = 0
     failed: dict[str, PgReplError] = field(default_factory=dict)
@@ -66,12 +74,14 @@ class Maintenance:
         pipeline: Pipeline,
         *,
         grace: timedelta = GRACE,
+        changelog_grace: timedelta = CHANGELOG_GRACE,
         orphan_age: timedelta = ORPHAN_AGE,
         log_age: timedelta = LOG_AGE,
         hold: timedelta = HOLD,
     ) -> None:
         self._pipeline = pipeline
         self._grace, self._orphan_age, self._log_age = grace, orphan_age, log_age
+        self._changelog_grace = changelog_grace
         self._files: dict[str, TableFiles] = {}
         self._let_go = LetGo(hold)
         self._hold = hold
@@ -101,12 +111,15 @@ class Maintenance:
                 with _failing_alone(_CHANGELOG, done):
                     dropped = drop_expired(self._pipeline.lake_root, hours, needed, now)
                     done.changelog_files += dropped.files
+        with _failing_alone(_CHANGELOG, done):
+            done.joined_files = join_closed_hours(self._pipeline.lake_root, now).files
         if reader_version is not None:
             with _failing_alone(_CHANGELOG, done):
                 self._maintain_changelog(reader_version, done, now)
         log.info(
-            "maintenance took away %d points, %d changelog files from its list, %d files, %d log entries",
-            *(done.points, done.changelog_files, done.files, done.log_entries),
+            "maintenance took away %d points, %d changelog files from its list, %d files, %d log entries;"
+            " it joined %d changelog files",
+            *(done.points, done.changelog_files, done.files, done.log_entries, done.joined_files),
         )
         return done
 
@@ -187,12 +200,13 @@ class Maintenance:
         done.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
     def _maintain_changelog(self, reader_version: int, done: MaintenanceResult, now: datetime) -> None:
-        files = self._files_of(_CHANGELOG)
+        files, grace = self._files_of(_CHANGELOG), self._changelog_grace
         done.files += files.vacuum(
-            (), now, grace=self._grace, orphan_age=self._orphan_age, unread_after=reader_version
+            (), now, grace=grace, orphan_age=self._orphan_age, unread_after=reader_version
         )
         files.checkpoint(_CHANGELOG_CHECKPOINT)
-        done.log_entries += files.clean_log(reader_version, now, age=self._log_age)
+        # The log tells what was taken out, and when, also to a process that begins meanwhile.
+        done.log_entries += files.clean_log(reader_version, now, age=max(self._log_age, grace))
 
     def _files_of(self, path: str) -> TableFiles:
         if path not in self._files:

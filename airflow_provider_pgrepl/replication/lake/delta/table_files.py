@@ -107,7 +107,7 @@ class TableFiles:
 
         A file also stays for `grace` after its removal: for those who opened the newest version before, and
         for a version that is to be kept and not yet known to be. `unread_after` is for a table that is read
-        commit by commit: what was added after that version stays, whatever became of it. What no commit has
+        commit by commit: what that version still has stays, and all that came later. What no commit has
         named may be a writer's unfinished work, and stays until it is `orphan_age` old.
         """
         with _readable(self._uri):
@@ -120,7 +120,7 @@ class TableFiles:
                 if life is None:
                     return written < now - orphan_age
                 removed_early = life.removed_ms < (now - grace).timestamp() * 1000
-                return removed_early and life.added <= unread and not life.holds_any(versions)
+                return removed_early and life.removed <= unread and not life.holds_any(versions)
 
             present = dict(self._present())
             doomed = [path for path, at in present.items() if path not in self._live and is_over(path, at)]
