@@ -112,7 +112,7 @@ class Trial:
         _wait_applied(applier, end)
 
     def _time(self, source: Source, pipeline: Pipeline, applier: Applier) -> float:
-        with applier.batch_lock:
+        with applier.held():
             self.kind.fill(source, self.inserts, self.updates)
             end = source.end_lsn()
             with pipelines.receiving(source.dsn, pipeline) as receiver:

@@ -6,10 +6,11 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 
 Infinity = Literal["error", "null", "sentinel"]
 NumericNan = Literal["error", "null"]
@@ -82,7 +83,9 @@ class TablePolicy:
     whether deleted rows go, or stay and are marked. `history`: whether past versions of rows are kept in a
     table of their own. `on_drift`: whether the lake table follows a safe change of shape, follows but leaves
     added columns out, or stops. `merge`: whether a change rewrites the files that it touches, or marks rows
-    in them as gone and adds a file beside them; `auto`: whichever writes less.
+    in them as gone and adds a file beside them; `auto`: whichever writes less. `freshness_s`: how long after
+    the last merge changes are merged at the earliest. While more than `write_amplification` bytes were
+    written for a byte of change, over an hour, they may wait for `max_staleness_s`.
     """
 
     truncate: Truncate = "apply"
@@ -90,6 +93,9 @@ class TablePolicy:
     history: bool = False
     on_drift: OnDrift = "evolve"
     merge: Merge = "auto"
+    freshness_s: float = 1.0
+    max_staleness_s: float = 60.0
+    write_amplification: float = 20.0
 
     @property
     def follows_keys(self) -> bool:
@@ -127,11 +133,8 @@ def overrides(field: str, owner: str, given: object, allowed: Mapping[str, Any])
     for key, value in given.items():
         if key not in allowed:
             raise ConfigError(f"{field}: {owner} has unknown key {key!r}", hints.known_keys([key], allowed))
-        hint = allowed[key]
-        fits = isinstance(value, bool) if hint is bool else value in get_args(hint)
-        if not fits:
-            wanted = "true or false" if hint is bool else "one of " + ", ".join(map(repr, get_args(hint)))
-            raise ConfigError(f"{field}: {key} of {owner}: {value!r} must be {wanted}")
+        if not is_of(value, allowed[key]):
+            raise ConfigError(f"{field}: {key} of {owner}: {value!r} must be {describe(allowed[key])}")
     return given
 
 

@@ -64,6 +64,9 @@ class Pipeline:
     history: bool = False
     on_drift: OnDrift = "evolve"
     merge: Merge = "auto"
+    freshness_s: float = 1.0
+    max_staleness_s: float = 60.0
+    write_amplification: float = 20.0
     new_tables: NewTables = "add"
     event_trigger: bool = False
     trust_table_owners: bool = False
@@ -81,6 +84,7 @@ class Pipeline:
     batch_bytes: int = 256 * MIB
     slice_bytes: int = 128 * MIB
     changelog_retention_h: float = 168.0
+    points_every_s: float = 60.0
     points_keep_all_h: float = 1.0
     points_thin_min: float = 10.0
     points_keep_h: float = 168.0

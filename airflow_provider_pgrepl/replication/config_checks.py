@@ -30,6 +30,7 @@ _NAME_BYTES = 63
 # Beyond these, times cannot be reckoned with; a number of anything else counts in floats to here.
 _MOST = {"h": 876_000, "s": 1_000_000_000}
 _MOST_OF_ALL = 2**53
+_MAY_BE_ZERO = {"trigger_interval_s", "reconnect_s", "freshness_s"}
 _TYPES_REFERENCE = "see Choices in docs/reference/types.md"
 
 
@@ -57,6 +58,7 @@ def check_settings(pipeline: Pipeline) -> None:
     _check_tables(pipeline)
     _check_numbers(pipeline)
     _check_choices(pipeline)
+    _check_paces(pipeline)
     _check_publishers(pipeline)
 
 
@@ -130,18 +132,35 @@ def _check_tables(pipeline: Pipeline) -> None:
 
 
 def _check_numbers(pipeline: Pipeline) -> None:
-    may_be_zero = {"trigger_interval_s", "reconnect_s"}
     for name, value in vars(pipeline).items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if is_number and value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
-            raise ConfigError(f"{name}: must not be more than {most}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{name}: {value} is not a finite number")
-        if is_number and (value < 0 or (value == 0 and name not in may_be_zero)):
-            least = "must not be negative" if name in may_be_zero else "must be greater than 0"
-            raise ConfigError(f"{name}: {value} {least}")
+        _check_number(name, name, value)
     if pipeline.points_keep_h > pipeline.changelog_retention_h:
         raise ConfigError("points_keep_h: must not be longer than changelog_retention_h")
+
+
+def _check_number(where: str, name: str, value: object) -> None:
+    """Of a setting, if it is one."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
+        raise ConfigError(f"{where}: must not be more than {most}")
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: {value} is not a finite number")
+    if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
+        least = "must not be negative" if name in _MAY_BE_ZERO else "must be greater than 0"
+        raise ConfigError(f"{where}: {value} {least}")
+
+
+def _check_paces(pipeline: Pipeline) -> None:
+    """Of all tables, and of those that have their own."""
+    for table, given in ((None, {}), *pipeline.per_table.items()):
+        own = {name: given.get(name, getattr(pipeline, name)) for name in ("freshness_s", "max_staleness_s")}
+        if own["max_staleness_s"] < own["freshness_s"]:
+            where = "" if table is None else f"per_table: {table}: "
+            raise ConfigError(
+                f"{where}max_staleness_s: {own['max_staleness_s']} must not be less than"
+                f" freshness_s, {own['freshness_s']}"
+            )
 
 
 def _check_choices(pipeline: Pipeline) -> None:
@@ -173,7 +192,8 @@ def _check_choices(pipeline: Pipeline) -> None:
         overrides("per_column", column, given, VALUE_CHOICES)
     for table, given in pipeline.per_table.items():
         _check_table("per_table", table, pattern_allowed=False)
-        overrides("per_table", table, given, POLICIES)
+        for name, value in overrides("per_table", table, given, POLICIES).items():
+            _check_number(f"per_table: {name} of {table}", name, value)
     for field_name, parse in (
         ("types", ColumnName.parse),
         ("per_column", ColumnName.parse),

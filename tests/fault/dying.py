@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.replication.app import replicate, snapshot
 from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake import points
-from airflow_provider_pgrepl.replication.lake.applying import applier, tasks
+from airflow_provider_pgrepl.replication.lake.applying import catch_up_planner, merge_job, merge_rounds
 from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
@@ -48,14 +48,14 @@ def after(room: Any, name: str) -> None:
 
 def in_workers(replace: Callable[[Any], Any]) -> None:
     """Replace what tasks run: what this script defines travels to them by value."""
-    real = tasks.bring_forward  # type: ignore[attr-defined]
+    real = merge_job.bring_forward  # type: ignore[attr-defined]
 
-    class DyingCatchUp(tasks.CatchUp):
+    class DyingJob(merge_job.MergeJob):
         def run(self) -> Any:
             return replace(real)(self.work, self.paths, self.upto_lsn)
 
-    applier.CatchUp = DyingCatchUp  # type: ignore[misc, attr-defined]
-    tasks.bring_forward = lambda *arguments: replace(real)(*arguments)  # type: ignore[attr-defined]
+    catch_up_planner.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
+    merge_rounds.MergeJob = DyingJob  # type: ignore[misc, attr-defined]
 
 
 def killed_while_it_runs(real: Any) -> Any:

@@ -11,8 +11,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
-from airflow_provider_pgrepl.replication.lake.applying.tasks import CatchUp
 from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history import apply as history_apply
@@ -104,7 +104,7 @@ class Watched:
         files = reader.live_files(changelog, record.epoch, LSN(0))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(history_apply, "apply_changes", die)
-            CatchUp.plan(work, files, LSN(2**63 - 1), 1 << 30).run()
+            MergeJob.plan(work, LSN(0), files, (0, LSN(2**63 - 1)), 1 << 30).run()
 
 
 def die(*_: object, **__: object) -> None:

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
-from airflow_provider_pgrepl.replication.lake.applying import applier
+from airflow_provider_pgrepl.replication.lake.applying import applier, merge_rounds
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -150,7 +150,7 @@ def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicate
 
 
 def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
-    monkeypatch.setattr(applier, "LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(merge_rounds, "LOOK_INTERVAL_S", 0.0)
     kept = keep(replicated, T)
     change(replicated, 20, 2)
     with replicated.replicating() as running:

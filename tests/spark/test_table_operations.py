@@ -178,8 +178,9 @@ def test_what_befell_a_copy_that_was_replaced_meanwhile_stops_nothing(spark, dsn
         replicated.take_anew("public.t")
         for stops, kind in ((True, "FencedError"), (False, "LakeTableError")):
             result = TableResult(before.relation.oid, error="written", error_kind=kind, stops_pipeline=stops)
-            with running.applier.batch_lock:
-                running.applier._mark_errored(before, result)
+            with running.applier.held():
+                outcomes = running.applier._rounds._outcomes
+                outcomes.mark_errored(before, result)
         execute(dsn, "insert into t values (1)")
         running.wait_for(replicated.source_lsn())
     assert replicated.states()["public.t"].state in ("catching_up", "streaming")

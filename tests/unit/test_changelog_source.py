@@ -23,8 +23,8 @@ def uri(tmp_path: Path) -> str:
     return new_changelog(tmp_path)
 
 
-def source(uri: str, batch_bytes: int = 1 << 30, tasks: int = 2) -> ChangelogReader:
-    return ChangelogReader(uri, batch_bytes, tasks)
+def source(uri: str, batch_bytes: int = 1 << 30) -> ChangelogReader:
+    return ChangelogReader(uri, batch_bytes)
 
 
 def latest(reader: ChangelogReader, start: int) -> int:
@@ -69,17 +69,6 @@ def test_each_touched_relation_is_one_item_with_its_files(uri: str) -> None:
     assert {(item.from_version, item.to_version) for item in found.values()} == {(start, end)}
     assert (found[MARK].epoch, found[MARK].durable_lsn) == (1, 208)
     assert found[8].bytes > found[7].bytes > 0
-
-
-def test_items_are_shared_out_evenly(uri: str) -> None:
-    written = Written(uri)
-    start = written.writer.version
-    for n in range(6):
-        written.transaction(100 * n + 100, **{f"r{7 + n}": 5})
-        end = written.flush()
-    shares = source(uri, tasks=3).partitions({"version": start}, {"version": end})
-    assert len(shares) == 3
-    assert all(2 <= len(share.value) <= 3 for share in shares)
 
 
 def test_a_batch_ends_with_the_commit_that_fills_it(uri: str) -> None:

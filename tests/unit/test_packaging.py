@@ -19,7 +19,7 @@ DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # Spark calls these: its streaming source, and the applications that it runs.
 CALLED_BY_SPARK = (
     "lake.applying.changelog_source",
-    "lake.applying.tasks",
+    "lake.applying.merge_job",
     "lake.applying.applier",
     "lake.spark_failures",
     "lake.copying.range_copies",

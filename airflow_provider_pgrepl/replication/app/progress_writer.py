@@ -87,6 +87,7 @@ class ProgressWriter:
                 changes_per_s=rate,
                 holder=holder(),
                 idle_at=self._idle_at(),
+                table_merges=applied.merges,
             )
 
     def _rate(self, changes: int) -> float:

@@ -170,19 +170,22 @@ class Replication:
 
     def _run_forever(self) -> int:
         query = self._applier.start()
-        while query.isActive and not self._stop.wait(_POLL_S):
-            self._supervise()
+        self._watch(query)
         self._finish(query)
         log.info("stopped; the lake is at %s", self._applier.progress.applied_lsn)
         return process.DONE
+
+    def _watch(self, query: StreamingQuery) -> None:
+        """Until the query ends, the applier fails, or we are to stop."""
+        while query.isActive and self._applier.error is None and not self._stop.wait(_POLL_S):
+            self._supervise()
 
     def _run_until(self, target: LSN) -> int:
         log.info("replicating until %s", target)
         while not self._stop.is_set:
             received = self._receiver.progress.seen_lsn >= target
             query = self._applier.start(available_now=True)
-            while query.isActive and not self._stop.wait(_POLL_S):
-                self._supervise()
+            self._watch(query)
             self._finish(query)
             if received and self._applier.progress.caught_up and not self._in_state(TableState.CATCHING_UP):
                 return self._caught_up(target)

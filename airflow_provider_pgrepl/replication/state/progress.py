@@ -22,6 +22,19 @@ class TableBytes:
 
 
 @dataclass(frozen=True)
+class TableMerges:
+    """How a table is merged. `seconds` that the last merge took; bytes that merges have `written` to the lake
+    for so many bytes `changed`, in the last hour; `waiting_s`: for how long the oldest change has waited that
+    is not merged yet, and what for: '' for its turn, `write_amplification` for that budget."""
+
+    seconds: float
+    written: int
+    changed: int
+    waiting_s: float = 0.0
+    waits_for: str = ""
+
+
+@dataclass(frozen=True)
 class Progress:
     """The receiver's and the applier's last words, as people see them; the truth is in the lake.
 
@@ -41,6 +54,8 @@ class Progress:
     idle_at: datetime | None = None
     table_bytes: Mapping[str, TableBytes] = field(default_factory=dict)
     """By the table's path under the lake root, as of the last maintenance."""
+    table_merges: Mapping[str, TableMerges] = field(default_factory=dict)
+    """Likewise, as of some seconds ago."""
 
 
 @dataclass(frozen=True)

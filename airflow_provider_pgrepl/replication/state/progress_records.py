@@ -10,16 +10,17 @@ from datetime import datetime
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import rows
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors, text_of
-from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 
 _WRITE_PROGRESS = """
 INSERT INTO _pgrepl.progress AS p (pipeline, received_lsn, durable_lsn, confirmed_lsn, applied_lsn,
-    applied_commit_ts, changes_per_s, holder, idle_at, table_bytes)
+    applied_commit_ts, changes_per_s, holder, idle_at, table_bytes,
+    table_merges)
 VALUES (%(pipeline)s,
     coalesce(%(received)s::pg_lsn, '0/0'), coalesce(%(durable)s::pg_lsn, '0/0'),
     coalesce(%(confirmed)s::pg_lsn, '0/0'), coalesce(%(applied)s::pg_lsn, '0/0'),
     %(applied_ts)s::timestamptz, coalesce(%(rate)s::float8, 0), coalesce(%(holder)s::text, ''),
-    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'))
+    %(idle)s::timestamptz, coalesce(%(bytes)s::jsonb, '{}'), coalesce(%(merges)s::jsonb, '{}'))
 ON CONFLICT (pipeline) DO UPDATE SET
     received_lsn = coalesce(%(received)s::pg_lsn, p.received_lsn),
     durable_lsn = coalesce(%(durable)s::pg_lsn, p.durable_lsn),
@@ -30,12 +31,13 @@ ON CONFLICT (pipeline) DO UPDATE SET
     holder = coalesce(%(holder)s::text, p.holder),
     idle_at = coalesce(%(idle)s::timestamptz, p.idle_at),
     table_bytes = coalesce(%(bytes)s::jsonb, p.table_bytes),
+    table_merges = coalesce(%(merges)s::jsonb, p.table_merges),
     updated_at = now()
 """
 
 _PROGRESS = """
 SELECT received_lsn::text, durable_lsn::text, confirmed_lsn::text, applied_lsn::text, applied_commit_ts,
-    changes_per_s, holder, updated_at, idle_at, table_bytes
+    changes_per_s, holder, updated_at, idle_at, table_bytes, table_merges
 FROM _pgrepl.progress WHERE pipeline = %s
 """
 
@@ -56,6 +58,7 @@ class ProgressRecords(StateConnection):
         holder: str | None = None,
         idle_at: datetime | None = None,
         table_bytes: Mapping[str, TableBytes] | None = None,
+        table_merges: Mapping[str, TableMerges] | None = None,
     ) -> None:
         """Record what is given and leave the rest: the receiver and the applier each know a part."""
         fields = {
@@ -68,7 +71,8 @@ class ProgressRecords(StateConnection):
             "rate": changes_per_s,
             "holder": holder,
             "idle": idle_at,
-            "bytes": None if table_bytes is None else _bytes_text(table_bytes),
+            "bytes": None if table_bytes is None else _by_table(table_bytes),
+            "merges": None if table_merges is None else _by_table(table_merges),
         }
         with state_errors("writing progress"), self._connection.cursor() as cursor:
             cursor.execute(_WRITE_PROGRESS, fields)
@@ -80,12 +84,13 @@ class ProgressRecords(StateConnection):
         if not found:
             return None
         received, durable, told, applied = (LSN.parse(position) for position in found[0][:4])
-        commit_ts, rate, holder, updated_at, idle_at, table_bytes = found[0][4:]
+        commit_ts, rate, holder, updated_at, idle_at, table_bytes, table_merges = found[0][4:]
         measured = {path: TableBytes(**fields) for path, fields in table_bytes.items()}
+        merges = {path: TableMerges(**fields) for path, fields in table_merges.items()}
         return Progress(
-            received, durable, told, applied, commit_ts, rate, holder, updated_at, idle_at, measured
+            received, durable, told, applied, commit_ts, rate, holder, updated_at, idle_at, measured, merges
         )
 
 
-def _bytes_text(table_bytes: Mapping[str, TableBytes]) -> str:
-    return json.dumps({path: asdict(measured) for path, measured in table_bytes.items()})
+def _by_table(measured: Mapping[str, TableBytes] | Mapping[str, TableMerges]) -> str:
+    return json.dumps({path: asdict(one) for path, one in measured.items()})

@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import address, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
-from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes
+from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -84,6 +84,7 @@ class TableStatus:
     hint: str
     error_lsn: LSN | None
     bytes: TableBytes | None = None
+    merges: TableMerges | None = None
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,7 @@ def _table(
         hint=record.hint,
         error_lsn=record.lsn,
         bytes=progress.table_bytes.get(record.table.path) if progress else None,
+        merges=progress.table_merges.get(record.table.path) if progress else None,
     )
 
 

@@ -172,7 +172,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
             )
         )
     lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
-    notes = [line for table in tables for line in _note(table)]
+    notes = [line for table in tables for line in (*_note(table), *_waiting(table))]
     return [f"{_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
 
 
@@ -212,6 +212,18 @@ def _bytes(table: TableStatus) -> tuple[str, str, str]:
     if table.bytes is None:
         return "-", "-", "-"
     return show_bytes(table.bytes.live), show_bytes(table.bytes.kept), show_bytes(table.bytes.written)
+
+
+def _waiting(table: TableStatus) -> list[str]:
+    merges = table.merges
+    if merges is None or not merges.waits_for:
+        return []
+    share = merges.written / max(merges.changed, 1)
+    return _wrapped(
+        f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now: in"
+        f" the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
+        " write_amplification allows. It merges them within max_staleness_s at the latest"
+    )
 
 
 def _note(table: TableStatus) -> list[str]:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
 from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
 from airflow_provider_pgrepl.replication.lake.applying.table_position import TablePosition
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork
-from airflow_provider_pgrepl.replication.lake.applying.tasks import CatchUp
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 
@@ -31,8 +32,10 @@ class CatchUpPlanner:
         # What was looked through is kept with the position above which it was.
         self._looked_through: dict[int, tuple[LSN, LSN]] = {}
 
-    def plan(self, behind: Mapping[int, TableRecord], upto: LSN) -> tuple[list[TableResult], list[CatchUp]]:
-        """Errors of tables that cannot be brought forward, and the jobs of the others, up to an LSN."""
+    def plan(
+        self, behind: Mapping[int, TableRecord], end: BatchEnd
+    ) -> tuple[list[TableResult], list[MergeJob]]:
+        """Errors of tables that cannot be brought forward, and jobs of the others, up to a batch's end."""
         changelog = reader.open_changelog(changelog_uri(self._pipeline.lake_root))
         floor = reader.read_floor_lsn(changelog, self._record.epoch)
         kept = floor, reader.read_durable_lsn(changelog)
@@ -47,10 +50,11 @@ class CatchUpPlanner:
         lowest = min(needed.values(), default=LSN(0))
         files = reader.live_files(changelog, self._record.epoch, lowest) if needed else []
         jobs = [
-            CatchUp.plan(
+            MergeJob.plan(
                 self._work(behind[oid], standings[oid]),
+                snapshot_of(behind[oid]),
                 [file for file in files if file.max_lsn > above],
-                upto,
+                (end.version, LSN(end.lsn + 1)),
                 self._pipeline.batch_bytes,
             )
             for oid, above in needed.items()

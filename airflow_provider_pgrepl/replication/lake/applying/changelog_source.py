@@ -26,7 +26,7 @@ _CHECK_INTERVAL_S = 10.0
 
 
 class ChangelogSource(DataSource):
-    """`spark.readStream.format("pgrepl_changelog")`; options: uri, batch_bytes, tasks."""
+    """`spark.readStream.format("pgrepl_changelog")`; options: uri, batch_bytes."""
 
     @classmethod
     def name(cls) -> str:
@@ -37,16 +37,15 @@ class ChangelogSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name
         options = self.options
-        return ChangelogReader(options["uri"], int(options["batch_bytes"]), int(options["tasks"]))
+        return ChangelogReader(options["uri"], int(options["batch_bytes"]))
 
 
 class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Finds new commits by the log files' names, which costs next to nothing when there are none."""
 
-    def __init__(self, uri: str, batch_bytes: int, tasks: int) -> None:
+    def __init__(self, uri: str, batch_bytes: int) -> None:
         self._uri = uri
         self._batch_bytes = batch_bytes
-        self._tasks = tasks
         self._last_version: int | None = None
         self._next_check = 0.0
         self._commits: dict[int, Commit] = {}
@@ -107,15 +106,8 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._commits[version]
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        """Work items in as many shares as there are cores, evened out by bytes."""
-        items = self._items(start["version"], end["version"])
-        shares: list[list[WorkItem]] = [[] for _ in range(min(self._tasks, len(items)))]
-        load = [0] * len(shares)
-        for item in sorted(items, key=lambda item: item.bytes, reverse=True):
-            lightest = load.index(min(load))
-            shares[lightest].append(item)
-            load[lightest] += item.bytes + 1
-        return [InputPartition([item.to_json() for item in share]) for share in shares]
+        """All work items in one: what they name is read, and merged, by tasks of the applier's own."""
+        return [InputPartition([item.to_json() for item in self._items(start["version"], end["version"])])]
 
     def _items(self, start: int, end: int) -> list[WorkItem]:
         commits = self._read_all(start, end)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +26,7 @@ from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_f
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, read_position
+from airflow_provider_pgrepl.replication.lake.delta.written_bytes import written_bytes
 from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
 from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
@@ -92,7 +92,8 @@ class TableResult:
 
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
     for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
-    `has_gone_back`: it lacks what it was known to have; nothing was done.
+    `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, and the
+    `bytes_written` to the lake, the history's too.
     """
 
     relation_id: int
@@ -109,6 +110,8 @@ class TableResult:
     remedy: Remedy | None = None
     fingerprint: str = ""
     has_gone_back: bool = False
+    seconds: float = 0.0
+    bytes_written: int = 0
 
     @classmethod
     def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
@@ -139,14 +142,6 @@ class TableResult:
         if self.stops_pipeline:
             return kind(str(self.error), self.hint)
         return kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> TableResult:
-        fields = json.loads(text)
-        return cls(**{**fields, "remedy": fields["remedy"] and Remedy(fields["remedy"])})
 
 
 def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
@@ -191,6 +186,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
     timeline = relation_timeline(lake.first, rows, work.relations.find, work.choices)
     work.relations.add(timeline.derived, epoch_of(work.app))
     opened = int(lake.table.version())
+    history_opened = 0 if lake.history is None else int(lake.history.version())
     changes = lake.follow(timeline)
     # Delta lets a commit of ours pass after an append of somebody else's.
     check_writers(lake.table, work.relation.table, opened)
@@ -202,9 +198,17 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         history_version=None if lake.history is None else lake.history.version(),
         relation=_changed_relation(work, lake),
         fingerprint=_leave(work, lake),
+        bytes_written=_written(lake, opened, history_opened),
     )
     stop = timeline.stop or stop
     return result if stop is None else result.stopped(*stop)
+
+
+def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
+    size = written_bytes(lake.table.table_uri, opened, int(lake.table.version()))
+    if lake.history is None:
+        return size
+    return size + written_bytes(lake.history.table_uri, history_opened, int(lake.history.version()))
 
 
 def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | None:

@@ -1,0 +1,117 @@
+"""MergeJob: the merge of one table's changes; and shares of them, each of which Spark runs as one task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lsn import LSN
+
+END = LSN(2**63 - 1)
+
+_SHARE_S = 0.5
+"""So long a share begins with one more table. What is left of it then does not wait for those before."""
+
+
+@dataclass(frozen=True)
+class MergeJob:
+    """The files that bring a table forward, in LSN order, with which it has caught up with the changelog at
+    version `through`, unless there are more of them (`is_last`); taken at which snapshot; bytes of values.
+
+    `reach_lsn`: all up to it is in them, or in the table already.
+    """
+
+    work: TableWork
+    snapshot: LSN
+    through: int
+    paths: tuple[str, ...]
+    bytes: int
+    upto_lsn: LSN = END
+    reach_lsn: LSN = LSN(0)  # noqa: RUF009 - immutable
+    is_last: bool = True
+
+    @property
+    def oid(self) -> int:
+        """The relation's."""
+        return self.work.relation.oid
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether its files are what the changelog holds, and not what has come since the table caught up."""
+        return self.upto_lsn != END
+
+    @classmethod
+    def plan(
+        cls,
+        work: TableWork,
+        snapshot: LSN,
+        files: list[ChangelogFile],
+        upto: tuple[int, LSN],
+        limit: int,
+    ) -> MergeJob:
+        """At most `limit` bytes of values, but never parting files that may share a transaction.
+
+        `upto`: the version of the changelog, and up to what it is durable there.
+        """
+        through, upto_lsn = upto
+        wanted = [file for file in files if file.may_hold(work.relation.oid) and file.min_lsn <= upto_lsn]
+        taken = take_bytes(wanted, limit)
+        return cls(
+            work,
+            snapshot,
+            through,
+            tuple(file.path for file in taken),
+            sum(file.value_bytes for file in taken),
+            upto_lsn,
+            max((file.max_lsn for file in taken), default=LSN(0)),
+            len(taken) == len(wanted),
+        )
+
+    def run(self) -> TableResult:
+        """What a Spark task does; errors come back as part of the result."""
+        started = time.monotonic()
+        result = bring_forward(self.work, self.paths, self.upto_lsn)
+        return replace(result, seconds=time.monotonic() - started)
+
+
+Share = Sequence[MergeJob]
+"""Merges that one task does one after the other."""
+
+
+def take_bytes(files: list[ChangelogFile], limit: int) -> list[ChangelogFile]:
+    """The first files up to a size, never parting files that may share a transaction."""
+    taken: list[ChangelogFile] = []
+    size, reach = 0, LSN(0)
+    for file in files:
+        if size >= limit and file.min_lsn > reach:
+            break
+        taken.append(file)
+        size += file.value_bytes
+        reach = max(reach, file.max_lsn)
+    return taken
+
+
+def run_share(jobs: Iterable[MergeJob]) -> list[TableResult]:
+    """The results of the first jobs of a share: of one at least, and of no more once they have taken long."""
+    started = time.monotonic()
+    results: list[TableResult] = []
+    for job in jobs:
+        if results and time.monotonic() - started > _SHARE_S:
+            break
+        results.append(job.run())
+    return results
+
+
+def make_shares(jobs: Iterable[tuple[MergeJob, float]], most: int) -> list[list[MergeJob]]:
+    """Jobs, each with the seconds that it is expected to take, in at most so many shares of about the same
+    length; in each the shortest come first."""
+    shares: list[list[MergeJob]] = [[] for _ in range(most)]
+    load = [0.0] * most
+    for job, seconds in sorted(jobs, key=lambda one: -one[1]):
+        lightest = load.index(min(load))
+        shares[lightest].append(job)
+        load[lightest] += seconds + 0.001
+    return [list(reversed(share)) for share in shares if share]

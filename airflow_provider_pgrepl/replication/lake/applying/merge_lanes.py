@@ -1,0 +1,80 @@
+"""MergeLanes: which merges run beside each other, so that a long one keeps no short one waiting. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, Share, make_shares
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+
+_LONG_S = 1.0
+_SHORT_ONES_COME_S = 60.0
+"""So long after a short merge one slot is not given to long ones."""
+
+
+class MergeLanes:
+    """Of so many slots, in each of which a share of merges may run.
+
+    Long merges run each by itself. While there are short ones, too, they leave them a slot, if there are two.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._ready: list[MergeJob] = []
+        self._running: list[Share] = []
+        self._long: set[int] = set()
+        self._short_at = -_SHORT_ONES_COME_S
+
+    @property
+    def free(self) -> int:
+        """Slots in which nothing runs."""
+        return self._slots - len(self._running)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything runs."""
+        return bool(self._running)
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a merge waits for a slot."""
+        return bool(self._ready)
+
+    def add(self, job: MergeJob) -> None:
+        """It is to run."""
+        self._ready.append(job)
+
+    def begin(self, expected_s: Callable[[MergeJob], float], now: float) -> list[Share]:
+        """The shares that begin now."""
+        if not self.free or not self._ready:
+            return []
+        if self._slots == 1:
+            shares: list[Share] = [self._ready]
+            self._ready = []
+        else:
+            shares = self._parted(expected_s, now)
+        self._running += shares
+        return shares
+
+    def _parted(self, expected_s: Callable[[MergeJob], float], now: float) -> list[Share]:
+        timed = [(job, expected_s(job)) for job in self._ready]
+        long = [job for job, seconds in timed if seconds >= _LONG_S]
+        short = [(job, seconds) for job, seconds in timed if seconds < _LONG_S]
+        if short:
+            self._short_at = now
+        kept = int(now - self._short_at < _SHORT_ONES_COME_S)
+        # Where short ones run already, those that are ready come next there.
+        for_short = int(bool(short) and len(self._running) == len(self._long))
+        room = max(0, min(self.free - for_short, self._slots - kept - len(self._long)))
+        alone = [[job] for job in long[:room]]
+        self._long |= {job.oid for job in long[:room]}
+        left = self.free - len(alone)
+        self._ready = [*long[room:], *(job for job, _ in short if not left)]
+        return [*alone, *(make_shares(short, left) if left else [])]
+
+    def end(self, share: Share, results: list[TableResult]) -> None:
+        """A share has ended, with results of its first jobs; the others are to run still."""
+        self._running = [other for other in self._running if other is not share]
+        self._long -= {job.oid for job in share}
+        done = {result.relation_id for result in results}
+        self._ready += [job for job in share if job.oid not in done]

@@ -1,0 +1,27 @@
+"""Have Python workers load what merging needs, before the first changes wait for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Have each Python worker that Spark may use merge a row."""
+    tasks = max(1, spark.sparkContext.defaultParallelism)
+    spark.sparkContext.parallelize(range(tasks), tasks).foreach(_load)
+
+
+def _load(_number: int) -> None:
+    relation = Relation(0, TableName("none", "none"), (Column("key", 1, 23, -1, "integer", is_key=True),))
+    change = {"commit_lsn": 1, "ordinal": 0, "relation_id": 0, "op": "I", "new": ["1"]}
+    collapse(pa.Table.from_pylist([change], schema=ROW_SCHEMA), relation)

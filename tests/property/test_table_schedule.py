@@ -1,0 +1,183 @@
+"""Tables that move at different paces: what waits, what runs, and at which moments all have a version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
+from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
+from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
+from airflow_provider_pgrepl.replication.lake.applying.table_schedule import BEFORE_ALL, TableSchedule
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
+from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
+from airflow_provider_pgrepl.replication.lsn import LSN
+from tests.support.changes import column, relation
+
+TABLES = (7, 8, 9)
+AT_ONCE = Cadence(0, 60, 20)
+SNAPSHOT = LSN(5)
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.sets(st.sampled_from(TABLES)), st.integers(1, 3)),
+        st.tuples(st.sampled_from(["begin", "end", "plan", "lose", "pause"]), st.sampled_from(TABLES)),
+        st.tuples(st.sampled_from(["seal", "point", "cut"])),
+    ),
+    max_size=60,
+)
+
+
+@dataclass
+class World:
+    """The changelog's versions, and which of them hold a change of which table; what each table holds: the
+    content of its version is the versions of the changelog that are merged into it."""
+
+    limit: int
+    commits: dict[int, set[int]] = field(default_factory=dict)
+    versions: dict[int, list[frozenset[int]]] = field(
+        default_factory=lambda: {oid: [frozenset()] for oid in TABLES}
+    )
+    ends: list[int] = field(default_factory=list)
+    passed: int = BEFORE_ALL
+
+    def __post_init__(self) -> None:
+        self.schedule = TableSchedule(lambda _: AT_ONCE, self.limit)
+        self.batch(set(), 1)
+
+    def batch(self, tables: set[int], count: int, *, cut: bool = False) -> None:
+        begin = max(self.commits, default=0)
+        for version in range(begin + 1, begin + count + 1):
+            self.commits[version] = tables if version == begin + 1 else set()
+        end = begin + count
+        items = [WorkItem(oid, begin, end, (str(begin + 1),), 1) for oid in sorted(tables)]
+        known = BEFORE_ALL if cut or not self.ends else begin
+        self.schedule.add(BatchEnd(end, LSN(100 * end), None), known, [] if cut else items, 0.0)
+        self.ends.append(end)
+
+    def begin(self, oid: int) -> None:
+        if oid not in self.schedule.turns(0.0):
+            return
+        portion, through = self.schedule.next_of(oid)
+        self.schedule.start(oid, job(oid, through, portion.paths), 0.0)
+
+    def plan(self, oid: int) -> None:
+        if oid not in self.schedule.lagging(TABLES, 1.0):
+            return
+        newest = self.schedule.newest
+        paths = tuple(str(version) for version, tables in self.commits.items() if oid in tables)
+        planned = job(oid, newest, paths, upto=LSN(100 * newest))
+        self.schedule.start(oid, planned, 0.0)
+
+    def end(self, oid: int) -> None:
+        running = self.schedule.running.get(oid)
+        if running is None:
+            return
+        content = self.versions[oid][-1] | {int(path) for path in running.paths}
+        self.versions[oid].append(content)
+        caught_up = CaughtUpTable(
+            SNAPSHOT, running.through, running.through, len(self.versions[oid]) - 1, 0, None, ""
+        )
+        self.schedule.finish(oid, caught_up if running.is_last else None)
+
+    def pause(self, oid: int) -> None:
+        """It was stopped, and goes on."""
+        self.schedule.follow({other: SNAPSHOT for other in TABLES if other != oid}, {oid: SNAPSHOT})
+
+    def lose(self, oid: int) -> None:
+        """Somebody else's doing: nothing is known of the table any more."""
+        self.schedule.follow({other: SNAPSHOT for other in TABLES if other != oid}, {})
+
+    def seal(self) -> None:
+        self.schedule.seal()
+
+    def cut(self) -> None:
+        self.batch(set(TABLES), 1, cut=True)
+        self.passed = BEFORE_ALL
+
+    def point(self) -> None:
+        version = self.schedule.caught_up.common(TABLES, self.schedule.newest)
+        if version is not None and version > self.passed:
+            self.passed = version
+        self.schedule.forget_before(self.passed, TABLES)
+
+    def check(self) -> None:
+        """Whatever is said of a table at a moment, it holds just what was committed until then."""
+        for oid in TABLES:
+            for version in self.ends:
+                known = self.schedule.caught_up.at(oid, version)
+                if known is not None:
+                    assert self.versions[oid][known.version] == self.committed(oid, version)
+        common = self.schedule.caught_up.common(TABLES, self.schedule.newest)
+        if common is not None:
+            assert common in self.ends
+            assert all(self.schedule.caught_up.at(oid, common) is not None for oid in TABLES)
+            assert common < self.passed or common in self.schedule.ends
+
+    def committed(self, oid: int, upto: int) -> set[int]:
+        return {version for version, tables in self.commits.items() if version <= upto and oid in tables}
+
+
+def job(oid: int, through: int, paths: tuple[str, ...], upto: LSN | None = None) -> MergeJob:
+    of = relation(column("id", "bigint", key=True))
+    work = TableWork(type(of)(oid, of.table, of.columns), TableChoices(), "p:1", "/lake", 1)
+    return MergeJob(work, SNAPSHOT, through, paths, 1, **({} if upto is None else {"upto_lsn": upto}))
+
+
+@settings(max_examples=400)
+@given(steps=steps, limit=st.sampled_from([1, 3, 1000]))
+def test_a_table_is_never_said_to_hold_another_moment_than_it_does(steps, limit):
+    world = World(limit)
+    for name, *arguments in steps:
+        getattr(world, name)(*arguments)
+        world.check()
+
+
+@settings(max_examples=200)
+@given(steps=steps, limit=st.sampled_from([1, 3, 1000]))
+def test_whatever_happened_before_all_tables_catch_up_and_meet(steps, limit):
+    world = World(limit)
+    for name, *arguments in steps:
+        getattr(world, name)(*arguments)
+    for _ in range(len(steps) + 3):
+        for oid in TABLES:
+            world.end(oid)
+            world.plan(oid)
+            world.begin(oid)
+    assert world.schedule.is_settled(TABLES)
+    assert world.schedule.through(TABLES) == world.schedule.newest
+    assert world.schedule.caught_up.common(TABLES, world.schedule.newest) == world.schedule.newest
+    world.check()
+
+
+@settings(max_examples=200)
+@given(others=st.lists(st.sets(st.sampled_from([8, 9])), min_size=1, max_size=10))
+def test_all_tables_have_a_version_at_a_boundary_however_long_one_takes(others):
+    world = World(1000)
+    for oid in TABLES:
+        world.plan(oid)
+        world.end(oid)
+    world.batch({7, 8}, 1)
+    world.begin(7)
+    world.begin(8)
+    world.end(8)
+    world.batch({7, 9}, 1)
+    world.seal()
+    boundary = world.schedule.newest
+    assert world.schedule.is_passing(TABLES, world.passed)
+    for tables in others:
+        world.batch({7, *tables}, 1)
+        for oid in (8, 9, 8, 9):
+            world.begin(oid)
+            world.end(oid)
+        world.point()
+    for _ in range(2):
+        world.end(7)
+        world.begin(7)
+    world.point()
+    assert world.passed >= boundary
+    world.check()

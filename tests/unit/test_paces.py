@@ -1,0 +1,159 @@
+"""When a table is merged, and which merges run beside each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.applying import merge_job
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, make_shares, run_share
+from airflow_provider_pgrepl.replication.lake.applying.merge_lanes import MergeLanes
+from airflow_provider_pgrepl.replication.lake.applying.pace import FREE_BYTES_PER_S, Cadence, TablePace
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork
+from airflow_provider_pgrepl.replication.lsn import LSN
+from tests.support.changes import column, relation
+
+CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10)
+MIB = 1 << 20
+
+
+def job(oid: int) -> MergeJob:
+    of = relation(column("id", "bigint", key=True))
+    work = TableWork(type(of)(oid, of.table, of.columns), TableChoices(), "p:1", "/lake", 1)
+    return MergeJob(work, LSN(1), 1, (), 1)
+
+
+def seconds(*long: int, of: float = 5.0) -> dict[int, float]:
+    return dict.fromkeys(long, of)
+
+
+def begun(lanes: MergeLanes, takes: dict[int, float], now: float = 100.0) -> list[list[int]]:
+    shares = lanes.begin(lambda job: takes.get(job.oid, 0.1), now)
+    return [[job.oid for job in share] for share in shares]
+
+
+def test_a_table_is_merged_as_soon_as_it_wishes():
+    pace = TablePace()
+    assert pace.turn(CADENCE, 100.0, 1, 100.0).at <= 100.0
+    pace.start(100.0)
+    assert pace.turn(CADENCE, 100.5, 1, 100.5).at == 102.0
+
+
+def test_one_that_wrote_too_much_waits_and_never_longer_than_it_may():
+    pace = TablePace()
+    pace.start(0.0)
+    pace.end(1.0, 1.0, 100 * MIB, MIB)
+    turn = pace.turn(CADENCE, 10.0, 1, 10.0)
+    assert (turn.at > 10.0, turn.reason) == (True, "write_amplification")
+    assert pace.turn(CADENCE, 10.0, 1, 41.0).at <= 41.0, "it has waited for as long as it may"
+    assert pace.turn(CADENCE, 10.0, 20 * MIB, 11.0).at <= 11.0, "so much has changed that it is worth it"
+
+
+def test_a_small_table_may_write_a_little_however_little_changes():
+    pace = TablePace()
+    for now in range(600):
+        assert pace.turn(CADENCE, now, 10, now).reason != "write_amplification"
+        pace.start(now)
+        pace.end(now, 0.1, FREE_BYTES_PER_S // 2, 10)
+
+
+def test_what_was_written_long_ago_counts_no_more():
+    pace = TablePace()
+    pace.end(0.0, 1.0, 1000 * MIB, 1)
+    pace.end(4000.0, 1.0, 1, 1)
+    assert (pace.written, pace.changed) == (1, 1)
+    assert pace.turn(CADENCE, 4001.0, 1, 4001.0).reason != "write_amplification"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"freshness_s": -1}, "freshness_s: -1 must not be negative"),
+        ({"write_amplification": 0}, "write_amplification: 0 must be greater than 0"),
+        ({"max_staleness_s": 0.5}, "must not be less than freshness_s"),
+        ({"per_table": {"public.t": {"freshness_s": "1"}}}, "must be a number"),
+        ({"per_table": {"public.t": {"freshness_s": True}}}, "must be a number"),
+        ({"per_table": {"public.t": {"write_amplification": -1}}}, "of public.t: -1 must be greater than 0"),
+        ({"per_table": {"public.t": {"freshness_s": 61}}}, "per_table: public.t: max_staleness_s"),
+        ({"per_table": {"public.t": {"freshness_s": 1e30}}}, "must not be more than"),
+    ],
+)
+def test_paces_that_cannot_be_are_refused(given, told):
+    with pytest.raises(ConfigError) as refused:
+        Pipeline(name="p", lake="/lake", tables=("public.t",), **given)
+    assert told in str(refused.value)
+
+
+def test_short_merges_share_the_slots_and_long_ones_leave_them_one():
+    lanes = MergeLanes(2)
+    for oid in (1, 2, 3, 4, 5):
+        lanes.add(job(oid))
+    first = begun(lanes, seconds(1, 2))
+    assert sorted(map(len, first)) == [1, 3]
+    assert [1] in first or [2] in first
+    lanes.end([job(3), job(4), job(5)], [])
+    assert lanes.has_ready
+
+
+def test_a_long_merge_never_takes_the_last_slot_while_short_ones_come():
+    lanes = MergeLanes(2)
+    lanes.add(job(3))
+    (short,) = lanes.begin(lambda _: 0.1, 100.0)
+    lanes.end(short, [TableResult(3)])
+    for oid in (1, 2):
+        lanes.add(job(oid))
+    assert len(begun(lanes, seconds(1, 2), 101.0)) == 1
+    lanes.add(job(3))
+    assert begun(lanes, seconds(1, 2), 102.0) == [[3]]
+
+
+def test_without_short_ones_long_merges_take_all_slots():
+    lanes = MergeLanes(2)
+    for oid in (1, 2, 3):
+        lanes.add(job(oid))
+    assert len(begun(lanes, seconds(1, 2, 3))) == 2
+    assert begun(lanes, seconds(1, 2, 3)) == []
+
+
+def test_long_merges_begin_though_short_ones_always_wait():
+    lanes = MergeLanes(2)
+    lanes.add(job(3))
+    lanes.add(job(4))
+    first, second = lanes.begin(lambda _: 0.1, 100.0)
+    lanes.add(job(1))
+    lanes.add(job(5))
+    lanes.end(first, [TableResult(one.oid) for one in first])
+    assert begun(lanes, seconds(1), 101.0) == [[1]]
+    lanes.end(second, [TableResult(one.oid) for one in second])
+    assert begun(lanes, seconds(1), 102.0) == [[5]]
+
+
+def test_with_one_slot_everything_runs_in_the_order_in_which_it_came():
+    lanes = MergeLanes(1)
+    for oid in (1, 2, 3):
+        lanes.add(job(oid))
+    assert begun(lanes, seconds(1)) == [[1, 2, 3]]
+    assert begun(lanes, seconds(1)) == []
+
+
+def test_shares_are_even_and_the_shortest_come_first():
+    shares = make_shares([(job(oid), float(oid)) for oid in range(1, 7)], 2)
+    found = [[one.oid for one in share] for share in shares]
+    assert sorted(oid for share in found for oid in share) == [1, 2, 3, 4, 5, 6]
+    assert all(share == sorted(share) for share in found)
+    assert abs(sum(found[0]) - sum(found[1])) <= 1
+
+
+def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
+    monkeypatch.setattr(merge_job, "_SHARE_S", -1.0)
+    monkeypatch.setattr(merge_job, "bring_forward", lambda work, *_: TableResult(work.relation.oid))
+    lanes = MergeLanes(2)
+    for oid in (1, 2, 3, 4):
+        lanes.add(job(oid))
+    first, _ = lanes.begin(lambda _: 0.1, 0.0)
+    results = run_share(first)
+    assert [result.relation_id for result in results] == [first[0].oid]
+    lanes.end(first, results)
+    assert begun(lanes, {}) == [[first[1].oid]]
