@@ -152,10 +152,12 @@ class FileRows:
 
     def _may_hold(self, search: Search) -> list[int]:
         """The files in which the bounds that the log has leave room for one of the rows."""
-        bounds = [
-            [file.statistics.get(side, {}) for side in ("minValues", "maxValues")] for file in self.files
+        names = search.bounded_in_log
+        return [
+            number
+            for number, file in enumerate(self.files)
+            if search.may_be_between(*(_logged(file, side, names) for side in ("minValues", "maxValues")))
         ]
-        return [number for number, (least, most) in enumerate(bounds) if search.may_be_between(least, most)]
 
     def _parts(self, search: Search, file: int) -> list[_Part]:
         """The row groups of a file that may hold one of the rows, some at once."""
@@ -257,11 +259,16 @@ def _batch_rows(metadata: pq.FileMetaData) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
 
 
+def _logged(file: LiveFile, side: str, names: Sequence[str]) -> dict[str, Any]:
+    told = file.statistics.get(side, {})
+    return {name: told[name] for name in names if name in told}
+
+
 def _bounds(group: pq.RowGroupMetaData, places: Mapping[str, int]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Least and greatest values of columns in a row group, as far as it says."""
     least, most = dict[str, Any](), dict[str, Any]()
     for name, place in places.items():
         told = group.column(place).statistics
         if told is not None and told.has_min_max:
-            least[name], most[name] = told.min, told.max
+            least[name], most[name] = told.min_raw, told.max_raw
     return least, most

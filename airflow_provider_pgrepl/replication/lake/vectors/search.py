@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
@@ -28,10 +29,11 @@ class Search:
         return self.wanted.num_columns == 1 and len(self._plain) == 1
 
     def may_be_between(self, least: Mapping[str, Any], most: Mapping[str, Any]) -> bool:
-        """Whether there may be one of the rows where columns of integers have these bounds."""
-        for name, values in self._integers.items():
+        """Whether there may be one of the rows where columns have these bounds, as Parquet has them: numbers,
+        days, the bytes of texts."""
+        for name, values in self._ordered.items():
             if name in least and name in most:
-                first = np.searchsorted(values, least[name])
+                first = bisect_left(values, least[name])
                 if first == len(values) or values[first] > most[name]:
                     return False
         return len(self.wanted) > 0
@@ -39,7 +41,12 @@ class Search:
     @property
     def bounded(self) -> list[str]:
         """The columns whose bounds `may_be_between` looks at."""
-        return list(self._integers)
+        return list(self._ordered)
+
+    @property
+    def bounded_in_log(self) -> list[str]:
+        """Those of them whose bounds the log of a table has as Parquet does."""
+        return [name for name in self._ordered if pa.types.is_integer(self.wanted.schema.field(name).type)]
 
     def candidates(self, count: int, read: Callable[[str], pa.ChunkedArray]) -> tuple[Ints, Ints]:
         """Those of `count` rows, ascending, that may be wanted; and which, if `is_exact`, they are, else -1.
@@ -63,12 +70,12 @@ class Search:
         return self.wanted[name].combine_chunks()
 
     @cached_property
-    def _integers(self) -> dict[str, Ints]:
-        """The values of columns of integers, ascending, where there is no null among them."""
+    def _ordered(self) -> dict[str, list[Any]]:
+        """The values of columns whose order is Parquet's, ascending, where there is no null among them."""
         return {
-            field.name: np.sort(self.wanted[field.name].to_numpy())
+            field.name: sorted(self._values(field.name).cast(as_bounds).to_pylist())
             for field in self.wanted.schema
-            if pa.types.is_signed_integer(field.type) and self.wanted[field.name].null_count == 0
+            if (as_bounds := _as_bounds(field.type)) and self.wanted[field.name].null_count == 0
         }
 
     @cached_property
@@ -81,3 +88,13 @@ class Search:
             if not pa.types.is_nested(field.type) and not pa.types.is_floating(field.type)
         ]
         return sorted(plain, key=lambda name: -len(self.wanted[name].unique()))
+
+
+def _as_bounds(kind: pa.DataType) -> pa.DataType | None:
+    """The type in which Parquet orders values of a type; None where we do not rely on its order."""
+    if pa.types.is_signed_integer(kind):
+        return kind
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    return pa.large_binary() if is_text else None
