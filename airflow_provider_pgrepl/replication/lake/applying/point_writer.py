@@ -31,6 +31,7 @@ class PointWriter:
         self._progress = progress
         self._every_s = every_s
         self._version = BEFORE_ALL
+        self._named: frozenset[int] = frozenset()
         self._next_boundary = time.monotonic() + every_s
 
     def write(self, records: Mapping[int, TableRecord]) -> None:
@@ -41,12 +42,17 @@ class PointWriter:
             self._version = BEFORE_ALL
         needed = [oid for oid, record in records.items() if record.state is TableState.STREAMING]
         version = schedule.caught_up.common(needed, schedule.newest)
-        if version is not None and version > self._version:
+        if version is not None and (version > self._version or self._lacks(records, version)):
             self._append(records, version)
             self._version = version
             self._next_boundary = time.monotonic() + self._every_s
         schedule.forget_before(self._version, needed)
         self._set_boundary(needed)
+
+    def _lacks(self, records: Mapping[int, TableRecord], version: int) -> bool:
+        """Whether the point of this version was made before all tables had caught up, as they have now."""
+        is_settled = version == self._version == self._schedule.newest and self._schedule.is_settled(records)
+        return is_settled and not self._named >= records.keys()
 
     def _append(self, records: Mapping[int, TableRecord], version: int) -> None:
         """A point names those with a snapshot not later than it."""
@@ -65,6 +71,7 @@ class PointWriter:
         commit_ts = self._progress.commit_ts
         if commit_ts is None and latest is not None and latest.epoch == self._epoch:
             commit_ts = latest.commit_ts
+        self._named = frozenset(oid for oid in records if self._schedule.caught_up.at(oid, version))
         positions = {str(table): known.position for table, known in named.items()}
         self._points.append(ConsistentPoint(self._epoch, end.lsn, commit_ts, versions_of(named), positions))
         self._progress.applied_lsn, self._progress.point_version = end.lsn, version
