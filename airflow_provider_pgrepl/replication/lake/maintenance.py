@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 GRACE = timedelta(minutes=15)
 """How long a file outlives its removal, for readers of a table's newest version."""
 CHANGELOG_GRACE = timedelta(hours=3)
-"""The same for one of the changelog: longer than a table's merge, whose files are known, waits for its turn."""
+"""The same in the changelog: longer than a table's merge, whose files are known, waits for its turn."""
 ORPHAN_AGE = timedelta(days=7)
 """When a file that no commit names is a dead writer's: later than the longest copy of a table may take."""
 HOLD = timedelta(minutes=2)

@@ -59,11 +59,12 @@ class SliceCommit:
     def make(self, how: Callable[[], None]) -> None:
         """Call `how`, which makes the commit from what the table holds; again when somebody was faster.
 
-        Who may be: a compaction, or an OPTIMIZE of somebody's, which leave the position where it is.
+        Who may be: a compaction, also by another process, or an OPTIMIZE of somebody's, which leave the
+        position where it is. A MERGE of Delta's is refused by these as by another writer.
         """
         before = self.table.transaction_version(self.app)
         for _ in range(_ATTEMPTS):
-            with suppress(VersionTakenError):
+            with suppress(VersionTakenError, FencedError):
                 how()
                 return
             self.read(self.table.update_incremental)

@@ -69,11 +69,19 @@ def compact(table: DeltaTable, app: str, *, at_least: int = 10, gone_share: floa
     if position is None or not can_commit(table):
         return 0
     rows = FileRows(table)
-    sizes = [FileSize(file.size, _share_gone(rows, number)) for number, file in enumerate(rows.files)]
-    chosen = files_to_compact(sizes, at_least, gone_share)
+    chosen = files_to_compact(_sizes(rows), at_least, gone_share)
     if not chosen:
         return 0
     return len(chosen) if _rewrite(table, app, position, rows, chosen) else 0
+
+
+def compactable(table: DeltaTable, app: str, *, at_least: int, gone_share: float) -> set[str]:
+    """The paths of the files that `compact` would write again. Raises FencedError when the epoch is over,
+    LakeTableError, LakeUnavailableError."""
+    if read_position(table, app) is None or not can_commit(table):
+        return set()
+    rows = FileRows(table)
+    return {rows.files[number].path for number in files_to_compact(_sizes(rows), at_least, gone_share)}
 
 
 def withdraw_vectors(table: DeltaTable, app: str) -> bool:
@@ -106,7 +114,10 @@ def _rewrite(
 ) -> bool:
     """Write these files again, in one commit with `more` actions; whether nobody was faster."""
     written = _write(rows, chosen)
-    narrow_bounds(table, app, bounded(written, rows.schema))
+    try:
+        narrow_bounds(table, app, bounded(written, rows.schema))
+    except FencedError:
+        return _is_left_to_another(table, app, position)
     actions = [
         *more(),
         *(removed(rows.files[number], changes_data=False) for number in chosen),
@@ -117,11 +128,15 @@ def _rewrite(
     try:
         fenced(table, app, position, commit, passing=(VersionTakenError,))
     except VersionTakenError:
-        table.update_incremental()
-        if table.transaction_version(app) == position:
-            return False
-    else:
-        return True
+        return _is_left_to_another(table, app, position)
+    return True
+
+
+def _is_left_to_another(table: DeltaTable, app: str, position: LSN) -> bool:
+    """False, who has committed meanwhile having changed nothing of ours; else raises FencedError."""
+    table.update_incremental()
+    if table.transaction_version(app) == position:
+        return False
     raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
 
 
@@ -148,6 +163,10 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
         purged.add(number)
         total += sizes[number].live_bytes
     return purged
+
+
+def _sizes(rows: FileRows) -> list[FileSize]:
+    return [FileSize(file.size, _share_gone(rows, number)) for number, file in enumerate(rows.files)]
 
 
 def _share_gone(rows: FileRows, number: int) -> float:
