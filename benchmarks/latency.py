@@ -11,7 +11,8 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from benchmarks import pipelines, running_app, workload
 from benchmarks.figure import Figure
 from benchmarks.source import running_source
-from benchmarks.visibility import SteadyLoad, delays, point_history, table_history
+from benchmarks.steady import SteadyLoad, inserts_and_updates
+from benchmarks.visibility import delays, point_history, slowest_delays
 
 _TABLES = tuple(f"public.bench_{number}" for number in range(1, 6))
 _ROWS = 100_000
@@ -27,16 +28,15 @@ def run(folder: Path, scale: float) -> Figure:
             workload.create_table(source, table)
             workload.insert(source, 1, _ROWS, table)
         pipeline = pipelines.make_pipeline(folder, "latency", *_TABLES)
-        with running_app.replicating(source.replicator_dsn(), pipeline) as app:
-            running_app.wait_applied(app, pipeline, source.end_lsn())
+        with running_app.streaming(source, pipeline) as app:
             warm = int(_WARM_UP_S * max(scale, 0.5))
-            load = SteadyLoad(source.dsn, _TABLES, _ROWS, _TRANSACTIONS_PER_S)
+            load = SteadyLoad(source.dsn, _TRANSACTIONS_PER_S, inserts_and_updates(_TABLES, _ROWS))
             load.start()
             time.sleep(warm + _SECONDS * scale)
             commits = load.stop()
             running_app.wait_applied(app, pipeline, LSN(commits[-1][0]))
     measured = [commit for commit in commits if commit[1] >= commits[0][1] + warm]
-    slowest = np.max([delays(measured, table_history(pipeline, table)) for table in _TABLES], axis=0)
+    slowest = slowest_delays(measured, pipeline, _TABLES)
     p50, p95 = np.percentile(slowest, [50, 95])
     points = np.percentile(delays(measured, point_history(pipeline)), [50, 95])
     return Figure(

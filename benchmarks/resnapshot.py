@@ -12,7 +12,8 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from benchmarks import pipelines, running_app, workload
 from benchmarks.figure import Figure
 from benchmarks.source import running_source
-from benchmarks.visibility import Commits, SteadyLoad, delays, table_history
+from benchmarks.steady import SteadyLoad, inserts_and_updates
+from benchmarks.visibility import Commits, slowest_delays
 
 _OTHERS = tuple(f"public.bench_{number}" for number in range(1, 10))
 _COPIED = "public.bench_10"
@@ -33,7 +34,8 @@ def run(folder: Path, scale: float) -> Figure:
         with running_app.replicating(dsn, pipeline) as app:
             running_app.wait_applied(app, pipeline, source.end_lsn())
             tables = (*_OTHERS, _COPIED)
-            load = SteadyLoad(source.dsn, tables, _ROWS, _TRANSACTIONS_PER_S, first_id=_ROWS_COPIED + 1)
+            changes = inserts_and_updates(tables, _ROWS, first_id=_ROWS_COPIED + 1)
+            load = SteadyLoad(source.dsn, _TRANSACTIONS_PER_S, changes)
             load.start()
             time.sleep(_WARM_UP_S * max(scale, 0.5))
             usual = (time.time(), time.time() + _SECONDS * scale)
@@ -64,5 +66,4 @@ def run(folder: Path, scale: float) -> Figure:
 
 def _lags(pipeline: Pipeline, commits: Commits, begin: float, end: float) -> np.ndarray:
     chosen = [commit for commit in commits if begin <= commit[1] < end]
-    lags = np.array([delays(chosen, table_history(pipeline, table)) for table in _OTHERS])
-    return np.asarray(lags.max(axis=0))
+    return slowest_delays(chosen, pipeline, _OTHERS)

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
+from benchmarks.source import Source
+from benchmarks.visibility import table_position
 
 _ROOT = Path(__file__).resolve().parents[1]
 _POLL_S = 0.2
@@ -24,6 +26,7 @@ class App:
 
     def __init__(self, name: str, dsn: str, pipeline: Pipeline, *arguments: str) -> None:
         folder = Path(pipeline.lake_root).parent
+        folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{pipeline.name}.json"
         file.write_text(pipeline.to_json())
         self.name, self.log = name, folder / f"{pipeline.name}_{name}.log"
@@ -72,13 +75,39 @@ class App:
 @contextmanager
 def replicating(dsn: str, pipeline: Pipeline) -> Iterator[App]:
     """The tables taken, the replication app running until the end of the block."""
-    App("snapshot", dsn, pipeline).wait()
+    App("snapshot", dsn, pipeline).wait(600)
+    with resumed(dsn, pipeline) as app:
+        yield app
+
+
+@contextmanager
+def resumed(dsn: str, pipeline: Pipeline) -> Iterator[App]:
+    """The replication app running again until the end of the block."""
     app = App("replicate", dsn, pipeline)
     try:
         yield app
         app.check()
     finally:
         app.stop()
+
+
+@contextmanager
+def streaming(source: Source, pipeline: Pipeline) -> Iterator[App]:
+    """As `replicating`, from when the app has caught up with all that the source has."""
+    with replicating(source.replicator_dsn(), pipeline) as app:
+        wait_applied(app, pipeline, source.end_lsn(), 600)
+        yield app
+
+
+def wait_shown(app: App, pipeline: Pipeline, tables: Sequence[str], lsn: LSN, timeout_s: float = 600) -> None:
+    """Wait until each of the lake tables, all of which change after an LSN, shows what is before it."""
+    deadline = time.monotonic() + timeout_s
+    for table in tables:
+        while (position := table_position(pipeline, table)) < lsn:
+            app.check()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the lake table of {table} is at {position}, not at {lsn}")
+            time.sleep(_POLL_S)
 
 
 def wait_applied(app: App, pipeline: Pipeline, lsn: LSN, timeout_s: float = 120) -> None:

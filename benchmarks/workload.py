@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import psycopg2
 
@@ -16,42 +19,85 @@ TABLE = "public.bench"
 ROWS_A_TRANSACTION = 1_000
 
 _CREATE = """create table {table} (
-    id bigint primary key, k integer not null, v text, amt numeric(12,2), ts timestamptz
+    id {type} primary key, k integer not null, v text, amt numeric(12,2), ts timestamptz
 )"""
 _ROW = (
-    "g, (g %% 1000)::int, 'value of the row ' || g, (g %% 100000) / 100.0,"
+    "{key}, (g %% 1000)::int, 'value of the row ' || g, (g %% 100000) / 100.0,"
     " timestamptz '2024-01-01' + g * interval '1 second'"
 )
 _INSERT = f"insert into {{table}} select {_ROW} from generate_series(%s::bigint, %s) g"
+_ROWS_AT_ONCE = 500_000
 _UPDATE = (
     "update {table} set k = k + 1, v = 'changed ' || id, amt = amt + 1"
     " where id in (select 1 + %s + (%s + g * %s) %% %s from generate_series(0, %s) g)"
 )
 
 
-def create_table(source: Source, table: str = TABLE) -> None:
+@dataclass(frozen=True)
+class Keys:
+    """A kind of primary key, and that of the row of a number: in SQL, where the number is `g`, and here."""
+
+    type: str
+    expression: str
+    of: Callable[[int], int | str]
+
+
+BIGINT = Keys("bigint", "g", int)
+UUIDS = Keys(
+    "uuid",
+    "md5(g::text)::uuid",
+    lambda number: str(UUID(hashlib.md5(str(number).encode(), usedforsecurity=False).hexdigest())),
+)
+"""In an order that says nothing, as random ones."""
+
+
+def create_table(source: Source, table: str = TABLE, keys: Keys = BIGINT) -> None:
     """Make the table that the workload writes."""
-    source.execute(_CREATE.format(table=table))
+    source.execute(_CREATE.format(table=table, type=keys.type))
 
 
-def insert(source: Source, first: int, last: int, table: str = TABLE) -> None:
-    """Rows with these ids, in one transaction."""
-    source.execute(_INSERT.format(table=table), first, last)
+def insert(source: Source, first: int, last: int, table: str = TABLE, keys: Keys = BIGINT) -> None:
+    """Rows with these numbers, in one transaction."""
+    source.execute(_INSERT.format(table=table, key=keys.expression), first, last)
 
 
-def fill(source: Source, inserts: int, updates: int) -> None:
-    """Insert rows 1 … and then update rows spread over all of them, a thousand a transaction."""
+def make_table(source: Source, rows: int, table: str = TABLE, keys: Keys = BIGINT) -> None:
+    """A table with the rows of numbers 1 to `rows`, however many, before anything is replicated."""
+    create_table(source, table, keys)
+    source.execute("set synchronous_commit = off")
+    for first in range(1, rows + 1, _ROWS_AT_ONCE):
+        insert(source, first, min(rows, first + _ROWS_AT_ONCE - 1), table, keys)
+    source.execute("set synchronous_commit = on")
+    source.execute(f"vacuum analyze {table}")
+
+
+def fill(source: Source, inserts: int, updates: int, tables: Sequence[str] = (TABLE,)) -> None:
+    """Insert rows 1 … and then update rows spread over all of them, a thousand a transaction.
+
+    So many in each table, the tables taking turns.
+    """
     step = ROWS_A_TRANSACTION
     source.execute("set synchronous_commit = off")
     for first in range(1, inserts + 1, step):
-        insert(source, first, first + step - 1)
+        for table in tables:
+            insert(source, first, first + step - 1, table)
     for number in range(updates // step):
-        update(source, number, 0, inserts)
+        for table in tables:
+            update(source, number, 0, inserts, table)
 
 
-def update(source: Source, number: int, start: int, span: int, rows: int = ROWS_A_TRANSACTION) -> None:
-    """One transaction that updates rows spread evenly over ids start + 1 … start + span."""
-    source.execute(_UPDATE.format(table=TABLE), start, number * 7919, span // rows, span, rows - 1)
+def update(source: Source, number: int, start: int, span: int, table: str = TABLE) -> None:
+    """One transaction that updates a thousand rows spread evenly over ids start + 1 … start + span."""
+    rows = ROWS_A_TRANSACTION
+    source.execute(_UPDATE.format(table=table), start, number * 7919, span // rows, span, rows - 1)
+
+
+def touch(source: Source, tables: Sequence[str]) -> LSN:
+    """One transaction that changes a row in each table; returns an LSN at or before its commit, and after all
+    that was committed before."""
+    changes = "; ".join(f"update {table} set k = k + 1 where id = 1" for table in tables)
+    # Statements sent at once are one transaction, which ends after the last.
+    return LSN.parse(source.fetch(f"{changes}; select pg_current_wal_insert_lsn()")[0])
 
 
 @dataclass
