@@ -24,10 +24,14 @@ def read_results(files: Iterable[Path], machine: dict[str, str]) -> list[Figure]
 
 def update_page(figures: list[Figure], machine: dict[str, str]) -> None:
     """Put the table between the page's marks."""
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n{_render(figures, machine)}{END}{after}")
+    replace_between(BEGIN, END, _render(figures, machine))
+
+
+def replace_between(begin: str, end: str, lines: str) -> None:
+    """Put lines between two marks of the page, in place of what is there."""
+    before, rest = PAGE.read_text().split(begin)
+    after = rest.split(end)[1]
+    PAGE.write_text(f"{before}{begin}\n{lines}{end}{after}")
 
 
 def _render(figures: list[Figure], machine: dict[str, str]) -> str:

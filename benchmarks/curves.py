@@ -1,0 +1,46 @@
+"""Curves in docs/benchmarks.md: how late updates are seen, and what one costs, over the rows of the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chart import Chart
+from benchmarks.report import PAGE, replace_between
+
+BEGIN, END = "<!-- curves: begin -->", "<!-- curves: end -->"
+_PICTURES = "images"
+"""Beside the page."""
+_X_TITLE = "million rows in the table"
+_LINES = {
+    "scattered-seconds": ("Updates of any rows, until they are seen", "seconds", ("p50 s", "p95 s")),
+    "scattered-bytes": ("Written into the lake for an update", "bytes", ("bytes a change",)),
+    "scattered-cpu": ("CPU time of the app for an update", "microseconds", ("CPU µs a change",)),
+}
+"""By the picture's name: its title, its unit, and the numbers of `scattered` that it shows."""
+
+
+def update_page(result: Path) -> None:
+    """Draw what a full run of `scattered` has measured, and have the page show it."""
+    if not result.exists():
+        return
+    found = json.loads(result.read_text())
+    if found["scale"] == 1:
+        draw(found["figure"]["numbers"], PAGE.parent / _PICTURES)
+        links = [f"![{title}]({_PICTURES}/{name}.svg)" for name, (title, _, _) in _LINES.items()]
+        replace_between(BEGIN, END, "\n\n".join(links) + "\n")
+
+
+def draw(numbers: dict[str, Any], folder: Path) -> None:
+    """Write the pictures into a folder."""
+    sizes = [size for size in numbers.values() if isinstance(size, dict)]
+    folder.mkdir(exist_ok=True)
+    for name, (title, unit, shown) in _LINES.items():
+        lines = {_name(key): [(size["M rows"], size[key]) for size in sizes] for key in shown}
+        (folder / f"{name}.svg").write_text(Chart(title, unit, _X_TITLE, lines).svg())
+
+
+def _name(key: str) -> str:
+    """Of a line: its number's, without the unit."""
+    return key.removesuffix(" s")
