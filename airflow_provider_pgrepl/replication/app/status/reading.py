@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+
+from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
+from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn
@@ -27,6 +31,9 @@ from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_sl
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+_NEEDING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
+"""States of tables that have a right to changes."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,9 @@ class Step:
 
 @dataclass(frozen=True)
 class TableStatus:
-    """A table. All that was committed at or before `position_lsn` is in the lake; `lag_bytes` is the source's
-    WAL after it, or after the last consistent point where that is later and holds the table. `error`: the
-    class of its error, `error_lsn` where it happened."""
+    """A table. All that was committed at or before `position_lsn` is in the lake, and at or before
+    `whole_lsn`, the last consistent point where that is later and holds the table; `lag_bytes` is the
+    source's WAL after it. `error`: the class of its error, `error_lsn` where it happened."""
 
     table: str
     state: TableState
@@ -85,6 +92,7 @@ class TableStatus:
     error_lsn: LSN | None
     bytes: TableBytes | None = None
     merges: TableMerges | None = None
+    whole_lsn: LSN | None = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,7 @@ class PipelineStatus:
     tables: tuple[TableStatus, ...] = ()
     publishers: tuple[PublisherStatus, ...] = ()
     problems: tuple[str, ...] = ()
+    changelog: ChangelogStatus | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +128,7 @@ class _Lake:
     durable_lsn: LSN | None = None
     point: ConsistentPoint | None = None
     problems: tuple[str, ...] = ()
+    changelog: DeltaTable | None = None
 
 
 def read_status(pipeline: Pipeline) -> PipelineStatus:
@@ -167,6 +177,7 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         tables=statuses,
         publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
         problems=(*problems, *lake.problems),
+        changelog=_changelog(lake, statuses),
     )
 
 
@@ -208,7 +219,15 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
         positions: dict[str, int] = {key: LSN(position) for key, position in point.positions.items()}
         shown = replace(point, lsn=LSN(point.lsn), positions=positions)
         point = shown if point.epoch == epoch.epoch else None
-    return _Lake(epoch, read_durable_lsn(changelog), point, problems)
+    return _Lake(epoch, read_durable_lsn(changelog), point, problems, changelog)
+
+
+def _changelog(lake: _Lake, tables: Iterable[TableStatus]) -> ChangelogStatus | None:
+    if lake.changelog is None or lake.epoch is None:
+        return None
+    needing = {table.table: table.whole_lsn for table in tables if table.state in _NEEDING}
+    positions = {table: lsn for table, lsn in needing.items() if lsn is not None}
+    return changelog_status(lake.changelog, lake.epoch.epoch, positions)
 
 
 def _table(
@@ -222,6 +241,7 @@ def _table(
         state=record.state,
         since=record.since,
         position_lsn=None if standing is None else standing.own,
+        whole_lsn=whole,
         lag_bytes=_lag(whole, end) if in_lake else None,
         rows_copied=record.rows_copied,
         error=record.error,

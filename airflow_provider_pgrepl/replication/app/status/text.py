@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus
 from airflow_provider_pgrepl.replication.app.status.reading import PipelineStatus, SlotStatus, TableStatus
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
@@ -40,7 +41,7 @@ def to_text(status: PipelineStatus) -> str:
     parts = [
         [*_heading(status), *_app(status), *_slot(status), *_problems(status)],
         _steps(status),
-        _point(status),
+        [*_point(status), *_changelog(status.changelog)],
         _tables(status.tables),
         _publishers(status.publishers),
     ]
@@ -147,6 +148,17 @@ def _point(status: PipelineStatus) -> list[str]:
     committed = f", last commit {show_duration(age)} ago" if age is not None else ""
     held = sum(not is_history(key) for key in point.tables)
     return [_line("point", f"{LSN(point.lsn)}{committed}, holds {_count(held, 'table')}")]
+
+
+def _changelog(changelog: ChangelogStatus | None) -> list[str]:
+    if changelog is None:
+        return []
+    since = f" since {changelog.since:%Y-%m-%d %H:%M} UTC" if changelog.since else ""
+    size = f"{show_bytes(changelog.bytes)} in {_count(changelog.files, 'file')}{since}"
+    needed = (
+        f"; {show_bytes(changelog.needed_bytes)} of it for {changelog.slowest}" if changelog.slowest else ""
+    )
+    return [_line("changelog", size + needed)]
 
 
 def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
