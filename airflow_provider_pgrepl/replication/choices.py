@@ -85,7 +85,8 @@ class TablePolicy:
     added columns out, or stops. `merge`: whether a change rewrites the files that it touches, or marks rows
     in them as gone and adds a file beside them; `auto`: whichever writes less. `freshness_s`: how long after
     the last merge changes are merged at the earliest. While more than `write_amplification` bytes were
-    written for a byte of change, over an hour, they may wait for `max_staleness_s`.
+    written for a byte of change, over an hour, they may wait for `max_staleness_s`. `cluster_by`: the columns
+    by which rows are ordered where files are written again, those that the table has; none: by its key.
     """
 
     truncate: Truncate = "apply"
@@ -96,6 +97,7 @@ class TablePolicy:
     freshness_s: float = 1.0
     max_staleness_s: float = 60.0
     write_amplification: float = 20.0
+    cluster_by: tuple[str, ...] = ()
 
     @property
     def follows_keys(self) -> bool:

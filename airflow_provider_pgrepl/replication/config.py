@@ -67,6 +67,7 @@ class Pipeline:
     freshness_s: float = 1.0
     max_staleness_s: float = 60.0
     write_amplification: float = 20.0
+    cluster_by: tuple[str, ...] = ()
     new_tables: NewTables = "add"
     event_trigger: bool = False
     trust_table_owners: bool = False
@@ -120,7 +121,7 @@ class Pipeline:
             (given for name, given in self.per_table.items() if TableName.parse(name) == table), {}
         )
         return TableChoices(
-            TablePolicy(**{name: own.get(name, getattr(self, name)) for name in POLICIES}),
+            TablePolicy(**{name: _frozen(own.get(name, getattr(self, name))) for name in POLICIES}),
             {column: self._column_choice(column, named) for column in columns},
             self._column_choice(None, {}),
             named,
@@ -192,15 +193,17 @@ class Pipeline:
         missing = [name for name in ("name", "lake", "tables") if name not in fields]
         if missing:
             raise ConfigError(f"missing key {', '.join(map(repr, missing))}", _REFERENCE)
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
-        }
+        values: dict[str, Any] = {key: _frozen(value) for key, value in fields.items()}
         return cls(**values)
 
     @classmethod
     def read(cls, path: str | Path) -> Pipeline:
         """Read a pipeline file. Raises ConfigError."""
         return cls.from_json(read_text("pipeline file", path))
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

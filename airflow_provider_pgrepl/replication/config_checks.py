@@ -144,7 +144,7 @@ def _check_number(where: str, name: str, value: object) -> None:
         return
     if value > (most := _MOST.get(name.rpartition("_")[2], _MOST_OF_ALL)):
         raise ConfigError(f"{where}: must not be more than {most}")
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{where}: {value} is not a finite number")
     if value < 0 or (value == 0 and name not in _MAY_BE_ZERO):
         least = "must not be negative" if name in _MAY_BE_ZERO else "must be greater than 0"

@@ -12,7 +12,7 @@ def is_of(value: object, hint: Any) -> bool:
     if get_origin(hint) is dict:
         return isinstance(value, dict)
     if get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(isinstance(item, str) for item in value)
+        return isinstance(value, tuple | list) and all(isinstance(item, str) for item in value)
     if hint is float:
         return isinstance(value, int | float) and not isinstance(value, bool)
     if hint is int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltalake.exceptions import DeltaProtocolError
@@ -27,6 +28,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_ta
 from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lake.vectors import marking
+from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustered
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, withdraw_vectors
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -292,3 +294,22 @@ def test_appends_of_others_are_not_lost_from_the_list(lake: Lake) -> None:
     lake.update(1)
     write_deltalake(lake.uri, pa.table({"id": [12345]}), mode="append", schema_mode="merge")
     assert any("12345" in json.dumps(file.statistics) for file in live_files(open_table(lake.uri)).values())
+
+
+def test_files_that_are_joined_are_ordered_by_the_key_or_by_chosen_columns(lake: Lake) -> None:
+    for first in range(10):
+        lake.update(*range(first, 100, 10), value=f"v{9 - first}")
+    for cluster_by, ordered_by in ((("id",), "id"), (("gone", "v"), "v")):
+        table = open_table(lake.uri)
+        compact(table, APP, cluster_by, at_least=1, gone_share=0.0)
+        (file,) = live_files(table).values()
+        values = pq.read_table(Path(lake.uri) / file.path)[ordered_by].to_pylist()
+        assert values == sorted(values)
+        assert by_duckdb(lake.uri) == lake.expected
+
+
+def test_what_nested_values_cannot_order_is_written_as_it_is() -> None:
+    rows = pa.table({"k": [[3], [1], [2]], "v": [3, 1, 2]})
+    batches = clustered([rows.slice(0, 2), rows.slice(2)], ("k",))
+    assert pa.Table.from_batches(batches)["v"].to_pylist() == [3, 1, 2]
+    assert list(clustered([], ("k",))) == []

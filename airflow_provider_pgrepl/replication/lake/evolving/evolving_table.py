@@ -74,7 +74,11 @@ class EvolvingTable:
             withdraw_vectors(self.table, self.app)
         for handle in (self.table, self.history):
             if handle is not None:
-                compact(handle, self.app)
+                compact(handle, self.app, self._cluster_by)
+
+    @property
+    def _cluster_by(self) -> tuple[str, ...]:
+        return self.choices.policy.cluster_by or tuple(column.name for column in self.built.key_columns)
 
     def _steps_done(self, timeline: RelationTimeline) -> int:
         """Up to which span the table has evolved already, by somebody who died before the changes."""

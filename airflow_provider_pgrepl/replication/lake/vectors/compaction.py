@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position
+from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustered
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import (
     added,
@@ -58,8 +59,16 @@ class FileSize:
         return int(self.bytes * (1 - self.gone))
 
 
-def compact(table: DeltaTable, app: str, *, at_least: int = 10, gone_share: float = _PURGED_SHARE) -> int:
+def compact(
+    table: DeltaTable,
+    app: str,
+    cluster_by: Sequence[str] = (),
+    *,
+    at_least: int = 10,
+    gone_share: float = _PURGED_SHARE,
+) -> int:
     """Join small files once there are `at_least` of a size, and write those again of which so much is gone.
+    Their rows are ordered by `cluster_by`, as far as the table has such columns.
 
     How many files went. Changes no row and not the position (`dataChange` is false), and leaves the table to
     who has committed meanwhile. Raises FencedError when that was another writer of this pipeline, or when the
@@ -72,7 +81,7 @@ def compact(table: DeltaTable, app: str, *, at_least: int = 10, gone_share: floa
     chosen = files_to_compact(_sizes(rows), at_least, gone_share)
     if not chosen:
         return 0
-    return len(chosen) if _rewrite(table, app, position, rows, chosen) else 0
+    return len(chosen) if _rewrite(table, app, position, rows, chosen, cluster_by) else 0
 
 
 def compactable(table: DeltaTable, app: str, *, at_least: int, gone_share: float) -> set[str]:
@@ -95,7 +104,7 @@ def withdraw_vectors(table: DeltaTable, app: str) -> bool:
         return False
     rows = FileRows(table)
     marked = [number for number, file in enumerate(rows.files) if file.vector is not None]
-    if not _rewrite(table, app, position, rows, marked, lambda: without_vectors(table)):
+    if not _rewrite(table, app, position, rows, marked, more=lambda: without_vectors(table)):
         return False
     # Whoever reads the newest version begins here, and meets no vector at all.
     table.create_checkpoint()
@@ -110,10 +119,11 @@ def _rewrite(
     position: LSN,
     rows: FileRows,
     chosen: Collection[int],
+    cluster_by: Sequence[str] = (),
     more: Callable[[], list[dict[str, Any]]] = list,
 ) -> bool:
     """Write these files again, in one commit with `more` actions; whether nobody was faster."""
-    written = _write(rows, chosen)
+    written = _write(rows, chosen, cluster_by)
     try:
         narrow_bounds(table, app, bounded(written, rows.schema))
     except FencedError:
@@ -174,11 +184,9 @@ def _share_gone(rows: FileRows, number: int) -> float:
     return 0.0 if vector is None else vector.rows / max(rows.count(number), 1)
 
 
-def _write(rows: FileRows, chosen: Collection[int]) -> list[WrittenFile]:
+def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -> list[WrittenFile]:
     above, _, folder = rows.uri.rstrip("/").rpartition("/")
     with ParquetFiles(above, folder, rows.schema) as files:
-        for number in chosen:
-            for some in rows.all_of(number):
-                for batch in some.to_batches():
-                    files.write(batch)
+        for batch in clustered((part for number in chosen for part in rows.all_of(number)), cluster_by):
+            files.write(batch)
         return files.finish()
