@@ -45,12 +45,15 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _BUDGET_INTERVAL_S = 30.0
+_LAST_MERGES_S = 10.0
+"""For merges that still run when something has failed; what is not committed then is done again."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -137,17 +140,22 @@ class Replication:
         try:
             spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
             self._stop.install()
-            self._applier = Applier(spark, self._pipeline, self._store, self._record, self._applied)
-            if target is None:
-                return self._run_forever()
-            code = self._run_until(target)
-            summary.leave()
+            code = self._apply(spark, target)
+            if target is not None:
+                summary.leave()
             return code
         finally:
             summary.stop()
             self._progress.stop()
             if spark is not None:
                 spark.stop()
+
+    def _apply(self, spark: SparkSession, target: LSN | None) -> int:
+        self._applier = Applier(spark, self._pipeline, self._store, self._record, self._applied)
+        try:
+            return self._run_forever() if target is None else self._run_until(target)
+        finally:
+            self._applier.end(_LAST_MERGES_S)
 
     def _make_progress_writer(self) -> ProgressWriter:
         return ProgressWriter(

@@ -97,12 +97,17 @@ class Applier:
 
     def stop(self, query: StreamingQuery) -> None:
         """End between two merges; those that run are finished first."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self.end()
         query.stop()
+
+    def end(self, timeout_s: float | None = None) -> None:
+        """Begin no merge any more, and wait so long for those that run."""
+        self._stopping = True
+        if self._changed.acquire(timeout=-1 if timeout_s is None else timeout_s):
+            self._changed.notify_all()
+            self._changed.release()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -122,6 +127,8 @@ class Applier:
             with spark_errors("reading a batch"):
                 items = [WorkItem.from_json(row.work) for row in frame.collect()]
             self._add(items)
+        except _StoppedError:
+            raise
         except Exception as error:
             self.error = self.error or error
             raise
@@ -161,8 +168,8 @@ class Applier:
         """What the thread does: gives out what has come, and takes what has ended."""
         with self._changed:
             try:
-                while not self._has_ended or self._rounds.is_running:
-                    may_begin = not (self._holders or self._has_ended)
+                while self.error is None and (not self._stopping or self._rounds.is_running):
+                    may_begin = not (self._holders or self._stopping)
                     self._rounds.step(may_begin=may_begin, hurries=self._until_settled)
                     self._changed.notify_all()
                     if not self._rounds.has_news:

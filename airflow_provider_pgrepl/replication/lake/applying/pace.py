@@ -13,8 +13,8 @@ from typing import Literal
 
 WINDOW_S = 3600.0
 """Over how long a table's budget is kept."""
-FREE_BYTES_PER_S = 32 << 10
-"""What any table may write, however little changes: a commit a second of a small table costs that much."""
+FREE_BYTES_PER_S = 256 << 10
+"""What any table may write, however little changes: a small one that is rewritten each second takes that."""
 
 _SLOT_S = 60.0
 _BYTES_PER_S = 32 << 20
