@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
 from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
+from airflow_provider_pgrepl.replication.app.operations.maintain import LIMIT_S, maintain
 from airflow_provider_pgrepl.replication.app.operations.removal import check_removable
 from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
 from airflow_provider_pgrepl.replication.app.operations.tables import (
@@ -88,6 +89,19 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
     return _ask(f"with --yes it would end with this:\n{done.to_text()}")
+
+
+def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
+    with process.StopSignal() as stop:
+        done = maintain(
+            Access.from_environment(pipeline),
+            [name for name in arguments.tables.split(",") if name.strip()],
+            arguments.limit_s,
+            wait=stop.wait,
+            tell=lambda table: None if arguments.json else _say(table.to_text()),
+        )
+    _say(json.dumps(done.to_report(), indent=2) if arguments.json else done.to_text())
+    return done.exit_code
 
 
 def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -169,6 +183,18 @@ _TIMEOUT = _Option(
     "--timeout",
     {"type": float, "default": 60.0, "metavar": "SECONDS", "help": "how long to wait for who is in the way"},
 )
+_TABLES_TO_COMPACT = _Option(
+    "--tables", {"default": "", "metavar": "a.b,c.d", "help": "compact these lake tables, and no others"}
+)
+_LIMIT = _Option(
+    "--limit-s",
+    {
+        "type": float,
+        "default": LIMIT_S,
+        "metavar": "SECONDS",
+        "help": "begin to join no more files after that",
+    },
+)
 _LSN = _Option("--lsn", {"required": True, "metavar": "X/X", "help": "as the error names it"})
 _UNTOUCHED = _Option(
     "--untouched",
@@ -201,6 +227,12 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("resume", "have paused tables catch up", _resume, (_TABLES,)),
     ("retry", "have errored tables catch up, when the cause is gone", _retry, (_ANY_TABLES,)),
     ("remove", "take tables out of the pipeline", _remove, (_TABLES, _DROP_TABLES, _TIMEOUT, _YES_TO_DROP)),
+    (
+        "maintain",
+        "compact lake tables and changelog, let old points go, delete what nobody needs",
+        _maintain,
+        (_TABLES_TO_COMPACT, _LIMIT, _JSON),
+    ),
     ("teardown", "drop slot, publication and records", _teardown, (_DROP_LAKE, _TIMEOUT, _YES)),
     ("skip", "go on without a transaction that the server cannot send", _skip, (_LSN, _UNTOUCHED, _YES)),
     ("changes", "print changes as lines of JSON", _changes, (_SOME_TABLES, _AFTER, _FOLLOW)),

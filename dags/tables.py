@@ -1,4 +1,4 @@
-"""pgrepl_tables: add, pause, resume, retry or remove tables, by hand.
+"""pgrepl_tables: add, pause, resume, retry, maintain or remove tables, by hand.
 
 Trigger it and fill in the form; by API: `{"conf": {"action": "pause", "tables": ["public.orders"]}}`.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from airflow.sdk import DAG, Param, task
 
 from airflow_provider_pgrepl.operators.forms import PICKED_TABLES, tables_params
+from airflow_provider_pgrepl.operators.maintenance import PgMaintenanceOperator
 from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator
 from airflow_provider_pgrepl.operators.tables import (
     PgPauseTablesOperator,
@@ -27,12 +28,13 @@ ACTIONS = {
     "pause": "Pause: let them stand still",
     "resume": "Resume: have paused ones catch up",
     "retry": "Retry: have errored tables catch up",
+    "maintain": "Maintain: join their small files, delete what nobody needs",
     "remove": "Remove: the lake tables stay",
 }
 
 with DAG(
     "pgrepl_tables",
-    description="Add, pause, resume, retry or remove tables",
+    description="Add, pause, resume, retry, maintain or remove tables",
     schedule=None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
@@ -44,7 +46,9 @@ with DAG(
             "pause", type="string", enum=list(ACTIONS), values_display=ACTIONS, title="What to do"
         ),
         **tables_params(
-            PIPELINE_FILE, "Tables", "None: add all that are new under a pattern, retry all errored ones. "
+            PIPELINE_FILE,
+            "Tables",
+            "None: add all that are new under a pattern, retry all errored ones, maintain all. ",
         ),
     },
     tags=["pgrepl"],
@@ -61,5 +65,6 @@ with DAG(
         PgPauseTablesOperator(task_id="pause", **COMMON),
         PgResumeTablesOperator(task_id="resume", **COMMON),
         PgRetryTablesOperator(task_id="retry", **COMMON),
+        PgMaintenanceOperator(task_id="maintain", pipeline=PIPELINE_FILE, tables=PICKED_TABLES),
         PgRemoveTablesOperator(task_id="remove", **COMMON),
     ]

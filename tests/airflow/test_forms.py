@@ -116,7 +116,7 @@ def test_adding_starts_the_application_and_nothing_else(
 ) -> None:
     run = dag("tables").test(run_conf={"action": "add", "tables": tables})
     assert submitted.read_text().splitlines()[-1] == argument
-    others = dict.fromkeys(("pause", "resume", "retry", "remove"), "skipped")
+    others = dict.fromkeys(("pause", "resume", "retry", "maintain", "remove"), "skipped")
     assert states(run) == {"choose": "success", "add": "success", **others}
 
 

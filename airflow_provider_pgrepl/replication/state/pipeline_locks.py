@@ -51,6 +51,12 @@ DELETE FROM _pgrepl.locks WHERE (pipeline, purpose) = (%(pipeline)s, %(purpose)s
 RETURNING 1
 """
 
+_IS_HELD = """
+SELECT EXISTS (SELECT FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
+    WHERE (held.pipeline, held.purpose) = (%(pipeline)s, %(purpose)s)
+        AND coalesce(a.backend_start = held.started, true))
+"""
+
 _TAKE_KEY = "SELECT 1 WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
 _RELEASE_KEY = "SELECT pg_catalog.pg_advisory_unlock(%(key)s)"
 _KEY_HOLDER = """
@@ -106,6 +112,12 @@ class PipelineLocks(StateConnection):
         if not taken:
             raise _busy(pipeline, purpose, holders)
         self._locks.add(wanted)
+
+    def is_locked(self, pipeline: str, purpose: Purpose) -> bool:
+        """Whether a process holds the lock at this moment, in a schema that is set up; nobody is kept out."""
+        with state_errors("looking at the pipeline's lock"):
+            values = {"pipeline": pipeline, "purpose": purpose}
+            return bool(row(self._connection, _IS_HELD, values)[0])
 
     def unlock(self, pipeline: str, purpose: Purpose) -> None:
         """Release a lock that `lock` took."""
