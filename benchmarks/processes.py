@@ -44,10 +44,14 @@ class TaskPeak(Watcher):
         self.mb = max([self.mb, *map(peak_mb, tasks)])
 
 
-def proportional_mb(session: int) -> float:
-    """The memory of all its processes in MB, in which what several share counts once."""
-    found = [_kilobytes(process / "smaps_rollup", "Pss") for process, _ in _processes(session)]
-    return sum(found) * 1024 / 1e6
+def proportional_mb(session: int) -> dict[str, float]:
+    """The memory of all its processes in MB, in which what several share counts once, by kinds of them."""
+    found: dict[str, float] = {}
+    for process, _ in _processes(session):
+        kind = "app" if process.name == str(session) else _name(process)
+        megabytes = _kilobytes(process / "smaps_rollup", "Pss") * 1024 / 1e6
+        found[kind] = found.get(kind, 0.0) + megabytes
+    return found
 
 
 def resident_mb(process: int) -> float:
@@ -66,10 +70,16 @@ def forget_peak(process: int) -> None:
 
 
 def _is_task(process: Path) -> bool:
+    return _name(process) == "pyspark.daemon"
+
+
+def _name(process: Path) -> str:
+    """Of its program, or of the module that Python runs; empty of one that has ended."""
     try:
-        return b"pyspark.daemon" in (process / "cmdline").read_bytes()
+        program, *arguments = (process / "cmdline").read_text().split("\0")
     except OSError:
-        return False
+        return ""
+    return arguments[1] if arguments[:1] == ["-m"] else Path(program).name
 
 
 def _processes(session: int) -> Iterator[tuple[Path, list[str]]]:

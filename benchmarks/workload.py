@@ -93,11 +93,17 @@ def update(source: Source, number: int, start: int, span: int, table: str = TABL
 
 
 def touch(source: Source, tables: Sequence[str]) -> LSN:
-    """One transaction that changes a row in each table; returns an LSN at or before its commit, and after all
-    that was committed before."""
-    changes = "; ".join(f"update {table} set k = k + 1 where id = 1" for table in tables)
+    """One transaction that changes a row in each table, after which all before it is on the server's disk.
+
+    Returns an LSN at or before its commit, and after all that was committed before.
+    """
+    statements = (
+        "select set_config('synchronous_commit', 'on', true)",  # for this transaction
+        *(f"update {table} set k = k + 1 where id = 1" for table in tables),
+        "select pg_current_wal_insert_lsn()",
+    )
     # Statements sent at once are one transaction, which ends after the last.
-    return LSN.parse(source.fetch(f"{changes}; select pg_current_wal_insert_lsn()")[0])
+    return LSN.parse(source.fetch("; ".join(statements))[0])
 
 
 @dataclass

@@ -1,0 +1,52 @@
+"""What a pipeline takes while nothing changes at the source."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.lake.points import points_uri
+from benchmarks import pipelines, processes, running_app, workload
+from benchmarks.figure import Figure
+from benchmarks.source import running_source
+from benchmarks.visibility import commits_between
+
+_TABLES = tuple(f"public.bench_{number}" for number in range(1, 6))
+_ROWS = 100_000
+_SETTLE_S, _SECONDS = 60, 180
+_LIMIT_CPU, _LIMIT_MB, _LIMIT_COMMITS = 3.0, 600, 1.0
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """All tables have changed once, so that every process is there that work needs."""
+    seconds = _SECONDS * max(scale, 0.1)
+    with running_source() as source:
+        for table in _TABLES:
+            workload.make_table(source, _ROWS, table)
+        pipeline = pipelines.make_pipeline(folder, "idle", *_TABLES)
+        with running_app.streaming(source, pipeline) as app:
+            running_app.wait_shown(app, pipeline, _TABLES, workload.touch(source, _TABLES))
+            time.sleep(_SETTLE_S * max(scale, 0.1))
+            with processes.CpuTime(app.pid) as used:
+                began, before = time.time(), used.seconds()
+                time.sleep(seconds)
+                ended, spent = time.time(), used.seconds() - before
+            kinds = processes.proportional_mb(app.pid)
+    commits = [
+        commits_between(uri(pipeline.lake_root), began, ended) * 60 / seconds
+        for uri in (changelog_uri, points_uri)
+    ]
+    cpu, memory = spent / (ended - began) * 100, sum(kinds.values())
+    return Figure(
+        f"idle: {len(_TABLES)} tables without changes, {seconds / 60:g} minutes",
+        f"{cpu:.1f} % of a core, {memory:.0f} MB, {sum(commits):.1f} commits a minute",
+        "",
+        "",
+        f"< {_LIMIT_CPU:g} %, < {_LIMIT_MB} MB, ≤ {_LIMIT_COMMITS:g} a minute",
+        cpu < _LIMIT_CPU and memory < _LIMIT_MB and sum(commits) <= _LIMIT_COMMITS,
+        {
+            "MB": {kind: round(size) for kind, size in kinds.items()},
+            "commits a minute: changelog, points": [round(rate, 2) for rate in commits],
+        },
+    )
