@@ -71,7 +71,7 @@ def test_a_task_that_is_killed_ends_between_two_commits(kept: Kept, monkeypatch:
 
     def slow(*arguments: Any) -> Any:
         began.set()
-        assert arguments[3](60.0), "it is asked to end, and does not wait that long"
+        assert arguments[-1](60.0), "it is asked to end, and does not wait that long"
         return real(*arguments)
 
     monkeypatch.setattr(operation, "compact_thoroughly", slow)

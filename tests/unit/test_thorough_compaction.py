@@ -33,7 +33,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def thoroughly(lake: Lake, is_over: Any = lambda: False, wait: Any = lambda _: None) -> Compaction:
-    return compact_thoroughly(lake.uri, APP, is_over, wait)
+    return compact_thoroughly(lake.uri, APP, ["id"], is_over, wait)
 
 
 def files_of(lake: Lake) -> FilesOf:
@@ -61,9 +61,9 @@ def test_nothing_begins_when_it_is_time_to_end(lake: Lake) -> None:
 
 
 def before_each_commit(monkeypatch: pytest.MonkeyPatch, what: Any) -> None:
-    def late(table: DeltaTable, app: str, **how: Any) -> int:
+    def late(table: DeltaTable, app: str, *how: Any, **more: Any) -> int:
         what()
-        return compact(table, app, **how)
+        return compact(table, app, *how, **more)
 
     monkeypatch.setattr(thorough_compaction, "compact", late)
 
@@ -91,8 +91,8 @@ def test_a_table_that_is_written_now_and_then_is_compacted(
 def test_what_comes_meanwhile_does_not_keep_it_going(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds: list[int] = []
 
-    def busy(table: DeltaTable, app: str, **how: Any) -> int:
-        went = compact(table, app, **how)
+    def busy(table: DeltaTable, app: str, *how: Any, **more: Any) -> int:
+        went = compact(table, app, *how, **more)
         rounds.append(went)
         lake.update(70)
         return went

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import LakeError, PgReplError
@@ -92,11 +92,13 @@ class _Run:
             record = self.store.read_tables(name).get(table)
             if record is None or record.state not in _COPIED or record.relation is None:
                 continue
-            yield self._compact(str(record.table), f"{root}/{record.table.path}")
-            uri = history_uri(root, record.table)
+            chosen = self.access.pipeline.choices(table).policy.cluster_by
+            cluster_by = chosen or [column.name for column in record.relation.key_columns]
+            yield self._compact(str(table), f"{root}/{table.path}", cluster_by)
+            uri = history_uri(root, table)
             # The app appends to a history first, and takes a commit in between for another app's.
             if has_delta(uri) and not self._app_runs():
-                yield self._compact(history_key(record.table), uri)
+                yield self._compact(history_key(table), uri, cluster_by)
 
     def join_hours(self) -> int:
         """How many files of the changelog went into others."""
@@ -129,10 +131,11 @@ class _Run:
         )
         return app_runs, result
 
-    def _compact(self, name: str, uri: str) -> MaintainedTable:
+    def _compact(self, name: str, uri: str, cluster_by: Sequence[str]) -> MaintainedTable:
         app = app_id(self.access.pipeline.name, self.record.epoch)
         try:
-            return MaintainedTable(name, compact_thoroughly(uri, app, self._is_time_to_end, self.wait))
+            done = compact_thoroughly(uri, app, cluster_by, self._is_time_to_end, self.wait)
+            return MaintainedTable(name, done)
         except PgReplError as error:
             return MaintainedTable(name, failed=error)
 

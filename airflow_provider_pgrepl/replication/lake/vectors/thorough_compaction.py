@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deltalake import DeltaTable
@@ -46,10 +46,15 @@ class Compaction:
 
 
 def compact_thoroughly(
-    uri: str, app: str, is_time_to_end: Callable[[], bool], wait: Callable[[float], object]
+    uri: str,
+    app: str,
+    cluster_by: Sequence[str],
+    is_time_to_end: Callable[[], bool],
+    wait: Callable[[float], object],
 ) -> Compaction:
     """Join all small files of a table, and write those again of which rows are marked as gone; one commit
-    after the other, as long as files are left that were there at the beginning.
+    after the other, as long as files are left that were there at the beginning. `cluster_by` is that of
+    `compact`.
 
     `is_time_to_end` is asked before each, `wait` called, with seconds, when the table's writer has committed
     meanwhile. Raises LakeTableError, LakeUnavailableError; FencedError when the epoch is over.
@@ -61,7 +66,7 @@ def compact_thoroughly(
         is_left = is_time_to_end()
         if is_left or refused == _ATTEMPTS:
             break
-        if _is_compacted(table, app):
+        if _is_compacted(table, app, cluster_by):
             refused = 0
         else:
             wait(_FIRST_WAIT_S * 2**refused)
@@ -71,9 +76,9 @@ def compact_thoroughly(
     return Compaction(before, FilesOf.table(table), refused == _ATTEMPTS, is_left)
 
 
-def _is_compacted(table: DeltaTable, app: str) -> bool:
+def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str]) -> bool:
     """Whether the table's writer was not faster."""
     try:
-        return compact(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE) > 0
+        return compact(table, app, cluster_by, at_least=_AT_LEAST, gone_share=_ANY_SHARE) > 0
     except FencedError:
         return False
