@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 A, B, H = "public.a", "public.b", "public.h"
 LATER = timedelta(hours=2)
@@ -136,6 +137,17 @@ def test_beside_the_app_its_changelog_and_its_histories_are_left_to_it(
     run(kept)
     assert asked[1]["needed_above"] is not None
     assert asked[1]["reader_version"] >= 0
+
+
+def test_what_a_killed_app_left_behind_is_no_app(kept: Kept) -> None:
+    with kept.access.store("replicate") as app:
+        app.lock(kept.pipeline.name, "replicate")
+        app._connection.close()
+        with kept.access.store("look") as store:
+            wait_until(
+                lambda: not store.is_locked(kept.pipeline.name, "replicate"), what="the session to be gone"
+            )
+    assert run(kept).app_runs is False
 
 
 def test_an_app_may_start_meanwhile(kept: Kept) -> None:
@@ -253,12 +265,15 @@ def test_before_the_first_snapshot_there_is_nothing_to_maintain(dsn: str, tmp_pa
 @pytest.fixture
 def line(kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def given(*arguments: str) -> tuple[int, str]:
         code = main(["maintain", str(kept.file), *arguments])
         return code, capsys.readouterr().out
 
-    return given
+    yield given
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def test_the_command_tells_a_line_a_table(line: Any) -> None:
