@@ -1,0 +1,61 @@
+"""How fast an app that was stopped catches up with what the source has committed meanwhile."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from benchmarks import pipelines, running_app, workload
+from benchmarks.figure import Figure, thousands
+from benchmarks.source import running_source
+from benchmarks.visibility import Actions, read_log, shown_at
+
+_CHANGES = 20_000_000
+_COUNTS = (1, 10)
+"""Tables over which the changes are spread evenly."""
+_LIMIT = 200_000
+_TIMEOUT_S = 1_200
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """Both numbers of tables, each in a database and a pipeline of its own."""
+    changes = int(_CHANGES * scale)
+    seconds = {count: _measure(folder / str(count), count, changes) for count in _COUNTS}
+    rates = {count: changes / merged for count, (_, merged) in seconds.items()}
+    slowest = min(rates.values())
+    return Figure(
+        f"catch-up after a stop, {changes / 1e6:g} M changes of one table, and of {_COUNTS[1]}",
+        f"{' and '.join(thousands(rate) for rate in rates.values())} changes/s",
+        "",
+        "",
+        f"≥ {thousands(_LIMIT)} changes/s",
+        slowest >= _LIMIT,
+        {f"tables: {count}, until received, merged s": found for count, found in seconds.items()},
+    )
+
+
+def _measure(folder: Path, count: int, changes: int) -> tuple[float, float]:
+    """Seconds from the start of the app, Spark's included, until the last change is in the changelog, and
+    until the last of the tables shows it."""
+    tables = [f"public.bench_{number}" for number in range(1, count + 1)]
+    step = workload.ROWS_A_TRANSACTION
+    updates = changes // 3 // count // step * step
+    with running_source() as source:
+        for table in tables:
+            workload.create_table(source, table)
+        pipeline = pipelines.make_pipeline(folder, "catch_up", *tables)
+        dsn = source.replicator_dsn()
+        with running_app.replicating(dsn, pipeline) as app:
+            running_app.wait_applied(app, pipeline, source.end_lsn())
+        workload.fill(source, changes // count - updates, updates, tables)
+        end = workload.touch(source, tables)
+        started = time.time()
+        with running_app.resumed(dsn, pipeline) as app:
+            running_app.wait_shown(app, pipeline, tables, end, _TIMEOUT_S)
+    received = max(at for at, actions in read_log(changelog_uri(pipeline.lake_root)) if _adds(actions))
+    return round(received - started, 1), round(shown_at(pipeline, tables, end) - started, 1)
+
+
+def _adds(actions: Actions) -> bool:
+    return any("add" in action for action in actions)
