@@ -26,7 +26,7 @@ def run(folder: Path, scale: float) -> Figure:
         [of(found[size, "uuid"]) / of(found[size, "bigint"]) for size in _SIZES] for of in (_p95_s, _cpu_us)
     )
     return Figure(
-        f"the same with uuid keys, {' and '.join(map(str, _SIZES))} M rows",
+        f"1,000 updates/s of any rows, uuid keys, one table of {' and '.join(map(str, _SIZES))} M rows",
         _describe([found[size, "uuid"] for size in _SIZES]),
         f"bigint keys: {_describe([found[size, 'bigint'] for size in _SIZES])}",
         f"p95 {max(late):.2f}, CPU {max(work):.2f}",
