@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import machine, report
+from benchmarks import curves, machine, report
 from benchmarks.figure import Figure
 
 FIGURES = (
@@ -26,13 +26,27 @@ FIGURES = (
     "latency",
     "resnapshot",
     "memory",
+    "large_transaction",
+    "round_robin",
+    "many_tables",
+    "idle",
     "publish_rabbitmq",
     "publish_nats",
     "publish_kafka",
     "publish_debezium",
 )
-LONG = ("publish_memory",)
-"""Measured when they are asked for by name: they take an hour each."""
+LONG = (
+    "scattered",
+    "scattered_uuid",
+    "recent",
+    "neighbours",
+    "catch_up",
+    "by_hand",
+    "written",
+    "written_hour",
+    "publish_memory",
+)
+"""Measured when they are asked for by name: they take from ten minutes to more than an hour each."""
 RESULTS = Path(__file__).resolve().parents[1] / ".bench"
 
 
@@ -55,6 +69,7 @@ def main() -> int:
     if arguments.scale == 1:
         about = machine.describe()
         report.update_page(report.read_results([_result(name) for name in FIGURES + LONG], about), about)
+        curves.update_page(_result("scattered"))
     return int(any(codes))
 
 

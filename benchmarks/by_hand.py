@@ -1,0 +1,60 @@
+"""Beside what users write by hand: structured streaming with a MERGE of Spark's in foreachBatch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from benchmarks.figure import Figure
+from benchmarks.hand_written import HandWritten, stream
+from benchmarks.updated_table import Measured, measure
+
+_SIZES = (1, 5)
+"""Millions of rows, of any of which a thousand are updated a second."""
+_STRATEGIES = {"rewriting": False, "deletion vectors": True}
+_WARM_UP_S, _SECONDS = 20, 90
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """A batch of the peer's counts from its changes being read; ours from COMMIT at the source."""
+    ours = {size: measure(folder / f"ours_{size}", size, scale) for size in _SIZES}
+    peers = _measure_peers(folder, scale)
+    is_better = all(
+        ours[size].p50_s < peer.p50_s and ours[size].bytes_per_change < peer.bytes_per_change
+        for (_, size), peer in peers.items()
+    )
+    least = min(peer.p50_s / ours[size].p50_s for (_, size), peer in peers.items())
+    beside = {name: _describe([peers[name, size] for size in _SIZES]) for name in _STRATEGIES}
+    return Figure(
+        f"1,000 updates/s of any of {' and '.join(map(str, _SIZES))} M rows: p50 to merged, bytes a change",
+        _describe([ours[size] for size in _SIZES]),
+        f"Spark's MERGE by hand, {'; '.join(f'{name}: {told}' for name, told in beside.items())}",
+        f"≥ {least:.1f}",
+        "sooner, and fewer bytes",
+        is_better,
+        {
+            **{f"ours, {size} M rows": one.numbers() for size, one in ours.items()},
+            **{f"{name}, {size} M rows": str(peer) for (name, size), peer in peers.items()},
+        },
+    )
+
+
+def _measure_peers(folder: Path, scale: float) -> dict[tuple[str, int], HandWritten]:
+    spark = build_session("by hand", "local[2]", {"spark.log.level": "ERROR"})
+    seconds = _SECONDS * max(scale, 0.3)
+    try:
+        stream(spark, folder / "warm", 100_000, vectors=True, seconds=_WARM_UP_S)
+        return {
+            (name, size): stream(spark, folder / f"{name}_{size}", int(size * 1e6 * scale), vectors, seconds)
+            for name, vectors in _STRATEGIES.items()
+            for size in _SIZES
+        }
+    finally:
+        spark.stop()
+
+
+def _describe(by_size: list[Measured] | list[HandWritten]) -> str:
+    return (
+        f"{', '.join(f'{one.p50_s:.1f}' for one in by_size)} s,"
+        f" {', '.join(f'{one.bytes_per_change:,.0f}' for one in by_size)} bytes"
+    )
