@@ -21,6 +21,8 @@ CALLED_BY_SPARK = (
     "lake.applying.changelog_source",
     "lake.applying.merge_job",
     "lake.applying.applier",
+    "lake.applying.merge_rounds",
+    "lake.applying.share_runner",
     "lake.spark_failures",
     "lake.copying.range_copies",
     "lake.copying.snapshot_copy",

@@ -45,6 +45,11 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "2",
 }
+_WITHOUT_ROWS = {
+    # No row goes through this JVM: it starts tasks. Java would begin with a heap of 1/64 of the host's memory.
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m"
+    " -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=25",
+}
 _DELTA_SETTINGS = {
     "spark.sql.extensions": _DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -95,7 +100,7 @@ def session_settings(
     chosen = master or given.get("spark.master") or "local[*]"
     settings = dict(_SETTINGS)
     if chosen.startswith("local"):
-        settings |= _LOCAL_SETTINGS
+        settings |= _LOCAL_SETTINGS if delta else {**_LOCAL_SETTINGS, **_WITHOUT_ROWS}
     if delta:
         settings |= _DELTA_SETTINGS
     settings |= {**given, "spark.master": chosen}

@@ -38,7 +38,7 @@ class KeepaliveRule:
 
     min_interval_s: float = 30.0
     min_bytes: int = 1 << 20
-    max_wait_s: float = 60.0
+    max_wait_s: float = 120.0
 
 
 @dataclass

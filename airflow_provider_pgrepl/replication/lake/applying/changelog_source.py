@@ -21,7 +21,8 @@ from airflow_provider_pgrepl.replication.storage import open_delta, open_storage
 
 FORMAT = "pgrepl_changelog"
 _BEFORE_ALL = -1
-_POLL_S, _POLL_LIMIT_S = 0.02, 0.5
+_POLL_S, _IDLE_POLL_S, _POLL_LIMIT_S = 0.02, 0.1, 1.0
+_IDLE_AFTER_S = 5.0
 _CHECK_INTERVAL_S = 10.0
 
 
@@ -48,6 +49,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_bytes = batch_bytes
         self._last_version: int | None = None
         self._next_check = 0.0
+        self._commit_at = 0.0
         self._commits: dict[int, Commit] = {}
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -72,7 +74,8 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return {"version": self._newest()}
             if end > version or self._last_version is not None or time.monotonic() >= deadline:
                 return {"version": end}
-            time.sleep(_POLL_S)
+            is_idle = time.monotonic() - self._commit_at > _IDLE_AFTER_S
+            time.sleep(_IDLE_POLL_S if is_idle else _POLL_S)
 
     def _newest(self) -> int:
         return int(open_delta(self._uri).version())
@@ -103,6 +106,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._commits[version] = read_commit(filesystem, root, version)
             except FileNotFoundError:
                 return None
+            self._commit_at = time.monotonic()
         return self._commits[version]
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
