@@ -46,7 +46,7 @@ _LOCAL_SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
 }
 _WITHOUT_ROWS = {
-    # No row goes through this JVM: it starts tasks. Java would begin with a heap of 1/64 of the host's memory.
+    # No row goes through this JVM: it starts tasks. By itself it begins with a 1/64 of the host's memory.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m"
     " -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=25",
 }
