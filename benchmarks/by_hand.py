@@ -19,19 +19,16 @@ def run(folder: Path, scale: float) -> Figure:
     """A batch of the peer's counts from its changes being read; ours from COMMIT at the source."""
     ours = {size: measure(folder / f"ours_{size}", size, scale) for size in _SIZES}
     peers = _measure_peers(folder, scale)
-    is_better = all(
-        ours[size].p50_s < peer.p50_s and ours[size].bytes_per_change < peer.bytes_per_change
-        for (_, size), peer in peers.items()
-    )
-    least = min(peer.p50_s / ours[size].p50_s for (_, size), peer in peers.items())
+    sooner = min(peer.p50_s / ours[size].p50_s for (_, size), peer in peers.items())
+    fewer = min(peer.bytes_per_change / ours[size].bytes_per_change for (_, size), peer in peers.items())
     beside = {name: _describe([peers[name, size] for size in _SIZES]) for name in _STRATEGIES}
     return Figure(
         f"1,000 updates/s of any of {' and '.join(map(str, _SIZES))} M rows: p50 to merged, bytes a change",
         _describe([ours[size] for size in _SIZES]),
         f"Spark's MERGE by hand, {'; '.join(f'{name}: {told}' for name, told in beside.items())}",
-        f"≥ {least:.1f}",
-        "sooner, and fewer bytes",
-        is_better,
+        f"seconds ≥ {sooner:.1f}, bytes ≥ {fewer:.1f}",
+        "sooner than each",
+        sooner > 1,
         {
             **{f"ours, {size} M rows": one.numbers() for size, one in ours.items()},
             **{f"{name}, {size} M rows": str(peer) for (name, size), peer in peers.items()},
