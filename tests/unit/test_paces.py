@@ -138,12 +138,12 @@ def test_with_one_slot_everything_runs_in_the_order_in_which_it_came():
     assert begun(lanes, seconds(1)) == []
 
 
-def test_shares_are_even_and_the_shortest_come_first():
+def test_shares_are_even_and_keep_the_order():
     shares = make_shares([(job(oid), float(oid)) for oid in range(1, 7)], 2)
     found = [[one.oid for one in share] for share in shares]
     assert sorted(oid for share in found for oid in share) == [1, 2, 3, 4, 5, 6]
-    assert all(share == sorted(share) for share in found)
-    assert abs(sum(found[0]) - sum(found[1])) <= 1
+    assert all(share == sorted(share) for share in found), "in the order in which they came"
+    assert abs(sum(found[0]) - sum(found[1])) <= 3
 
 
 def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):

@@ -80,10 +80,19 @@ class CaughtUpTables(dict[int, CaughtUpTable]):
                 version = nearest
         return version
 
-    def forget_before(self, version: int) -> None:
-        """No consistent point of before this version is to come any more."""
+    def forget_before(self, version: int, spans: Collection[tuple[int, int]] | None = None) -> None:
+        """No consistent point of before this version is to come any more; nor, of what is earlier than the
+        newest of each table, one outside of these spans of versions, if any are given."""
         for oid, earlier in list(self._earlier.items()):
-            self._earlier[oid] = [known for known in earlier if known.through >= version]
+            self._earlier[oid] = [
+                known
+                for known in earlier
+                if known.through >= version
+                and (
+                    spans is None
+                    or any(known.since <= last and first <= known.through for first, last in spans)
+                )
+            ]
             if not self._earlier[oid]:
                 del self._earlier[oid]
 

@@ -66,7 +66,8 @@ class MergeJob:
             tuple(file.path for file in taken),
             sum(file.value_bytes for file in taken),
             upto_lsn,
-            max((file.max_lsn for file in taken), default=LSN(0)),
+            # Of a file that goes on behind the end, what is there has to be looked for again.
+            min(max((file.max_lsn for file in taken), default=LSN(0)), LSN(upto_lsn - 1)),
             len(taken) == len(wanted),
         )
 
@@ -107,11 +108,11 @@ def run_share(jobs: Iterable[MergeJob]) -> list[TableResult]:
 
 def make_shares(jobs: Iterable[tuple[MergeJob, float]], most: int) -> list[list[MergeJob]]:
     """Jobs, each with the seconds that it is expected to take, in at most so many shares of about the same
-    length; in each the shortest come first."""
+    length; in each in the order in which they came."""
     shares: list[list[MergeJob]] = [[] for _ in range(most)]
     load = [0.0] * most
-    for job, seconds in sorted(jobs, key=lambda one: -one[1]):
+    for job, seconds in jobs:
         lightest = load.index(min(load))
         shares[lightest].append(job)
         load[lightest] += seconds + 0.001
-    return [list(reversed(share)) for share in shares if share]
+    return [share for share in shares if share]

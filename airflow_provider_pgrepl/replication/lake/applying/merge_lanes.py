@@ -77,4 +77,4 @@ class MergeLanes:
         self._running = [other for other in self._running if other is not share]
         self._long -= {job.oid for job in share}
         done = {result.relation_id for result in results}
-        self._ready += [job for job in share if job.oid not in done]
+        self._ready = [*(job for job in share if job.oid not in done), *self._ready]

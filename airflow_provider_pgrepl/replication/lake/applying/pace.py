@@ -57,13 +57,18 @@ class TablePace:
         self.seconds: float | None = None
         self._last_written = 0
         self.ended: float | None = None
+        self.share = 1.0
+        """Of the bytes of the files in which the table has changes, that of its own, as of the last merge."""
 
     def start(self, now: float) -> None:
         """A merge begins."""
         self._started = now
 
-    def end(self, now: float, seconds: float, written: int, changed: int) -> None:
-        """It has ended: what it took, and the bytes that it wrote for so many bytes of changes."""
+    def end(self, now: float, seconds: float, written: int, changed: int, listed: int = 0) -> None:
+        """It has ended: what it took, and the bytes that it wrote for so many bytes of changes, which lay in
+        files of so many bytes, beside those of other tables."""
+        if listed:
+            self.share = min(1.0, changed / listed)
         if not self._slots or now - self._slots[-1].began >= _SLOT_S:
             self._slots.append(_Slot(now))
         while now - self._slots[0].began > WINDOW_S:

@@ -44,7 +44,9 @@ class TableOutcomes:
         Raises the error that ends the pipeline, if it is one.
         """
         oid, job = result.relation_id, self._schedule.running[result.relation_id]
-        self._schedule.pace(oid).end(time.monotonic(), result.seconds, result.bytes_written, job.bytes)
+        self._schedule.pace(oid).end(
+            time.monotonic(), result.seconds, result.bytes_written, result.bytes_changed, job.bytes
+        )
         caught_up = None
         if result.error is not None:
             self._mark_errored(record, job.snapshot, result)

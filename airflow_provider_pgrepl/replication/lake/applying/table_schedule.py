@@ -46,7 +46,9 @@ class TableSchedule:
         for item in items:
             if self._is_followed(item.relation_id):
                 waiting = self.waiting.setdefault(item.relation_id, WaitingChanges(self._limit))
-                waiting.add(Portion(item.paths, item.bytes, now))
+                # A file holds the changes of many tables.
+                size = int(item.bytes * self.pace(item.relation_id).share)
+                waiting.add(Portion(item.paths, size, now))
         self.newest = end.version
         self.ends.add(end)
         for oid in self.caught_up:
@@ -146,15 +148,21 @@ class TableSchedule:
         return replace(made, waiting_s=round(now - waiting.first.since, 1), waits_for=waits_for)
 
     def forget_before(self, version: int, needed: Iterable[int]) -> None:
-        """A consistent point was made at a version: none of before is to come. Nor is one of before a table
-        that is `needed` for it has caught up again."""
-        jobs = {oid: self.running.get(oid) for oid in needed if oid not in self.caught_up}
-        first = max(
-            (self.newest if job is None or not job.is_last else job.through for job in jobs.values()),
-            default=version,
-        )
-        self.caught_up.forget_before(max(version, first))
-        self.ends.forget_before(max(version, first))
+        """A consistent point was made at a version: none of before is to come. Nor is one between what a
+        table has that is `needed` for it and where its next merge ends."""
+        first, spans = version, [(self.boundary, self.boundary)]
+        is_held = False
+        for oid in needed:
+            job, known = self.running.get(oid), self.caught_up.get(oid)
+            if job is not None and job.is_last:
+                spans.append((job.through, job.through))
+            if known is None:
+                first = max(first, self.newest if job is None or not job.is_last else job.through)
+            elif job is not None or oid in self.waiting:
+                spans.append((known.since, known.through))
+                is_held = True
+        self.caught_up.forget_before(first, spans if is_held else None)
+        self.ends.forget_before(first)
 
     def _turn(self, oid: int, waiting: WaitingChanges, now: float) -> Turn:
         if waiting.first.through is not None:
@@ -167,6 +175,7 @@ class TableSchedule:
             self.caught_up.forget(oid)
         self.waiting.clear()
         self.ends.clear()
+        self.boundary = BEFORE_ALL
         self.running = {oid: replace(job, is_last=False) for oid, job in self.running.items()}
 
     def _is_followed(self, oid: int) -> bool:

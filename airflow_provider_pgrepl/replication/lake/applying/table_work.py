@@ -92,8 +92,8 @@ class TableResult:
 
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
     for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
-    `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, and the
-    `bytes_written` to the lake, the history's too.
+    `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, the
+    `bytes_changed`, of the table's own values, and the `bytes_written` to the lake, the history's too.
     """
 
     relation_id: int
@@ -111,6 +111,7 @@ class TableResult:
     fingerprint: str = ""
     has_gone_back: bool = False
     seconds: float = 0.0
+    bytes_changed: int = 0
     bytes_written: int = 0
 
     @classmethod
@@ -198,6 +199,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         history_version=None if lake.history is None else lake.history.version(),
         relation=_changed_relation(work, lake),
         fingerprint=_leave(work, lake),
+        bytes_changed=rows["new"].nbytes + rows["old"].nbytes,
         bytes_written=_written(lake, opened, history_opened),
     )
     stop = timeline.stop or stop

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
     declaration,
     declared_columns,
 )
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
     can_commit,
@@ -111,7 +112,7 @@ def fenced(
         raise unavailable
     if refused:
         raise LakeTableError(f"{table.table_uri}: nothing was committed, Delta failed with {refused}")
-    if table.transaction_version(app) != position:
+    if app_version(table, app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", FENCED_HINT)
     return result
 
@@ -192,7 +193,8 @@ def narrow_bounds(table: DeltaTable, app: str, keeping: Collection[str]) -> list
 
 def _declare_bounds(table: DeltaTable, app: str, columns: Sequence[str]) -> None:
     """The position, if there is one yet, goes along: who writes the table at the same time is refused."""
-    position = table.transaction_version(app)
+    version = app_version(table, app)
+    position = None if version is None else LSN(version)
     about = json.dumps({"kind": "bounds", "position": position, "commit_ts": None})
     properties = CommitProperties(
         app_transactions=[] if position is None else [Transaction(app, position)],

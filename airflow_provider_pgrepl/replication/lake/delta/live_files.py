@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
@@ -28,6 +28,11 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 
+# What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
+_FIELDS = (
+    *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
+    *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
+)
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
 
 
@@ -61,9 +66,12 @@ class LiveFile:
 
 @dataclass(frozen=True)
 class _Followed:
+    """What the log says up to a version. `apps`: by app id the last version that a commit gave it."""
+
     version: int
     fingerprint: str
     files: dict[str, LiveFile]
+    apps: dict[str, int]
 
 
 _followed: dict[str, _Followed] = {}
@@ -75,6 +83,19 @@ def live_files(table: DeltaTable) -> dict[str, LiveFile]:
 
     Costs the reading of the commits since the last time. Raises LakeTableError, LakeUnavailableError.
     """
+    return _follow(table).files
+
+
+def app_version(table: DeltaTable, app: str) -> int | None:
+    """What the last commit with this app id gave it, as of the version at which a handle stands.
+
+    The same as deltalake's `transaction_version`, which reads all commits since the last checkpoint anew.
+    Raises what `live_files` does.
+    """
+    return _follow(table).apps.get(app)
+
+
+def _follow(table: DeltaTable) -> _Followed:
     uri, version = table.table_uri, int(table.version())
     known, failed = _followed.get(uri), ""
     filesystem, root = open_storage(uri)
@@ -85,18 +106,35 @@ def live_files(table: DeltaTable) -> dict[str, LiveFile]:
             and commit_fingerprint(uri, known.version) == known.fingerprint
         )
         try:
-            if known is None or not is_usable:
-                known = _begin(filesystem, root, version)
-            files = dict(known.files)
-            for following in range(known.version + 1, version + 1):
-                _take(files, read_commit_actions(filesystem, root, following))
+            found = _read_up_to(filesystem, root, version, known if is_usable else None)
         except (FileNotFoundError, ValueError) as error:
             failed = type(error).__name__
     if failed:
         raise LakeTableError(f"{uri}: the log of version {version} cannot be read: {failed}")
-    if uri not in _followed or _followed[uri].version < version or not is_usable:
-        _followed[uri] = _Followed(version, commit_fingerprint(uri, version), files)
-    return files
+    if found is known:
+        return found
+    found = replace(found, fingerprint=commit_fingerprint(uri, version))
+    if known is None or not is_usable or known.version < version:
+        _followed[uri] = found
+    return found
+
+
+def _read_up_to(filesystem: fs.FileSystem, root: str, version: int, known: _Followed | None) -> _Followed:
+    """From what is known, or else from the newest checkpoint on. Raises FileNotFoundError."""
+    if known is None:
+        known = _begin(filesystem, root, version)
+    elif known.version == version:
+        return known
+    files, apps = dict(known.files), dict(known.apps)
+    try:
+        for following in range(known.version + 1, version + 1):
+            _take(files, apps, read_commit_actions(filesystem, root, following))
+    except FileNotFoundError:
+        # Of a table that this process has not seen for long, others have cleaned the log meanwhile.
+        if not known.fingerprint:
+            raise
+        return _read_up_to(filesystem, root, version, None)
+    return _Followed(version, "", files, apps)
 
 
 def check_files(table: DeltaTable) -> None:
@@ -124,12 +162,21 @@ def _present(uri: str, folders: Collection[str]) -> set[str]:
 def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
     """What the newest checkpoint at or before a version has."""
     files: dict[str, LiveFile] = {}
+    apps: dict[str, int] = {}
     newest, names = _newest_checkpoint(filesystem, root, version)
     for name in names:
-        for action in read_parquet(filesystem, f"{log_path(root)}/{name}", ["add"])["add"].to_pylist():
+        rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["add", "txn"])
+        for action in rows["add"].to_pylist():
             if action is not None:
-                _add(files, {**action, "partitionValues": dict(action["partitionValues"])})
-    return _Followed(newest, "", files)
+                _add(files, _as_in_log(action))
+        apps |= {action["appId"]: action["version"] for action in rows["txn"].to_pylist() if action}
+    return _Followed(newest, "", files, apps)
+
+
+def _as_in_log(action: Mapping[str, Any]) -> dict[str, Any]:
+    """An `add` of a checkpoint as a commit has it: maps are objects, and there are no parsed copies."""
+    held = {name: action[name] for name in _FIELDS if action.get(name) is not None}
+    return {**held, **{name: dict(held[name]) for name in ("partitionValues", "tags") if name in held}}
 
 
 def _newest_checkpoint(filesystem: fs.FileSystem, root: str, version: int) -> tuple[int, list[str]]:
@@ -143,7 +190,7 @@ def _newest_checkpoint(filesystem: fs.FileSystem, root: str, version: int) -> tu
     return max(whole.items(), default=(-1, []))
 
 
-def _take(files: dict[str, LiveFile], actions: Iterable[Mapping[str, Any]]) -> None:
+def _take(files: dict[str, LiveFile], apps: dict[str, int], actions: Iterable[Mapping[str, Any]]) -> None:
     """A commit's actions have no order: a file that gets another vector is both removed and added."""
     actions = list(actions)
     for action in actions:
@@ -152,6 +199,8 @@ def _take(files: dict[str, LiveFile], actions: Iterable[Mapping[str, Any]]) -> N
     for action in actions:
         if "add" in action:
             _add(files, action["add"])
+        elif "txn" in action:
+            apps[action["txn"]["appId"]] = action["txn"]["version"]
 
 
 def _add(files: dict[str, LiveFile], action: Mapping[str, Any]) -> None:

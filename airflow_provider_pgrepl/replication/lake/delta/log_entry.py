@@ -6,14 +6,18 @@ that the table does not use (variantType), for which other readers then refuse i
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable
+from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.replication.storage import durable, put_commit, storage_errors
+
+log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY = 100
 """Versions, as deltalake has it for its own commits."""
@@ -35,6 +39,15 @@ def can_commit(table: DeltaTable) -> bool:
     if protocol.writer_features is None:
         return int(protocol.min_writer_version) <= _OLD_WRITER
     return set(protocol.writer_features) <= _KNOWN_FEATURES
+
+
+def check_version(table: DeltaTable, read: int) -> None:
+    """Raise VersionTakenError unless a table is as it was read at a version, but for a commit of its bounds.
+
+    Such a commit takes in what others have committed right behind it: then files may be gone.
+    """
+    if int(table.version()) not in (read, read + 1):
+        raise VersionTakenError
 
 
 def commit_actions(
@@ -62,7 +75,15 @@ def commit_actions(
         durable.flush_commits(uri, version - 1, version, with_files=False)
     table.update_incremental()
     if version % CHECKPOINT_EVERY == 0:
+        _checkpoint(table)
+
+
+def _checkpoint(table: DeltaTable) -> None:
+    """What has been committed stays so without; maintenance writes the checkpoint then."""
+    try:
         table.create_checkpoint()
+    except (DeltaError, OSError) as error:
+        log.warning("%s: no checkpoint could be written: %s", table.table_uri, type(error).__name__)
 
 
 def metadata_action(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeTableError,
 )
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_delta
 
@@ -55,7 +56,7 @@ def read_position(table: DeltaTable, app: str) -> LSN | None:
 
     Raises FencedError when the epoch is over: a later one has written the table.
     """
-    version = table.transaction_version(app)
+    version = app_version(table, app)
     if version == CLOSED:
         raise FencedError(f"{table.table_uri}: a later epoch than that of {app} has written it", FENCED_HINT)
     return None if version is None else LSN(version)
@@ -73,5 +74,5 @@ def epoch_of(app: str) -> Epoch:
 
 def relation_marks(table: DeltaTable, version: int) -> dict[str, int]:
     """App ids of a commit after which the table, and the changes above its position, are of one relation."""
-    known = table.transaction_version(BEFORE_APP)
+    known = app_version(table, BEFORE_APP)
     return {RELATION_APP: version, **({} if known in (None, version) else {BEFORE_APP: version})}

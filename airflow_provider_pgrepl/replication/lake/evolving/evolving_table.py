@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.errors import LakeChangedError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.layout import STANDING_ORDINAL
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_nothing, commit_properties
-from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
     RelationSpan,
@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
 )
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, withdraw_vectors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -128,6 +129,5 @@ class EvolvingTable:
         if self.history is not None and (read_position(self.history, self.app) or 0) < position:
             properties = commit_properties(self.app, position, "history", commit_ts)
             commit_nothing(self.history, self.app, position, properties)
-        marks = relation_marks(self.table, rows["relation_version"][-1].as_py())
-        properties = commit_properties(self.app, position, "changes", commit_ts, marks)
-        commit_nothing(self.table, self.app, position, properties)
+        commit = SliceCommit(self.table, self.app, position, commit_ts, rows["relation_version"][-1].as_py())
+        commit.make(commit.nothing)

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.drift.judge import judge
 from airflow_provider_pgrepl.replication.drift.kind import Kind
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP
 from airflow_provider_pgrepl.replication.lake.evolving.translation import is_same_layout, translated
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -81,10 +82,10 @@ def read_relations(table: DeltaTable) -> tuple[int, int] | None:
 
     They differ while a table has evolved for a transaction that is not in it yet.
     """
-    built = table.transaction_version(RELATION_APP)
+    built = app_version(table, RELATION_APP)
     if built is None:
         return None
-    before = table.transaction_version(BEFORE_APP)
+    before = app_version(table, BEFORE_APP)
     return built, built if before is None else before
 
 

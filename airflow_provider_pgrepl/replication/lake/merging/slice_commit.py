@@ -23,10 +23,11 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     fenced,
     narrow_bounds,
 )
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import VersionTakenError, can_commit
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
-from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, relation_marks
+from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
 from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -62,13 +63,13 @@ class SliceCommit:
         Who may be: a compaction, also by another process, or an OPTIMIZE of somebody's, which leave the
         position where it is. A MERGE of Delta's is refused by these as by another writer.
         """
-        before = self.table.transaction_version(self.app)
+        before = app_version(self.table, self.app)
         for _ in range(_ATTEMPTS):
             with suppress(VersionTakenError, FencedError):
                 how()
                 return
             self.read(self.table.update_incremental)
-            if self.table.transaction_version(self.app) != before:
+            if app_version(self.table, self.app) != before:
                 break
         raise FencedError(f"{self.table.table_uri}: another process has written this table", FENCED_HINT)
 
@@ -85,7 +86,7 @@ class SliceCommit:
 
     def read(self, reading: Callable[[], Result]) -> Result:
         """Read the table as it is before the commit."""
-        before = LSN(self.table.transaction_version(self.app))
+        before = read_position(self.table, self.app)
         return fenced(self.table, self.app, before, reading)
 
     def nothing(self) -> None:

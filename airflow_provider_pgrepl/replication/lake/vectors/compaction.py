@@ -22,9 +22,11 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     fenced,
     narrow_bounds,
 )
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
     can_commit,
+    check_version,
     commit_actions,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
@@ -126,7 +128,8 @@ def _rewrite(
     written = _write(rows, chosen, cluster_by)
     try:
         narrow_bounds(table, app, bounded(written, rows.schema))
-    except FencedError:
+        check_version(table, rows.version)
+    except (FencedError, VersionTakenError):
         return _is_left_to_another(table, app, position)
     actions = [
         *more(),
@@ -145,7 +148,7 @@ def _rewrite(
 def _is_left_to_another(table: DeltaTable, app: str, position: LSN) -> bool:
     """False, who has committed meanwhile having changed nothing of ours; else raises FencedError."""
     table.update_incremental()
-    if table.transaction_version(app) == position:
+    if app_version(table, app) == position:
         return False
     raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
 

@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
+    check_version,
     commit_actions,
     metadata_action,
 )
@@ -98,6 +99,7 @@ def replace_rows(
     if rows.version != int(table.version()):
         raise VersionTakenError
     narrow_bounds(table, app, bounded(files, rows.schema))
+    check_version(table, rows.version)
     marked = _marked(rows, gone)
     records = _write(rows.uri, {path: vector for path, vector in marked.items() if vector is not None})
     first = _allow_vectors(table) if records and not has_vectors(table) else []
