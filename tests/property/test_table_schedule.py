@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
 from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
 from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
 from airflow_provider_pgrepl.replication.lake.applying.table_schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
 from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
-from tests.support.changes import column, relation
+from tests.support.changes import work_of
 
 TABLES = (7, 8, 9)
 AT_ONCE = Cadence(0, 60, 20)
@@ -123,9 +121,7 @@ class World:
 
 
 def job(oid: int, through: int, paths: tuple[str, ...], upto: LSN | None = None) -> MergeJob:
-    of = relation(column("id", "bigint", key=True))
-    work = TableWork(type(of)(oid, of.table, of.columns), TableChoices(), "p:1", "/lake", 1)
-    return MergeJob(work, SNAPSHOT, through, paths, 1, **({} if upto is None else {"upto_lsn": upto}))
+    return MergeJob(work_of(oid), SNAPSHOT, through, paths, 1, **({} if upto is None else {"upto_lsn": upto}))
 
 
 @settings(max_examples=400)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import TABLE_SCHEMA
+from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from tests.support.model import Change, Model, Row
@@ -59,6 +62,12 @@ def column(name: str, type_name: str = "text", *, key: bool = False) -> Column:
         precision, scale = map(int, type_name[8:-1].split(","))
         typmod = ((precision << 16) | scale) + 4
     return Column(name, 1, oid, typmod, type_name, is_key=key, not_null=key)
+
+
+def work_of(oid: int) -> TableWork:
+    """The work of a table with this relation id."""
+    of = relation(column("id", "bigint", key=True))
+    return TableWork(replace(of, oid=oid), TableChoices(), "p:1", "/lake", 1)
 
 
 def relation(*columns: Column, identity: str = "d") -> Relation:

@@ -5,24 +5,21 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.applying import merge_job
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, make_shares, run_share
 from airflow_provider_pgrepl.replication.lake.applying.merge_lanes import MergeLanes
 from airflow_provider_pgrepl.replication.lake.applying.pace import FREE_BYTES_PER_S, Cadence, TablePace
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
 from airflow_provider_pgrepl.replication.lsn import LSN
-from tests.support.changes import column, relation
+from tests.support.changes import work_of
 
 CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10)
 MIB = 1 << 20
 
 
 def job(oid: int) -> MergeJob:
-    of = relation(column("id", "bigint", key=True))
-    work = TableWork(type(of)(oid, of.table, of.columns), TableChoices(), "p:1", "/lake", 1)
-    return MergeJob(work, LSN(1), 1, (), 1)
+    return MergeJob(work_of(oid), LSN(1), 1, (), 1)
 
 
 def seconds(*long: int, of: float = 5.0) -> dict[int, float]:
