@@ -144,7 +144,7 @@ def test_shares_are_even_and_keep_the_order():
 
 
 def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
-    monkeypatch.setattr(merge_job, "_SHARE_S", -1.0)
+    monkeypatch.setattr(merge_job, "SHARE_S", -1.0)
     monkeypatch.setattr(merge_job, "bring_forward", lambda work, *_: TableResult(work.relation.oid))
     lanes = MergeLanes(2)
     for oid in (1, 2, 3, 4):
@@ -154,3 +154,16 @@ def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
     assert [result.relation_id for result in results] == [first[0].oid]
     lanes.end(first, results)
     assert begun(lanes, {}) == [[first[1].oid]]
+
+
+def test_tables_that_no_slot_has_time_for_go_on_waiting():
+    lanes = MergeLanes(2)
+    assert lanes.choose(range(100), lambda _: 0.25) == [0, 1, 2, 3]
+    assert 190 < len(lanes.choose(range(1000), lambda _: 0.0)) < 210
+    assert lanes.choose([1, 2, 3, 4], lambda oid: 5.0 if oid < 3 else 0.1) == [1, 3, 4], "one long at a time"
+    lanes.add(job(1))
+    lanes.begin(lambda _: 5.0, 100.0)
+    lanes.add(job(2))
+    lanes.add(job(3))
+    lanes.begin(lambda _: 0.1, 100.0)
+    assert lanes.choose([4, 5], lambda _: 0.1) == [], "nothing is free"

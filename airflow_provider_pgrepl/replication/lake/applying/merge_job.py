@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 
 END = LSN(2**63 - 1)
 
-_SHARE_S = 0.5
+SHARE_S = 0.5
 """So long a share begins with one more table. What is left of it then does not wait for those before."""
 
 
@@ -100,7 +100,7 @@ def run_share(jobs: Iterable[MergeJob]) -> list[TableResult]:
     started = time.monotonic()
     results: list[TableResult] = []
     for job in jobs:
-        if results and time.monotonic() - started > _SHARE_S:
+        if results and time.monotonic() - started > SHARE_S:
             break
         results.append(job.run())
     return results

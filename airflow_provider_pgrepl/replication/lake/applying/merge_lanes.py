@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, Share, make_shares
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import SHARE_S, MergeJob, Share, make_shares
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
 
 _LONG_S = 1.0
+_LEAST_S = 0.005
 _SHORT_ONES_COME_S = 60.0
 """So long after a short merge one slot is not given to long ones."""
 
@@ -24,6 +25,7 @@ class MergeLanes:
         self._running: list[Share] = []
         self._long: set[int] = set()
         self._short_at = -_SHORT_ONES_COME_S
+        self._long_waits = False
 
     @property
     def free(self) -> int:
@@ -39,6 +41,22 @@ class MergeLanes:
     def has_ready(self) -> bool:
         """Whether a merge waits for a slot."""
         return bool(self._ready)
+
+    def choose(self, tables: Iterable[int], expected_s: Callable[[int], float]) -> list[int]:
+        """Those of tables, the first ones first, whose merges the free slots have time for. What comes for
+        the others meanwhile is then merged with what they wait for."""
+        time_s = SHARE_S * self.free
+        may_be_long = self.free and not self._long_waits
+        chosen = []
+        for oid in tables:
+            seconds = expected_s(oid)
+            if seconds >= _LONG_S and may_be_long:
+                chosen.append(oid)
+                may_be_long = False
+            elif seconds < _LONG_S and time_s > 0:
+                chosen.append(oid)
+                time_s -= max(seconds, _LEAST_S)
+        return chosen
 
     def add(self, job: MergeJob) -> None:
         """It is to run."""
@@ -69,6 +87,7 @@ class MergeLanes:
         alone = [[job] for job in long[:room]]
         self._long |= {job.oid for job in long[:room]}
         left = self.free - len(alone)
+        self._long_waits = len(long) > room
         self._ready = [*long[room:], *(job for job, _ in short if not left)]
         return [*alone, *(make_shares(short, left) if left else [])]
 

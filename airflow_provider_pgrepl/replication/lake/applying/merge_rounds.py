@@ -193,11 +193,16 @@ class MergeRounds:
         self._start(jobs, now)
 
     def _begin_due(self, now: float, *, hurries: bool) -> None:
-        if self._lanes.free:
-            turns = self._schedule.turns(now)
-            self._start([self._job(oid) for oid, turn in turns.items() if hurries or turn.at <= now], now)
+        due = (oid for oid, turn in self._schedule.turns(now).items() if hurries or turn.at <= now)
+        waiting = self._schedule.waiting
+        longest_first = sorted(due, key=lambda oid: waiting[oid].first.since)
+        chosen = self._lanes.choose(longest_first, self._takes_s)
+        self._start([self._job(oid) for oid in chosen], now)
         for share in self._lanes.begin(self._expected_s, now):
             self._runner.run(share)
+
+    def _takes_s(self, oid: int) -> float:
+        return self._schedule.pace(oid).expected_s(self._schedule.waiting[oid].first.bytes)
 
     def _job(self, oid: int) -> MergeJob:
         known, record = self._schedule.caught_up[oid], self._records[oid]
