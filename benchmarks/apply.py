@@ -70,7 +70,8 @@ def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
 
 @contextmanager
 def _warm_spark() -> Iterator[SparkSession]:
-    spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
+    quiet = {"spark.log.level": "ERROR"}
+    spark = build_session("pgrepl benchmark", "local[2]", quiet, delta=False, spare_slot=True)
     try:
         yield spark
     finally:

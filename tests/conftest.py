@@ -203,8 +203,8 @@ def pg(dsn: str) -> Iterator[Connection]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark session a run: `local[2]` with Delta; `make jars` fetches what it needs."""
+    """One Spark session a run: two slots and a spare one, with Delta; `make jars` fetches what it needs."""
     os.environ.setdefault(JARS_VARIABLE, str(Path(__file__).parents[1] / ".jars"))
-    session = build_session("pgrepl-tests", master="local[2]")
+    session = build_session("pgrepl-tests", master="local[2]", spare_slot=True)
     yield session
     session.stop()

@@ -138,7 +138,8 @@ class Replication:
         self._progress.start()
         summary.start()
         try:
-            spark = build_session(f"pgrepl replicate {self._pipeline.name}", delta=False)
+            name = f"pgrepl replicate {self._pipeline.name}"
+            spark = build_session(name, delta=False, spare_slot=True)
             self._stop.install()
             code = self._apply(spark, target)
             if target is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -63,11 +64,13 @@ def build_session(
     master: str | None = None,
     extra_conf: Mapping[str, str] | None = None,
     delta: bool = True,
+    spare_slot: bool = False,
 ) -> SparkSession:
     """A Spark session with the settings that this package needs.
 
     What `spark-submit` was given wins over our settings, `extra_conf` over both; `master` is `local[*]` when
-    nobody names one. `delta=False` needs no jars: enough for all that reads and writes lake tables with
+    nobody names one, and has one slot more for a `spare_slot`: a streaming query needs one for what it reads,
+    whatever else runs. `delta=False` needs no jars: enough for all that reads and writes lake tables with
     deltalake. Raises ToolError when pyspark, Java or a jar is missing.
     """
     if find_spec("pyspark") is None:
@@ -76,6 +79,8 @@ def build_session(
     if submitted is None:
         check_java()
     settings = session_settings(submitted or {}, master, extra_conf or {}, delta=delta)
+    if spare_slot:
+        settings["spark.master"] = with_spare_slot(settings["spark.master"])
     if settings["spark.master"].startswith("local"):
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if submitted is not None and settings.get("spark.jars", "") != submitted.get("spark.jars", ""):
@@ -109,6 +114,15 @@ def session_settings(
         if not _brings_delta(given):
             settings["spark.jars"] = _joined(given.get("spark.jars", ""), *map(str, delta_jars()))
     return settings
+
+
+def with_spare_slot(master: str) -> str:
+    """A local master with one slot more; any other as it is."""
+    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
+    if found is None:
+        return master
+    cores = os.cpu_count() or 1
+    return f"local[{(cores if found[1] == '*' else int(found[1] or 1)) + 1}]"
 
 
 def delta_jars() -> list[Path]:

@@ -23,7 +23,8 @@ class ShareRunner:
     def __init__(self, spark: SparkSession, done: Done) -> None:
         self._context = spark.sparkContext
         self._done = done
-        self.slots = max(1, self._context.defaultParallelism)
+        # One is for the streaming query: however long merges take, it has to hear what has come.
+        self.slots = max(1, self._context.defaultParallelism - 1)
         self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix="pgrepl-merge")
 
     def run(self, share: Share) -> None:

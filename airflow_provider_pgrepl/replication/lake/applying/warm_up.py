@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Have each Python worker that Spark may use merge a row."""
-    tasks = max(1, spark.sparkContext.defaultParallelism)
+    """Have each Python worker that merges may use merge a row; one slot is the streaming query's own."""
+    tasks = max(1, spark.sparkContext.defaultParallelism - 1)
     spark.sparkContext.parallelize(range(tasks), tasks).foreach(_load)
 
 
