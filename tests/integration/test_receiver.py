@@ -313,7 +313,7 @@ def test_an_idle_database_with_a_busy_neighbour_does_not_hold_wal(received, dsn,
 
 def test_keepalives_are_recorded_seldom(received, dsn, server):
     version = ChangelogWriter(received.changelog).version
-    rule = KeepaliveRule(min_interval_s=3600.0, min_bytes=1, max_wait_s=0.0)
+    rule = KeepaliveRule(min_interval_s=3600.0, min_bytes=1, max_wait_s=0.0, idle_wait_s=0.0)
     with received.receiving(rule) as receiver:
         for _ in range(20):
             execute(server.dsn(), "select pg_logical_emit_message(true, 'a', 'b')")

@@ -36,7 +36,7 @@ from tests.support.replicated import Replicated, wait_until
 
 _OPS = tuple("IUDTRMG")
 
-EAGER = KeepaliveRule(min_interval_s=0.1, min_bytes=1, max_wait_s=0.1)
+EAGER = KeepaliveRule(min_interval_s=0.1, min_bytes=1, max_wait_s=0.1, idle_wait_s=0.1)
 """Records a keepalive as soon as it moved."""
 
 

@@ -34,11 +34,13 @@ _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
 
 @dataclass(frozen=True)
 class KeepaliveRule:
-    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves."""
+    """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves: after
+    `max_wait_s` at the latest, and `idle_wait_s` where nothing but keepalives came since the last one."""
 
     min_interval_s: float = 30.0
     min_bytes: int = 1 << 20
-    max_wait_s: float = 120.0
+    max_wait_s: float = 60.0
+    idle_wait_s: float = 120.0
 
 
 @dataclass
@@ -86,7 +88,8 @@ class ChangelogFeed:
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
-        self._last_flush = self._last_record = self._last_move = time.monotonic()
+        self._last_flush = self._is_idle = False
+        self._last_record = self._last_move = time.monotonic()
         self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
         # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
@@ -184,6 +187,7 @@ class ChangelogFeed:
             return
         self._look()
         self._buffer.flush(self._idle_lsn)
+        self._is_idle = False
         self._last_flush = time.monotonic()
         self._settle()
 
@@ -207,11 +211,13 @@ class ChangelogFeed:
         now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
         if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
             return False
-        return ahead >= self._rule.min_bytes or now - self._last_move >= self._rule.max_wait_s
+        wait_s = self._rule.idle_wait_s if self._is_idle else self._rule.max_wait_s
+        return ahead >= self._rule.min_bytes or now - self._last_move >= wait_s
 
     def _record_idle(self) -> None:
         self._look()
         self._writer.record_keepalive(self._idle_lsn)
+        self._is_idle = True
         self._last_record = time.monotonic()
         self._settle()
 
