@@ -88,8 +88,8 @@ class ChangelogFeed:
         self._buffer = TransactionBuffer(writer, pipeline.part_bytes)
         # All that committed before it has been received; once the buffer is flushed it is durable too.
         self._idle_lsn = writer.durable_lsn
-        self._last_flush = self._is_idle = False
-        self._last_record = self._last_move = time.monotonic()
+        self._is_idle = False
+        self._last_flush = self._last_record = self._last_move = time.monotonic()
         self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
         # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
