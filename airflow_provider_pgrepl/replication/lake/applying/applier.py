@@ -139,9 +139,10 @@ class Applier:
             self._changed.wait_for(lambda: self._has_ended or not self._holders)
             if self._has_ended:
                 raise _StoppedError
-            # What is left over from before this epoch is in its snapshot.
-            is_over = mark.epoch < self._record.epoch
-            changes = [item for item in items if item.relation_id != MARK and not is_over]
+            changes = [item for item in items if item.relation_id != MARK]
+            if mark.epoch < self._record.epoch:
+                # What is left over from before this epoch is in its snapshot; its LSNs say nothing of ours.
+                mark, changes = replace(mark, durable_lsn=1, last_commit_us=0), []
             self._rounds.add(BatchEnd.of(mark), mark.from_version, changes)
             self.progress.batches += 1
             self._changed.notify_all()
