@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.lake.applying.table_work import TableRe
 from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -64,6 +65,7 @@ class MergeRounds:
         self._records: dict[int, TableRecord] = {}
         self._read_at = -_RECORDS_S
         self._read_ts: datetime | None = None
+        self._cadences: dict[TableName, Cadence] = {}
         self._begun_ts: dict[int, datetime | None] = {}
         self._ended: list[tuple[Share, list[TableResult], Exception | None]] = []
         points = Points(pipeline.lake_root)
@@ -220,9 +222,13 @@ class MergeRounds:
         return self._schedule.pace(job.oid).expected_s(job.bytes)
 
     def _cadence(self, oid: int) -> Cadence:
-        record = self._records[oid]
-        policy = self._pipeline.choices(record.table).policy
-        return Cadence(policy.freshness_s, policy.max_staleness_s, policy.write_amplification)
+        table = self._records[oid].table
+        if table not in self._cadences:
+            policy = self._pipeline.choices(table).policy
+            self._cadences[table] = Cadence(
+                policy.freshness_s, policy.max_staleness_s, policy.write_amplification
+            )
+        return self._cadences[table]
 
     def _report(self) -> None:
         progress, schedule = self._progress, self._schedule
