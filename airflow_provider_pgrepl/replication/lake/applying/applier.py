@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_READING_S = 10.0
+
 
 class Applier:
     """Runs the streaming query, and the merges. `error` holds what ended them, when something did."""
@@ -59,6 +61,7 @@ class Applier:
         self._rounds = MergeRounds(spark, pipeline, store, record, self.progress, self._changed)
         self._is_warm = self._stopping = self._until_settled = False
         self._holders = 0
+        self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         spark.dataSource.register(ChangelogSource)
 
@@ -98,7 +101,11 @@ class Applier:
     def stop(self, query: StreamingQuery) -> None:
         """End between two merges; those that run are finished first."""
         self.end()
+        # Spark breaks off what reads a batch just then, and calls that a failure.
+        is_read = self._reading.acquire(timeout=_READING_S)
         query.stop()
+        if is_read:
+            self._reading.release()
 
     def end(self, timeout_s: float | None = None) -> None:
         """Begin no merge any more, and wait so long for those that run."""
@@ -124,13 +131,16 @@ class Applier:
 
     def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
         try:
-            with spark_errors("reading a batch"):
+            with self._reading, spark_errors("reading a batch"):
+                if self._has_ended:
+                    raise _StoppedError
                 items = [WorkItem.from_json(row.work) for row in frame.collect()]
             self._add(items)
         except _StoppedError:
             raise
         except Exception as error:
-            self.error = self.error or error
+            if not self._stopping:
+                self.error = self.error or error
             raise
 
     def _add(self, items: list[WorkItem]) -> None:
