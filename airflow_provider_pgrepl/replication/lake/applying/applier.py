@@ -101,11 +101,10 @@ class Applier:
     def stop(self, query: StreamingQuery) -> None:
         """End between two merges; those that run are finished first."""
         self.end()
-        # Spark breaks off what reads a batch just then, and calls that a failure.
-        is_read = self._reading.acquire(timeout=_READING_S)
-        query.stop()
-        if is_read:
+        # Spark would break off what reads a batch just now, and call that a failure; no other begins.
+        if self._reading.acquire(timeout=_READING_S):
             self._reading.release()
+        query.stop()
 
     def end(self, timeout_s: float | None = None) -> None:
         """Begin no merge any more, and wait so long for those that run."""
