@@ -131,12 +131,10 @@ class Applier:
     def _on_batch(self, frame: DataFrame, _batch_id: int) -> None:
         try:
             with self._reading, spark_errors("reading a batch"):
-                if self._has_ended:
-                    raise _StoppedError
-                items = [WorkItem.from_json(row.work) for row in frame.collect()]
-            self._add(items)
-        except _StoppedError:
-            raise
+                # One that comes after the end is left alone: tables say themselves what they lack.
+                rows = [] if self._has_ended else frame.collect()
+            if rows:
+                self._add([WorkItem.from_json(row.work) for row in rows])
         except Exception as error:
             if not self._stopping:
                 self.error = self.error or error
@@ -147,7 +145,7 @@ class Applier:
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended or not self._holders)
             if self._has_ended:
-                raise _StoppedError
+                return
             changes = [item for item in items if item.relation_id != MARK]
             if mark.epoch < self._record.epoch:
                 # What is left over from before this epoch is in its snapshot; its LSNs say nothing of ours.
@@ -157,8 +155,6 @@ class Applier:
             self._changed.notify_all()
             if self._until_settled:
                 self._changed.wait_for(lambda: self._has_ended or self._rounds.is_settled)
-                if self._has_ended:
-                    raise _StoppedError
 
     @property
     def _has_ended(self) -> bool:
@@ -188,7 +184,3 @@ class Applier:
                 self.error = self.error or error
             self._changed.notify_all()
         self._rounds.close()
-
-
-class _StoppedError(Exception):
-    """Refuses a batch that would begin after the stop."""
