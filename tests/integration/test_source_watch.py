@@ -13,8 +13,11 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.receiving import catalog_watch, changelog_feed, publication_watch
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from tests.conftest import closing_connection
 from tests.support.received import Received, wait_until_seen
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 
 @pytest.fixture
@@ -114,8 +117,16 @@ def test_a_publication_that_is_no_longer_the_pipelines_ends_the_receiver(
         receiver.stop()
     assert isinstance(receiver.error, PublicationError)
     assert "--new-epoch" in receiver.error.hint
+    with closing_connection(dsn) as connection:
+        # The server's own end of the stream may take a moment.
+        wait_until(lambda: not is_read(connection, received.pipeline.slot))
     with pytest.raises(PublicationError):
         Receiver(dsn, received.pipeline).start()
+
+
+def is_read(connection: Connection, slot: str) -> bool:
+    found = read_slot(connection, slot)
+    return found is not None and found.active
 
 
 def test_the_publication_is_looked_at_once_a_flush(
