@@ -156,7 +156,7 @@ class Replication:
         try:
             return self._run_forever() if target is None else self._run_until(target)
         finally:
-            self._applier.end(_LAST_MERGES_S)
+            self._applier.close(_LAST_MERGES_S)
 
     def _make_progress_writer(self) -> ProgressWriter:
         return ProgressWriter(

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -63,6 +63,7 @@ class Applier:
         self._holders = 0
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._query: StreamingQuery | None = None
         spark.dataSource.register(ChangelogSource)
 
     def start(self, *, available_now: bool = False) -> StreamingQuery:
@@ -88,8 +89,11 @@ class Applier:
         checkpoint = checkpoint_uri(self._pipeline.lake_root)
         stream = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._on_batch)
         if available_now:
-            return stream.trigger(availableNow=True).start()
-        return stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds").start()
+            stream = stream.trigger(availableNow=True)
+        else:
+            stream = stream.trigger(processingTime=f"{self._pipeline.trigger_interval_s} seconds")
+        self._query = stream.start()
+        return self._query
 
     def needed_above(self) -> LSN | None:
         """The lowest position above which a table has a right to changes; None while one is copied.
@@ -105,6 +109,13 @@ class Applier:
         if self._reading.acquire(timeout=_READING_S):
             self._reading.release()
         query.stop()
+
+    def close(self, timeout_s: float) -> None:
+        """Whatever has failed: end, and leave no query behind that would go on asking."""
+        self.end(timeout_s)
+        if self._query is not None:
+            with suppress(Exception):
+                self._query.stop()
 
     def end(self, timeout_s: float | None = None) -> None:
         """Begin no merge any more, and wait so long for those that run."""
