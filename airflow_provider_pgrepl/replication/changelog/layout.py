@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 
 import pyarrow as pa
 
@@ -36,8 +36,15 @@ def floor_app(epoch: int) -> str:
 
 def hour_of(moment: datetime) -> str:
     """The partition of what is received at a moment, which is one of UTC: as `2026-01-31T23`."""
-    return moment.strftime("%Y-%m-%dT%H")
+    return moment.strftime(_HOUR)
 
+
+def start_of_hour(partition: str) -> datetime:
+    """The moment, one of UTC, at which a partition begins."""
+    return datetime.strptime(partition, _HOUR).replace(tzinfo=UTC)
+
+
+_HOUR = "%Y-%m-%dT%H"
 
 METADATA_KEY = "pgrepl"
 PARTITION = "received_hour"

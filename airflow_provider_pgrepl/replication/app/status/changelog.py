@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, start_of_hour
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 
@@ -37,5 +38,5 @@ def changelog_status(changelog: DeltaTable, epoch: int, positions: Mapping[str, 
             pc.equal(files["min.epoch"], epoch), pc.greater(files["max.commit_lsn"], positions[slowest])
         )
         needed = pc.sum(files.filter(above)["size_bytes"]).as_py() or 0
-    since = pc.min(files["partition.received_hour"]).as_py()
+    since = start_of_hour(pc.min(files[f"partition.{PARTITION}"]).as_py())
     return ChangelogStatus(files.num_rows, pc.sum(files["size_bytes"]).as_py(), since, slowest, needed)
