@@ -18,7 +18,7 @@ _TABLES = tuple(f"public.bench_{number}" for number in range(1, 6))
 _ROWS = 100_000
 _TRANSACTIONS_PER_S = 100
 _WARM_UP_S, _SECONDS = 20, 60
-_P50_LIMIT_S, _P95_LIMIT_S = 2.0, 5.0
+_P50_LIMIT_S, _P95_LIMIT_S = 1.0, 1.5
 
 
 def run(folder: Path, scale: float) -> Figure:

@@ -189,7 +189,9 @@ def read_rows(
 
 
 def rows_before(rows: pa.Table, lsn: LSN) -> pa.Table:
-    """Those that stand before the transaction at an LSN."""
+    """Those that stand before the transaction at an LSN, of rows by (commit_lsn, ordinal)."""
+    if len(rows) == 0 or rows["commit_lsn"][-1].as_py() < lsn:
+        return rows
     earlier = pc.less(rows["commit_lsn"], lsn)
     between = pc.and_(pc.equal(rows["commit_lsn"], lsn), pc.less_equal(rows["ordinal"], STANDING_ORDINAL))
     return rows.filter(pc.or_(earlier, between))

@@ -39,6 +39,9 @@ _CONNECTING: dict[int, tuple[bool, bool]] = {
 }
 
 _CHUNK_MESSAGES = 65_536
+_COPIED_BYTES = 64 << 10
+"""Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went over
+all objects of the process again and again, which took more time than receiving. A long one is not copied."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Keepalive:
 class Chunk:
     """Data messages in the order received, then at most one keepalive that came after all of them."""
 
-    messages: list[memoryview]
+    messages: list[bytes | memoryview]
     size: int
     keepalive: Keepalive | None = None
 
@@ -96,7 +99,7 @@ class ReplicationStream:
         if self._has_ended:
             raise self._ended()
         get = self._connection.get_copy_data
-        messages: list[memoryview] = []
+        messages: list[bytes | memoryview] = []
         size = 0
         while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
             length, data = get(1)
@@ -105,7 +108,7 @@ class ReplicationStream:
                 if kind == _IS_DATA:
                     if length > self._message_bytes:
                         data = without_content(data, HEADER, self._message_bytes)
-                    messages.append(data)
+                    messages.append(bytes(data) if len(data) <= _COPIED_BYTES else data)
                     size += len(data)
                 elif kind == _IS_KEEPALIVE:
                     return Chunk(messages, size, _parse_keepalive(bytes(data)))
