@@ -82,8 +82,8 @@ class Pipeline:
     message_bytes: int = 4 * MIB
     message_prefixes: tuple[str, ...] = ("*",)
     trigger_interval_s: float = 0.0
-    batch_bytes: int = 256 * MIB
-    slice_bytes: int = 128 * MIB
+    batch_bytes: int = 64 * MIB
+    slice_bytes: int = 64 * MIB
     changelog_retention_h: float = 168.0
     points_every_s: float = 60.0
     points_keep_all_h: float = 1.0

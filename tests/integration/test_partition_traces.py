@@ -11,7 +11,7 @@ import psycopg2
 import pytest
 
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from tests.support.altered import Altered, done
 from tests.support.received import wait_until_seen

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.replication.app.operations.tables import (
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
 from tests.conftest import closing_connection

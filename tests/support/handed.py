@@ -11,7 +11,8 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.copying.range import write_range
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id

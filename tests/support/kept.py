@@ -6,7 +6,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog, read_epoch
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import history_key

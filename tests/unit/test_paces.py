@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.lake.applying import merge_job
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, make_shares, run_share
 from airflow_provider_pgrepl.replication.lake.applying.merge_lanes import MergeLanes
 from airflow_provider_pgrepl.replication.lake.applying.pace import FREE_BYTES_PER_S, Cadence, TablePace
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.support.changes import work_of
 

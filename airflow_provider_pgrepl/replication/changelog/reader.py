@@ -185,6 +185,11 @@ def read_rows(
     )
     if pc.min(rows["commit_lsn"]).as_py() is not None and pc.min(rows["commit_lsn"]).as_py() <= above_lsn:
         rows = rows.filter(pc.greater(rows["commit_lsn"], above_lsn))
+    return ordered(rows)
+
+
+def ordered(rows: pa.Table) -> pa.Table:
+    """Changelog rows by (commit_lsn, ordinal)."""
     return rows if _is_sorted(rows) else rows.sort_by([("commit_lsn", "ascending"), ("ordinal", "ascending")])
 
 

@@ -40,8 +40,8 @@ _CONNECTING: dict[int, tuple[bool, bool]] = {
 
 _CHUNK_MESSAGES = 65_536
 _COPIED_BYTES = 64 << 10
-"""Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went over
-all objects of the process again and again, which took more time than receiving. A long one is not copied."""
+"""Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went
+over all objects of the process again and again, which took longer than receiving. Long ones stay."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEn
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
 from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
 from airflow_provider_pgrepl.replication.lake.applying.table_position import TablePosition
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 

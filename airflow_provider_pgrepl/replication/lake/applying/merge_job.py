@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 END = LSN(2**63 - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import SHARE_S, MergeJob, Share, make_shares
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 
 _LONG_S = 1.0
 _LEAST_S = 0.005

@@ -22,8 +22,9 @@ from airflow_provider_pgrepl.replication.lake.applying.point_writer import Point
 from airflow_provider_pgrepl.replication.lake.applying.recorded_tables import RecordedTables
 from airflow_provider_pgrepl.replication.lake.applying.share_runner import ShareRunner
 from airflow_provider_pgrepl.replication.lake.applying.table_outcomes import ACTIVE, TableOutcomes
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.applying.table_schedule import BEFORE_ALL, TableSchedule
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult, fingerprints_at
+from airflow_provider_pgrepl.replication.lake.applying.table_work import fingerprints_at
 from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN

@@ -8,8 +8,8 @@ import time
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.lake.applying.catch_up_planner import CatchUpPlanner, snapshot_of
 from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.applying.table_schedule import TableSchedule
-from airflow_provider_pgrepl.replication.lake.applying.table_work import TableResult
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord

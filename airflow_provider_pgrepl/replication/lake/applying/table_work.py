@@ -9,19 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl import errors, hints
-from airflow_provider_pgrepl.errors import (
-    DriftError,
-    LakeTableError,
-    LakeUnavailableError,
-    PgReplError,
-    Remedy,
-    Scope,
-)
-from airflow_provider_pgrepl.replication.changelog import reader
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
@@ -30,17 +22,23 @@ from airflow_provider_pgrepl.replication.lake.delta.written_bytes import written
 from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
 from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import (
+    RelationTimeline,
     read_relations,
     relation_timeline,
 )
 from airflow_provider_pgrepl.replication.lake.history.apply import check_history
 from airflow_provider_pgrepl.replication.lake.history.place import history_uri
+from airflow_provider_pgrepl.replication.lake.merging.large_changes import LargeChanges, bytes_of
 from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage, refusal
 from airflow_provider_pgrepl.replication.values import lake_schema
+
+_LARGE = 2
+"""Slices of changes that a task takes into memory at once."""
+
+_Stop = tuple[LSN, PgReplError]
 
 
 @dataclass(frozen=True)
@@ -86,65 +84,6 @@ class TableWork:
         return RelationCache(self.lake_root, self.changelog, self.relation.oid)
 
 
-@dataclass(frozen=True)
-class TableResult:
-    """How a table's work ended: `version` is the lake table's own, `error` None when all went well.
-
-    `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
-    for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
-    `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, the
-    `bytes_changed`, of the table's own values, and the `bytes_written` to the lake, the history's too.
-    """
-
-    relation_id: int
-    position: int = 0
-    version: int = 0
-    changes: int = 0
-    error: str | None = None
-    hint: str = ""
-    error_kind: str = ""
-    stops_pipeline: bool = False
-    error_lsn: int = 0
-    history_version: int | None = None
-    relation: str | None = None
-    remedy: Remedy | None = None
-    fingerprint: str = ""
-    has_gone_back: bool = False
-    seconds: float = 0.0
-    bytes_changed: int = 0
-    bytes_written: int = 0
-
-    @classmethod
-    def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
-        """Of a table that cannot be worked on, which is its own trouble."""
-        return cls(
-            relation_id,
-            error=error.message,
-            hint=error.hint,
-            error_kind=type(error).__name__,
-            remedy=error.remedy,
-        )
-
-    def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
-        """The same, for a table that stops before the transaction at an LSN."""
-        return replace(
-            self,
-            error=error.message,
-            hint=error.hint,
-            error_kind=type(error).__name__,
-            error_lsn=int(lsn),
-            remedy=error.remedy,
-        )
-
-    def to_error(self, table: TableName) -> PgReplError:
-        """What went wrong, as it was raised in the task; what stops the table alone has a way out."""
-        of_unknown_kind = LakeUnavailableError if self.stops_pipeline else LakeTableError
-        kind: type[PgReplError] = getattr(errors, self.error_kind, of_unknown_kind)
-        if self.stops_pipeline:
-            return kind(str(self.error), self.hint)
-        return kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
-
-
 def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> TableResult:
     """Apply what the files hold of the table below `upto_lsn`; errors come back as part of the result."""
     relation_id = work.relation.oid
@@ -177,14 +116,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         work.close()
         return TableResult(work.relation.oid, position, int(table.version()), has_gone_back=True)
     lake = _open(work, table, left)
-    filesystem, root = open_storage(work.changelog)
-    rows = reader.read_rows(filesystem, root, paths, work.relation.oid, lake.position)
-    rows = reader.rows_before(rows, upto_lsn)
-    work.relations.remember(rows)
-    stop = _first_stop(rows, work)
-    if stop is not None:
-        rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-    timeline = relation_timeline(lake.first, rows, work.relations.find, work.choices)
+    rows, timeline, stop = _follow(work, lake, paths, upto_lsn)
     work.relations.add(timeline.derived, epoch_of(work.app))
     opened = int(lake.table.version())
     history_opened = 0 if lake.history is None else int(lake.history.version())
@@ -199,11 +131,31 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         history_version=None if lake.history is None else lake.history.version(),
         relation=_changed_relation(work, lake),
         fingerprint=_leave(work, lake),
-        bytes_changed=rows["new"].nbytes + rows["old"].nbytes,
+        bytes_changed=bytes_of(rows),
         bytes_written=_written(lake, opened, history_opened),
     )
     stop = timeline.stop or stop
     return result if stop is None else result.stopped(*stop)
+
+
+def _follow(
+    work: TableWork, lake: EvolvingTable, paths: list[str], upto_lsn: LSN
+) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
+    """The table's changes, or the outline of those that are too many, and what relations they bring."""
+    filesystem, root = open_storage(work.changelog)
+    large = LargeChanges(filesystem, root, paths, work.relation.oid, lake.position, upto_lsn)
+    may_be_large = lake.history is None and large.bytes > _LARGE * work.slice_bytes
+    for lake.large in (large, None) if may_be_large else (None,):
+        rows = large.all() if lake.large is None else large.outline()
+        work.relations.remember(rows)
+        stop = _first_stop(rows, work)
+        if stop is not None:
+            rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
+        timeline = relation_timeline(lake.first, rows, work.relations.find, work.choices)
+        if not any(span.before for span in timeline.spans):
+            break
+        # The table was altered in the middle of a transaction: what comes before is read as what it became.
+    return rows, timeline, stop
 
 
 def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
@@ -213,11 +165,11 @@ def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:
     return size + written_bytes(lake.history.table_uri, history_opened, int(lake.history.version()))
 
 
-def _first_stop(rows: pa.Table, work: TableWork) -> tuple[LSN, PgReplError] | None:
+def _first_stop(rows: pa.Table, work: TableWork) -> _Stop | None:
     """Where the table is to stop, whatever its shape, and why."""
     truncate = refused_truncate(rows, work.relation, work.choices)
     gap = first_gap(rows, work.relation.table)
-    stops: list[tuple[LSN, PgReplError]] = [stop for stop in (truncate, gap) if stop is not None]
+    stops: list[_Stop] = [stop for stop in (truncate, gap) if stop is not None]
     return min(stops, key=lambda stop: stop[0], default=None)
 
 

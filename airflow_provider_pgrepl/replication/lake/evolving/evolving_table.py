@@ -20,13 +20,13 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
     read_relations,
 )
 from airflow_provider_pgrepl.replication.lake.history.apply import apply_with_history
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES
+from airflow_provider_pgrepl.replication.lake.merging.large_changes import LargeChanges
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, withdraw_vectors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-
-_CHANGES = pa.array(["I", "U", "D", "T"])
 
 
 @dataclass
@@ -34,6 +34,7 @@ class EvolvingTable:
     """Both handles must not be refreshed meanwhile.
 
     `built`: the relation that the table is for; `first`: that in which the changes above its position begin.
+    `large` has the changes, where those of a timeline are their outline.
     """
 
     choices: TableChoices
@@ -44,6 +45,7 @@ class EvolvingTable:
     history: DeltaTable | None
     built: Relation
     first: Relation
+    large: LargeChanges | None = None
 
     @property
     def position(self) -> LSN:
@@ -97,7 +99,7 @@ class EvolvingTable:
         return len(timeline.spans)
 
     def _changes(self, span: RelationSpan) -> pa.Table:
-        return span.rows.filter(pc.is_in(span.rows["op"], _CHANGES))
+        return span.rows.filter(pc.is_in(span.rows["op"], CHANGES))
 
     def _apply(self, span: RelationSpan) -> int:
         changes = self._changes(span)
@@ -105,7 +107,9 @@ class EvolvingTable:
 
     def _apply_changes(self, changes: pa.Table, relation: Relation) -> Applied:
         if self.history is None:
-            return apply_changes(self.table, changes, relation, self.choices, self.app, self.slice_bytes)
+            return apply_changes(
+                self.table, changes, relation, self.choices, self.app, self.slice_bytes, self.large
+            )
         return apply_with_history(
             self.table,
             self.history,

@@ -106,6 +106,20 @@ def follow(changes: pa.Table, relation: Relation, *, whole: bool = False) -> Fol
     return FollowedRows(relation, read, len(keys[0]), new_code, row, before, origin, keys, sent_by)
 
 
+def key_hashes(changes: pa.Table, relation: Relation) -> tuple[Hashes, Hashes]:
+    """By change a hash of the key that its row has, and of the one that it had before.
+
+    Of changelog rows of a relation that has a key, without TRUNCATE. Raises what `read_changes` does."""
+    read = read_changes(changes, relation)
+    is_key = [column.is_key for column in relation.columns]
+    before, after = _value_hashes(read)
+    old, new = (
+        _row_hashes(before[:, is_key], read.old.present),
+        _row_hashes(after[:, is_key], read.new.present),
+    )
+    return np.where(read.new.present, new, old), np.where(read.old.present, old, new)
+
+
 def each_its_own(read: ChangedRows, relation: Relation) -> FollowedRows:
     """The inserts of a table without a key: a row of its own, and a code, each."""
     rows = np.arange(len(read.op), dtype=np.int64)
@@ -158,12 +172,18 @@ def _images(relation: Relation, read: ChangedRows) -> tuple[Hashes, Hashes]:
     """
     if relation.replica_identity != "f":
         return np.empty(0, np.uint64), np.empty(0, np.uint64)
+    before, after = _value_hashes(read)
+    return _row_hashes(before, read.old.present), _row_hashes(after, read.new.present)
+
+
+def _value_hashes(read: ChangedRows) -> tuple[Hashes, Hashes]:
+    """Hashes of the values of rows before and after; those that were not sent are as before, if that was."""
     new, old = read.new, read.old
     after, before = new.hashes(), old.hashes()
-    after[new.place[read.unchanged_row], read.unchanged_column] = before[
-        old.place[read.unchanged_row], read.unchanged_column
-    ]
-    return _row_hashes(before, old.present), _row_hashes(after, new.present)
+    is_told = old.present[read.unchanged_row]
+    row, column = read.unchanged_row[is_told], read.unchanged_column[is_told]
+    after[new.place[row], column] = before[old.place[row], column]
+    return before, after
 
 
 def _row_hashes(values: Hashes, present: Bools) -> Hashes:

@@ -6,6 +6,7 @@ A slice ends where a source transaction ends, so every version of a lake table h
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,16 +18,26 @@ from deltalake import DeltaTable, Schema
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import can_commit
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
+from airflow_provider_pgrepl.replication.lake.merging.large_changes import (
+    BYTES,
+    ROWS,
+    KeysMoveError,
+    LargeChanges,
+    bytes_of,
+    weight,
+)
 from airflow_provider_pgrepl.replication.lake.merging.merge_keys import KeysCommit
 from airflow_provider_pgrepl.replication.lake.merging.merge_multiset import commit_net_rows
 from airflow_provider_pgrepl.replication.lake.merging.merge_rows import RowsCommit
 from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
+from airflow_provider_pgrepl.replication.lake.merging.parted_commit import PartedCommit
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
-from airflow_provider_pgrepl.replication.lake.merging.tuples import bytes_before
+from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, bytes_before
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -50,12 +61,14 @@ def apply_changes(
     choices: TableChoices,
     app: str,
     slice_bytes: int,
+    large: LargeChanges | None = None,
 ) -> Applied:
     """Apply changelog rows of one relation (ops I U D T, ordered by commit_lsn and ordinal), exactly once.
 
     Changes at or below the table's position are skipped. Each commit takes whole transactions, of at most
-    `slice_bytes` of values if they fit. The `relation_version` of each change is that of the relation in
-    force after it, which reads like `relation`: the commit that ends there says it. `table` is
+    `slice_bytes` of values if they fit. Where `large` has the changes, `changes` are their outline, and a
+    transaction that fits into no slice goes in by parts. The `relation_version` of each change is that of the
+    relation in force after it, which reads like `relation`: the commit that ends there says it. `table` is
     the handle on which the position is read and every commit made; it must not be refreshed meanwhile, and
     stands at the last commit afterwards.
 
@@ -68,7 +81,6 @@ def apply_changes(
     if position is None:
         raise LakeTableError(f"{relation.table}: this epoch has no snapshot in the lake")
     check_columns(table, lake_schema(relation, choices), relation)
-    changes = changes.combine_chunks()
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
     if bool((np.diff(commit_lsn) < 0).any()):
         raise ChangelogError(f"{relation.table}: changes are not in commit order")
@@ -77,17 +89,24 @@ def apply_changes(
     refused = refused_truncate(changes, relation, choices)
     if refused:
         changes = changes.slice(0, int(np.searchsorted(commit_lsn, int(refused[0]))))
-    commits = 0
+    count = commits = 0
     for start, end in slices(changes, slice_bytes):
-        part = changes.slice(start, end - start)
+        part = changes.slice(start, end - start).combine_chunks()
         position = LSN(commit_lsn[end - 1])
         at_end = part["commit_ts"][-1].as_py(), part["relation_version"][-1].as_py()
-        commit = SliceCommit(table, app, position, *at_end, strategy=choices.policy.merge)
-        commit.make(partial(_make, part, relation, choices, commit))
+        at = table, app, position, *at_end, choices.policy.merge
+        if large is None:
+            commit = SliceCommit(*at)
+            commit.make(partial(_make, part, relation, choices, commit))
+            count += len(part)
+        else:
+            parted = PartedCommit(*at)
+            parted.make(partial(_make_large, large, part, relation, choices, parted, slice_bytes))
+            count += pc.sum(part[ROWS]).as_py()
         commits += 1
     if refused:
         raise refused[1]
-    return Applied(position, int(table.version()), len(changes), commits)
+    return Applied(position, int(table.version()), count, commits)
 
 
 def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
@@ -98,7 +117,7 @@ def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
     if len(changes) == 0:
         return
     commit_lsn = array_of(changes, "commit_lsn", pa.int64()).to_numpy()
-    size = bytes_before(array_of(changes, "new", TEXTS)) + bytes_before(array_of(changes, "old", TEXTS))
+    size = _bytes_before(changes)
     ends = np.append(np.flatnonzero(np.diff(commit_lsn)) + 1, len(changes))
     start = 0
     while start < len(changes):
@@ -107,6 +126,12 @@ def slices(changes: pa.Table, limit: int) -> Iterator[tuple[int, int]]:
         end = int(ends[max(fits, nearest)])
         yield start, end
         start = end
+
+
+def _bytes_before(changes: pa.Table) -> Ints:
+    if BYTES in changes.column_names:
+        return np.append(0, np.cumsum(changes[BYTES].to_numpy()))
+    return bytes_before(array_of(changes, "new", TEXTS)) + bytes_before(array_of(changes, "old", TEXTS))
 
 
 def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> None:
@@ -131,6 +156,30 @@ def _make(part: pa.Table, relation: Relation, choices: TableChoices, commit: Sli
         if policy.truncate == "ignore":
             part = part.filter(pc.not_equal(part["op"], "T"))
         RowsCommit(collapse(part, relation), part, relation, choices).make(commit)
+
+
+def _make_large(
+    large: LargeChanges,
+    outline: pa.Table,
+    relation: Relation,
+    choices: TableChoices,
+    commit: PartedCommit,
+    slice_bytes: int,
+) -> None:
+    first, last = (LSN(outline["commit_lsn"][at].as_py()) for at in (0, -1))
+    truncates = pc.equal(outline["op"], "T")
+    is_truncated = bool(pc.any(truncates).as_py())
+    # Copies of a row that has no key, and rows that a TRUNCATE leaves behind, are counted over all changes.
+    has_no_key = not relation.key_columns and relation.replica_identity == "f"
+    goes_whole = has_no_key or (is_truncated and choices.policy.follows_keys)
+    if bytes_of(outline) > slice_bytes and can_commit(commit.table) and not goes_whole:
+        after = pc.max(outline.filter(truncates)["ordinal"]).as_py() if is_truncated else -1
+        parts = large.parts(last, after, weight(outline), relation)
+        make = partial(_make, relation=relation, choices=choices, commit=commit)
+        with suppress(KeysMoveError):
+            commit.make_of(parts, make, empties=is_truncated)
+            return
+    _make(large.read(first, last).combine_chunks(), relation, choices, commit.whole())
 
 
 def refused_truncate(

@@ -133,9 +133,10 @@ class FileRows:
         parts += [self._take(file, rows, names) for file, rows in places.by_file()]
         return pa.concat_tables(parts)
 
-    def all_of(self, file: int) -> Iterator[pa.Table]:
-        """The rows of a file, in batches of some MiB, in the columns of the table's schema."""
-        gone, first, names = self._gone_rows(file), 0, self.schema.names
+    def all_of(self, file: int, without: Ints = _NOWHERE) -> Iterator[pa.Table]:
+        """The rows of a file, in batches of some MiB, in the columns of the table's schema; `without` some,
+        by their number in it."""
+        gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
         with self._reading(), self._open(file) as parquet:
             for batch in parquet.iter_batches(_batch_rows(parquet.metadata)):
                 rows = self._aligned(pa.Table.from_batches([batch]), len(batch), names)

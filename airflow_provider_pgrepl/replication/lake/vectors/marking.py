@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -104,6 +104,28 @@ def replace_rows(
     records = _write(rows.uri, {path: vector for path, vector in marked.items() if vector is not None})
     first = _allow_vectors(table) if records and not has_vectors(table) else []
     actions = [*first, *_replacing(rows, gone, records), *map(added, files)]
+    commit = partial(commit_actions, table, "MERGE", properties, actions)
+    fenced(table, app, position, commit, passing=(VersionTakenError,))
+
+
+def replace_files(
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    rows: FileRows,
+    gone: Iterable[int],
+    files: Sequence[WrittenFile],
+    properties: CommitProperties,
+) -> None:
+    """Take files, by their number in `rows`, out of the table as a whole, add others, and move the position.
+
+    One commit. Raises what `replace_rows` does.
+    """
+    if rows.version != int(table.version()):
+        raise VersionTakenError
+    narrow_bounds(table, app, bounded(files, rows.schema))
+    check_version(table, rows.version)
+    actions = [*(removed(rows.files[number]) for number in gone), *map(added, files)]
     commit = partial(commit_actions, table, "MERGE", properties, actions)
     fenced(table, app, position, commit, passing=(VersionTakenError,))
 

@@ -1,0 +1,86 @@
+"""One commit of a transaction that is too large to be in memory at once: what its parts ask for, gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_files, replace_rows
+
+_NOTHING = np.empty(0, np.int64)
+
+
+@dataclass(frozen=True)
+class PartedCommit(SliceCommit):
+    """What is to be written goes into files as it comes; `make_of` commits them all at once."""
+
+    _files: list[ParquetFiles] = field(default_factory=list)
+    _gone: list[Places] = field(default_factory=list)
+
+    def make_of(self, parts: Iterable[pa.Table], take: Callable[[pa.Table], None], *, empties: bool) -> None:
+        """Have `take` make, with this very commit, what each part asks for; and commit all that. `empties`:
+        of what the table held before nothing stays.
+
+        Raises VersionTakenError when somebody has committed meanwhile, and what `take` does.
+        """
+        found = FileRows(self.table)
+        above, _, folder = self.table.table_uri.rstrip("/").rpartition("/")
+        with ParquetFiles(above, folder, found.schema) as files:
+            self._files[:], self._gone[:] = [files], []
+            for part in parts:
+                take(part)
+            self._commit(found, files, empties=empties)
+
+    def _commit(self, found: FileRows, files: ParquetFiles, *, empties: bool) -> None:
+        gone = _all_of(self._gone)
+        at = self.table, self.app, self.position, found
+        if empties:
+            replace_files(*at, range(len(found.files)), files.finish(), self._properties)
+        elif self.strategy == "rewrite":
+            for number, rows in gone.by_file():
+                for left in found.all_of(number, without=rows):
+                    _write(files, left)
+            replace_files(*at, [number for number, _ in gone.by_file()], files.finish(), self._properties)
+        else:
+            replace_rows(*at, gone, files.finish(), self._properties)
+
+    def whole(self) -> SliceCommit:
+        """The same commit, of changes that are all in memory."""
+        return SliceCommit(*(getattr(self, each.name) for each in fields(SliceCommit)))
+
+    def nothing(self) -> None:
+        """Of this part."""
+
+    def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:  # noqa: ARG002 - is told
+        """Add rows; that the table is emptied, `make_of` is told."""
+        schema = pa.schema(self.table.schema().to_arrow())
+        _write(self._files[0], rows.select(schema.names).cast(schema))
+
+    def marks(self, bytes_to_rewrite: int, bytes_of_change: int) -> bool:  # noqa: ARG002 - of each slice
+        """What goes is looked up in any case, however it is to go."""
+        return True
+
+    def replace(self, found: FileRows, gone: Places, rows: pa.Table) -> None:  # noqa: ARG002 - all the same
+        """Have rows go, and others come."""
+        self._gone.append(gone)
+        self.write(rows, "append")
+
+
+def _write(files: ParquetFiles, rows: pa.Table) -> None:
+    for batch in rows.to_batches():
+        files.write(batch)
+
+
+def _all_of(parts: list[Places]) -> Places:
+    file, row = (
+        np.concatenate([_NOTHING, *(getattr(part, name) for part in parts)]) for name in ("file", "row")
+    )
+    order = np.lexsort((row, file))
+    return Places(file[order], row[order], np.zeros(len(order), np.int64))

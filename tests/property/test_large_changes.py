@@ -1,0 +1,124 @@
+"""Changes that are not all in memory at once: by parts, and whole where that cannot be, as a model has it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import cycle, pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import QueryBuilder
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
+from airflow_provider_pgrepl.replication.lake.merging import large_changes
+from airflow_provider_pgrepl.replication.lake.merging.large_changes import LargeChanges
+from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.values import lake_schema
+from tests.property.histories import strategies
+from tests.property.test_policies import counted, expected, histories, pipeline_of, told_apart
+from tests.support.changes import column, relation, table_of
+from tests.support.model import Change
+
+APP = app_id("p", Epoch(1))
+POLICIES = [("hard", "apply"), ("hard", "ignore"), ("soft", "apply")]
+NUMBERS = relation(column("id", "bigint", key=True), column("v"))
+
+
+@pytest.fixture(autouse=True)
+def _tiny_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_changes, "_PART_BYTES", 150)
+
+
+def write_changelog(
+    folder: str, changes: Sequence[Change], ends: Sequence[int], of: Relation
+) -> LargeChanges:
+    """The changes in files that end after so many of them, in row groups of a few."""
+    rows = table_of(changes).select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
+    relation_id = pa.array([of.oid] * len(rows), pa.int64())
+    rows = rows.set_column(rows.schema.get_field_index("relation_id"), "relation_id", relation_id)
+    (Path(folder) / "changelog").mkdir(exist_ok=True)
+    paths = []
+    for start, end in pairwise(sorted({0, *(end for end in ends if end < len(rows)), len(rows)})):
+        paths.append(f"{start}-{end - start}.parquet")
+        part = rows.slice(start, end - start)
+        pq.write_table(part, f"{folder}/changelog/{paths[-1]}", row_group_size=3)
+    filesystem, root = open_storage(f"{folder}/changelog")
+    return LargeChanges(filesystem, root, paths, of.oid, LSN(0), LSN(2**62))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@given(histories(), strategies, st.lists(st.integers(1, 40), max_size=3), st.sampled_from([0, 60, 300]))
+@settings(max_examples=60, deadline=None)
+def test_rows_equal_the_model_however_large_changes_are_parted(
+    policy: tuple[str, str],
+    history: tuple[list[Change], list[int], Relation],
+    merges: list[str],
+    ends: list[int],
+    slice_bytes: int,
+) -> None:
+    changes, cuts, of = history
+    assume(changes)
+    pipeline = pipeline_of("/lake", *policy)
+    schema = lake_schema(of, pipeline.choices(of.table))
+    with tempfile.TemporaryDirectory() as folder:
+        uri = f"{folder}/t"
+        commit_snapshot(uri, schema, [], LSN(1), "p", Epoch(1))
+        for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
+            large = write_changelog(folder, changes, ends, of)
+            large = replace(large, before=LSN(cut + 1))
+            choices = replace(pipeline, merge=merge).choices(of.table)
+            told = sum(change.commit_lsn <= cut for change in changes)
+            outline = large.outline()
+            assert sum(outline[large_changes.ROWS].to_pylist()) == told
+            apply_changes(open_table(uri), outline, of, choices, APP, slice_bytes + 1, large)
+        names = ", ".join(f'"{name}"' for name in schema.names)
+        found = QueryBuilder().register("t", open_table(uri)).execute(f"select {names} from t").read_all()
+    assert told_apart(counted(pa.table(found)), of) == told_apart(expected(changes, of, *policy), of)
+
+
+@pytest.mark.parametrize("merge", ["rewrite", "merge_on_read"])
+def test_one_transaction_is_one_commit_of_many_parts(tmp_path: Path, merge: str) -> None:
+    pipeline = replace(pipeline_of(str(tmp_path), "hard", "apply"), merge=merge)
+    choices, uri = pipeline.choices(NUMBERS.table), f"{tmp_path}/t"
+    commit_snapshot(uri, lake_schema(NUMBERS, choices), [], LSN(1), "p", Epoch(1))
+    inserts = [Change("I", new=(str(number), "a"), commit_lsn=10) for number in range(200)]
+    updates = [Change("U", new=(str(number), "b"), commit_lsn=20) for number in range(0, 200, 2)]
+    deletes = [Change("D", old=(str(number), None), commit_lsn=20) for number in range(50)]
+    large = write_changelog(str(tmp_path), [*inserts, *updates, *deletes], [70, 150, 260], NUMBERS)
+    before = open_table(uri).version()
+    outline = large.outline()
+    assert len(outline) < 20
+    parts = list(large.parts(LSN(20), -1, large_changes.weight(outline), NUMBERS))
+    assert len([part for part in parts if len(part)]) > 5
+    applied = apply_changes(open_table(uri), outline, NUMBERS, choices, APP, 100, large)
+    assert (applied.changes, applied.commits) == (350, 2)
+    # A commit that declares the bounds of columns may come before.
+    assert applied.version - before <= 4
+    rows = QueryBuilder().register("t", open_table(uri)).execute("select id, v from t").read_all()
+    found = dict(zip(*(pa.table(rows)[name].to_pylist() for name in ("id", "v")), strict=True))
+    assert found == {number: "b" if number % 2 == 0 else "a" for number in range(50, 200)}
+    has_vectors = any(file.vector is not None for file in live_files(open_table(uri)).values())
+    assert has_vectors == (merge == "merge_on_read")
+
+
+def test_a_part_on_the_disk_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(spool))
+    changes = [Change("I", new=(str(number), "a"), commit_lsn=10) for number in range(100)]
+    large = write_changelog(str(tmp_path), changes, [], NUMBERS)
+    for part in large.parts(LSN(10), -1, 1000, NUMBERS):
+        assert len(part)
+        assert list(spool.iterdir()) == []
