@@ -60,7 +60,7 @@ def mark(table: DeltaTable, gone: list[int], comes: pa.Table, lsn: int = 6) -> N
 
     def replace() -> None:
         found = FileRows(table)
-        commit.replace(found, found.find(rows_of(*gone).select(["id"])), comes)
+        commit.replace(found, found.find(rows_of(*gone).select(["id"])), comes, "mark")
 
     commit.make(replace)
 

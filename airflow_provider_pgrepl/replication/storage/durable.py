@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -24,6 +25,7 @@ NEWEST = 8
 _NO_FOLDERS = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 
+@lru_cache(maxsize=4096)
 def local_path(uri: str) -> Path | None:
     """The folder of a lake, or below one, that a file system holds; None for an object store."""
     if uri.startswith("file://"):

@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 
 # Hadoop's names of schemes that Arrow knows under another one.
+_LOCAL = fs.LocalFileSystem()
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "abfss": "abfss"}
 
 
@@ -21,7 +22,7 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     """The filesystem of a lake, or of a place below one, and the path in it. Raises LakeError."""
     local = local_path(root)
     if local is not None:
-        return fs.LocalFileSystem(), str(local)
+        return _LOCAL, str(local)
     scheme, _, rest = root.partition("://")
     uri = f"{_SCHEMES.get(scheme, scheme)}://{rest}"
     try:

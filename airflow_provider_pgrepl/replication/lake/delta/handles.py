@@ -9,6 +9,7 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint, settle_log
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
+from airflow_provider_pgrepl.replication.storage import has_commit
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}
 """With the fingerprint of the commit at which this process left each."""
@@ -48,7 +49,9 @@ def forget(uri: str) -> None:
 
 def _refresh(table: DeltaTable) -> None:
     try:
-        table.update_incremental()
+        # Seldom is there another, and looking for it is cheaper than asking deltalake to.
+        if has_commit(table.table_uri, int(table.version()) + 1):
+            table.update_incremental()
     except (DeltaError, OSError) as error:
         name = type(error).__name__
         raise LakeTableError(f"cannot open the lake table at {table.table_uri}: {name}") from error

@@ -54,8 +54,9 @@ class KeysCommit:
         keys = {column.name: f"k{number}" for number, column in enumerate(self.relation.key_columns)}
         on_read = MergeOnRead(commit, source, keys, names, _KINDS, DELETED if self.soft else None)
         # A TRUNCATE that leaves rows behind changes every row there is.
-        if self.held.truncated < 0 and commit.marks(on_read.bytes_to_rewrite, source.nbytes):
-            on_read.make()
+        way = "merge" if self.held.truncated >= 0 else commit.way(on_read.bytes_to_rewrite, source.nbytes)
+        if way != "merge":
+            on_read.make(way)
             return
         merger = commit.merge(source, self._conditions(), names)
         fresh = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}

@@ -32,8 +32,9 @@ def _merge(net: NetRows, commit: SliceCommit) -> None:
     rows = FileRows(commit.table)
     places = commit.read(lambda: rows.find(net.lost))
     found = rows.rows(places, names)
-    if commit.marks(rows.bytes_that_may_hold(net.lost), net.lost.nbytes + net.gained.nbytes):
-        commit.replace(rows, places.where(net.leaving(found)), net.gained)
+    way = commit.way(rows.bytes_that_may_hold(net.lost), net.lost.nbytes + net.gained.nbytes)
+    if way != "merge":
+        commit.replace(rows, places.where(net.leaving(found)), net.gained, way)
         return
     staying = net.remaining(found)
     inserted = pa.concat_tables([staying.select(names), net.gained.select(names).cast(_of(staying, names))])

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit, Way
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, replaced, take
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
 
@@ -45,13 +45,13 @@ class MergeOnRead:
     kinds: Kinds
     gone_mark: str | None = None
 
-    def make(self) -> None:
+    def make(self, way: Way) -> None:
         """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
         self._check()
         place, kind = self._place, self._kind
         changes = (place >= 0) & ~np.isin(kind, self.kinds.goes)
         comes = changes | ((place < 0) & np.isin(kind, self.kinds.comes))
-        self.commit.replace(self._rows, self._places, self._values(np.flatnonzero(comes)))
+        self.commit.replace(self._rows, self._places, self._values(np.flatnonzero(comes)), way)
 
     @property
     def bytes_to_rewrite(self) -> int:

@@ -70,8 +70,9 @@ class RowsCommit:
         source, kept = self._merge_source()
         keys = {column.name: f"o{number}" for number, column in enumerate(self.relation.key_columns)}
         on_read = MergeOnRead(commit, source, keys, self.names(), _KINDS)
-        if commit.marks(on_read.bytes_to_rewrite, source.nbytes):
-            on_read.make()
+        way = commit.way(on_read.bytes_to_rewrite, source.nbytes)
+        if way != "merge":
+            on_read.make(way)
             return
         targets = [quote_identifier(name) for name in self.names()]
         merger = commit.merge(source, self._conditions(source), self.names())

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit, Way, write_rows
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_files, replace_rows
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_files
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -31,25 +31,16 @@ class PartedCommit(SliceCommit):
         Raises VersionTakenError when somebody has committed meanwhile, and what `take` does.
         """
         found = FileRows(self.table)
-        above, _, folder = self.table.table_uri.rstrip("/").rpartition("/")
-        with ParquetFiles(above, folder, found.schema) as files:
+        with self._new_files(found.schema) as files:
             self._files[:], self._gone[:] = [files], []
             for part in parts:
                 take(part)
-            self._commit(found, files, empties=empties)
-
-    def _commit(self, found: FileRows, files: ParquetFiles, *, empties: bool) -> None:
-        gone = _all_of(self._gone)
-        at = self.table, self.app, self.position, found
-        if empties:
-            replace_files(*at, range(len(found.files)), files.finish(), self._properties)
-        elif self.strategy == "rewrite":
-            for number, rows in gone.by_file():
-                for left in found.all_of(number, without=rows):
-                    _write(files, left)
-            replace_files(*at, [number for number, _ in gone.by_file()], files.finish(), self._properties)
-        else:
-            replace_rows(*at, gone, files.finish(), self._properties)
+            if empties:
+                at = self.table, self.app, self.position, found, range(len(found.files))
+                replace_files(*at, files.finish(), self._properties)
+            else:
+                way: Way = "rewrite" if self.strategy == "rewrite" else "mark"
+                self._replace(found, _all_of(self._gone), files, way)
 
     def whole(self) -> SliceCommit:
         """The same commit, of changes that are all in memory."""
@@ -61,21 +52,16 @@ class PartedCommit(SliceCommit):
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:  # noqa: ARG002 - is told
         """Add rows; that the table is emptied, `make_of` is told."""
         schema = pa.schema(self.table.schema().to_arrow())
-        _write(self._files[0], rows.select(schema.names).cast(schema))
+        write_rows(self._files[0], rows.select(schema.names).cast(schema))
 
-    def marks(self, bytes_to_rewrite: int, bytes_of_change: int) -> bool:  # noqa: ARG002 - of each slice
+    def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:  # noqa: ARG002 - of each part
         """What goes is looked up in any case, however it is to go."""
-        return True
+        return "mark"
 
-    def replace(self, found: FileRows, gone: Places, rows: pa.Table) -> None:  # noqa: ARG002 - all the same
+    def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:  # noqa: ARG002
         """Have rows go, and others come."""
         self._gone.append(gone)
         self.write(rows, "append")
-
-
-def _write(files: ParquetFiles, rows: pa.Table) -> None:
-    for batch in rows.to_batches():
-        files.write(batch)
 
 
 def _all_of(parts: list[Places]) -> Places:

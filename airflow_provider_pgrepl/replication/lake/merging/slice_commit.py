@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_files import Parquet
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_files, replace_rows
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
@@ -39,6 +39,15 @@ _ATTEMPTS = 10
 _CHEAP_BYTES = 256 << 10
 _WORTH_REWRITING = 4
 """By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
+
+
+Way = Literal["mark", "rewrite", "merge"]
+
+
+def write_rows(files: ParquetFiles, rows: pa.Table) -> None:
+    """Rows in the columns and types of the files."""
+    for batch in rows.to_batches():
+        files.write(batch)
 
 
 @dataclass(frozen=True)
@@ -101,28 +110,41 @@ class SliceCommit:
         )
         fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
 
-    def marks(self, bytes_to_rewrite: int, bytes_of_change: int) -> bool:
-        """Whether rows are to be marked as gone where they lie, instead of writing their files again."""
-        if self.strategy == "rewrite" or not can_commit(self.table):
-            return False
-        if self.strategy == "merge_on_read":
-            return True
-        return bytes_to_rewrite > max(_CHEAP_BYTES, _WORTH_REWRITING * bytes_of_change)
+    def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:
+        """How rows are to go: marked where they lie; left out where their files are written again; or by a
+        MERGE of Delta's, where the table demands of its writers what only that does."""
+        if not can_commit(self.table):
+            return "merge"
+        if self.strategy == "auto":
+            dear = bytes_to_rewrite > max(_CHEAP_BYTES, _WORTH_REWRITING * bytes_of_change)
+            return "mark" if dear else "rewrite"
+        return "mark" if self.strategy == "merge_on_read" else "rewrite"
 
-    def replace(self, found: FileRows, gone: Places, rows: pa.Table) -> None:
-        """Mark the rows at these places as gone, and add others, in all columns of the table.
+    def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:
+        """Have the rows at these places go, and add others, in all columns of the table.
 
         Raises VersionTakenError when somebody has committed since the places were found.
         """
         if len(gone) == 0 and len(rows) == 0:
             self.nothing()
             return
+        with self._new_files(found.schema) as files:
+            write_rows(files, rows.select(found.schema.names).cast(found.schema))
+            self._replace(found, gone, files, way)
+
+    def _new_files(self, schema: pa.Schema) -> ParquetFiles:
         above, _, folder = self.table.table_uri.rstrip("/").rpartition("/")
-        with ParquetFiles(above, folder, found.schema) as files:
-            for batch in rows.select(found.schema.names).cast(found.schema).to_batches():
-                files.write(batch)
-            written = files.finish()
-        replace_rows(self.table, self.app, self.position, found, gone, written, self._properties)
+        return ParquetFiles(above, folder, schema)
+
+    def _replace(self, found: FileRows, gone: Places, files: ParquetFiles, way: Way) -> None:
+        at = self.table, self.app, self.position, found
+        if way == "mark":
+            replace_rows(*at, gone, files.finish(), self._properties)
+            return
+        for number, rows in gone.by_file():
+            for left in found.all_of(number, without=rows):
+                write_rows(files, left)
+        replace_files(*at, [number for number, _ in gone.by_file()], files.finish(), self._properties)
 
     def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
         """A MERGE of `source`, as s, into the table, as t; `run` commits it.

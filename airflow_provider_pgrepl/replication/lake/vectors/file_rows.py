@@ -5,7 +5,7 @@ Reads only the columns that are asked for, and of those that only some rows are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,13 +108,10 @@ class FileRows:
     def find(self, wanted: pa.Table) -> Places:
         """Where the rows are that equal one of `wanted`, whose rows differ, in its columns."""
         search = self._search(wanted)
-        with ThreadPoolExecutor(max(1, pa.cpu_count())) as threads:
-            parts = [
-                part
-                for some in threads.map(partial(self._parts, search), self._may_hold(search))
-                for part in some
-            ]
-            found = list(threads.map(partial(self._find_in, search), parts))
+        files = self._may_hold(search)
+        with _many_at_once(len(files)) as each:
+            parts = [part for some in each(partial(self._parts, search), files) for part in some]
+            found = list(each(partial(self._find_in, search), parts))
         sizes = [len(rows) for rows, _ in found]
         return Places(
             np.repeat(np.array([part.file for part in parts], np.int64), sizes),
@@ -252,6 +249,16 @@ class FileRows:
                 failed = f"one of its files cannot be read: {type(error).__name__}"
         if failed:
             raise LakeTableError(f"{self.uri}: {failed}")
+
+
+@contextmanager
+def _many_at_once(files: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A `map` with threads, if there is more than one file."""
+    if files < 2:
+        yield map
+        return
+    with ThreadPoolExecutor(max(1, pa.cpu_count())) as threads:
+        yield threads.map
 
 
 def _batch_rows(metadata: pq.FileMetaData) -> int:
