@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from airflow_provider_pgrepl.replication.names import TableName
@@ -208,8 +208,12 @@ class Relation:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
+    @lru_cache(maxsize=4096)
     def from_json(cls, text: str) -> Relation:
-        """Raises ValueError or TypeError on anything but `to_json`'s text."""
+        """Raises ValueError or TypeError on anything but `to_json`'s text.
+
+        The state's records of hundreds of tables are read again and again, and seldom differ.
+        """
         fields: dict[str, Any] = json.loads(text)
         fields["table"] = TableName(**fields["table"])
         for name in ("columns", "unpublished", "dropped"):

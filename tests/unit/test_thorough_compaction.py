@@ -131,14 +131,14 @@ def test_a_writer_that_merges_is_fenced_by_another_as_before(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake.choices = lake.choices.__class__(**{**vars(lake.choices), "policy": rewriting(lake)})
-    real, turns = SliceCommit.run, iter([True])
+    real, turns = SliceCommit._replace, iter([True])
 
-    def run(commit: SliceCommit, merger: Any) -> dict[str, Any]:
+    def replace(commit: SliceCommit, *what: Any) -> None:
         if next(turns, False):
             lake.apply(Change("U", new=("9", "theirs"), commit_lsn=lake.lsn + 500))
-        return real(commit, merger)
+        real(commit, *what)
 
-    monkeypatch.setattr(SliceCommit, "run", run)
+    monkeypatch.setattr(SliceCommit, "_replace", replace)
     with pytest.raises(FencedError):
         lake.update(3, value="ours")
     assert by_datafusion(lake.uri)[3] == "n3"

@@ -39,6 +39,8 @@ _ATTEMPTS = 10
 _CHEAP_BYTES = 256 << 10
 _WORTH_REWRITING = 4
 """By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
+_DEAR_BYTES = 8 << 20
+"""More is never rewritten for a change, however large: while that takes seconds, the next one grows."""
 
 
 Way = Literal["mark", "rewrite", "merge"]
@@ -116,7 +118,8 @@ class SliceCommit:
         if not can_commit(self.table):
             return "merge"
         if self.strategy == "auto":
-            dear = bytes_to_rewrite > max(_CHEAP_BYTES, _WORTH_REWRITING * bytes_of_change)
+            cheap = min(_WORTH_REWRITING * bytes_of_change, _DEAR_BYTES)
+            dear = bytes_to_rewrite > max(_CHEAP_BYTES, cheap)
             return "mark" if dear else "rewrite"
         return "mark" if self.strategy == "merge_on_read" else "rewrite"
 
