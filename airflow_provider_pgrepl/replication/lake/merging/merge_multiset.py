@@ -30,10 +30,14 @@ def commit_net_rows(net: NetRows, commit: SliceCommit) -> None:
 def _merge(net: NetRows, commit: SliceCommit) -> None:
     names = [field.name for field in commit.table.schema().fields]
     rows = FileRows(commit.table)
-    places = commit.read(lambda: rows.find(net.lost))
+    places = commit.read(lambda: rows.find(net.lost, net.lost_from))
     found = rows.rows(places, names)
-    if commit.marks(rows.bytes_that_may_hold(net.lost), net.lost.nbytes + net.gained.nbytes):
+    size = rows.bytes_that_may_hold(net.lost, net.lost_from)
+    if commit.marks(size, net.lost.nbytes + net.gained.nbytes):
         commit.replace(rows, places.where(net.leaving(found)), net.gained)
+        return
+    if commit.rewrites_itself:
+        commit.rewrite(rows, places.where(net.leaving(found)), net.gained)
         return
     staying = net.remaining(found)
     inserted = pa.concat_tables([staying.select(names), net.gained.select(names).cast(_of(staying, names))])

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
@@ -18,24 +19,27 @@ from airflow_provider_pgrepl.replication.choices import Merge
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     Result,
     bounded_columns,
+    commit_files,
     commit_nothing,
     commit_properties,
     fenced,
     narrow_bounds,
+    replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import VersionTakenError, can_commit
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.partitions import files_beside, is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows, rewrite_files
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
 _DIVISION = "Divide by zero"
 
 _ATTEMPTS = 10
+_NO_ROWS = np.empty(0, np.int64)
 _CHEAP_BYTES = 256 << 10
 _WORTH_REWRITING = 4
 """By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
@@ -95,11 +99,31 @@ class SliceCommit:
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         ordered = rows.select([field.name for field in self.table.schema().fields])
+        if is_partitioned(self.table):
+            self._write_partitions(ordered, mode)
+            return
         writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
         write = partial(
             write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=writer
         )
         fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
+
+    def _write_partitions(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
+        """deltalake would make a folder of each partition's name, in which not all readers find the files."""
+        schema = pa.schema(self.table.schema().to_arrow())
+        with files_beside(self.table.table_uri, schema) as files:
+            for batch in rows.cast(schema).to_batches():
+                files.write(batch)
+            written = files.finish()
+        if mode == "append":
+            commit_files(self.table, self.app, self.position, written, self._properties)
+        else:
+            replace_files(self.table, self.app, self.position, written, schema, self._properties)
+
+    @property
+    def rewrites_itself(self) -> bool:
+        """Whether files in which rows change are written again by us, and not by deltalake's MERGE."""
+        return is_partitioned(self.table) and can_commit(self.table)
 
     def marks(self, bytes_to_rewrite: int, bytes_of_change: int) -> bool:
         """Whether rows are to be marked as gone where they lie, instead of writing their files again."""
@@ -117,12 +141,35 @@ class SliceCommit:
         if len(gone) == 0 and len(rows) == 0:
             self.nothing()
             return
-        above, _, folder = self.table.table_uri.rstrip("/").rpartition("/")
-        with ParquetFiles(above, folder, found.schema) as files:
+        with files_beside(found.uri, found.schema) as files:
             for batch in rows.select(found.schema.names).cast(found.schema).to_batches():
                 files.write(batch)
             written = files.finish()
         replace_rows(self.table, self.app, self.position, found, gone, written, self._properties)
+
+    def rewrite(
+        self,
+        found: FileRows,
+        gone: Places,
+        rows: pa.Table,
+        others: Callable[[pa.Table], pa.Table] | None = None,
+    ) -> None:
+        """The same, but write the files anew that lose rows; or all, with what `others` makes of the rows
+        that stay. Raises what `replace` does."""
+        if len(gone) == 0 and len(rows) == 0 and others is None:
+            self.nothing()
+            return
+        lost = dict(gone.by_file())
+        numbers = list(lost) if others is None else list(range(len(found.files)))
+        with files_beside(found.uri, found.schema) as files:
+            for number in numbers:
+                for part in found.all_of(number, lost.get(number, _NO_ROWS)):
+                    for batch in (part if others is None else others(part)).to_batches():
+                        files.write(batch)
+            for batch in rows.select(found.schema.names).cast(found.schema).to_batches():
+                files.write(batch)
+            written = files.finish()
+        rewrite_files(self.table, self.app, self.position, found, numbers, written, self._properties)
 
     def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
         """A MERGE of `source`, as s, into the table, as t; `run` commits it.
