@@ -1,7 +1,7 @@
 """The partition of a lake table's row: a text, made from the value of one column.
 
-It is a column of its own, and the user's column stays in the data files: Delta has a partition's value as text
-in its log, and some of its readers take an empty one for NULL. So an empty text is null here, too.
+It is a column of its own, and the user's column stays in the data files: Delta has a partition's value as
+text in its log, and some of its readers take an empty one for NULL. So an empty text is null here, too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ TEXT_BYTES = 64
 they write such a table, three bytes for one, and a folder's name has 255."""
 
 _MOST_CONDITIONS = 1000
+# The second is what deltalake and Spark call the folder of those without value.
+_LIKE_NONE = ["", "__HIVE_DEFAULT_PARTITION__"]
 _PLAIN = {16, 20, 21, 23, 25, 1043, 1082, 2950}
 _DATED = {1082, 1114, 1184}
 _MICROSECONDS_A_DAY = 86_400_000_000
@@ -183,4 +185,5 @@ def _short(texts: pa.Array) -> pa.Array:
         encoded = beginnings.dictionary_encode()
         cut = [text.encode()[:TEXT_BYTES].decode(errors="ignore") for text in encoded.dictionary.to_pylist()]
         beginnings = pa.array(cut, pa.string()).take(encoded.indices)
-    return pc.if_else(pc.equal(beginnings, ""), pa.scalar(None, pa.string()), beginnings)
+    nothing = pc.is_in(beginnings, value_set=pa.array(_LIKE_NONE))
+    return pc.if_else(nothing, pa.scalar(None, pa.string()), beginnings)

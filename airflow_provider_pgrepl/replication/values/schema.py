@@ -100,7 +100,7 @@ def _column_problems(relation: Relation, choices: TableChoices) -> Iterator[str]
 
 
 def partition_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
-    """What keeps a table from being partitioned as the pipeline wants it, or from having partitions at all."""
+    """What keeps a table from being partitioned as the pipeline wants it, or from being in the lake."""
     columns = (*relation.columns, *relation.unpublished)
     if any(c.name.casefold() == PARTITION and not choices.column(c.name).excluded for c in columns):
         yield f"{RESERVED}; rename it, or leave it out with exclude_columns"
