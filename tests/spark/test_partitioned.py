@@ -134,9 +134,14 @@ def test_another_choice_takes_effect_with_a_resnapshot_and_a_lost_column_stops_i
         in replicated.log_tail()
     )
     assert open_table(replicated.lake_path("public.one")).metadata().partition_columns == []
+    before = as_of(spark, replicated.pipeline).lsn
     replicated.take_anew("public.one")
     execute(dsn, "update one set p = 'c' where id = 2")
     replicated.catch_up()
+    by_arrow = arrow_as_of(replicated.pipeline, "public.one", lsn=before)
+    by_spark = as_of(spark, replicated.pipeline, lsn=before).table("public.one").toArrow()
+    assert counted(by_arrow.select(["id", "p", "q"])) == counted(by_spark.select(["id", "p", "q"]))
+    assert sorted(by_arrow["p"].to_pylist()) == ["a", "b"]
     one = replicated.states()["public.one"]
     choices = replicated.pipeline.choices(one.table)
     assert check_partitions(replicated.lake_path("public.one"), one.relation, choices) == {"a": 1, "c": 1}

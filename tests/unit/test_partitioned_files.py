@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.delta import partitioned_files
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitioned_files import PartitionedFiles
 from airflow_provider_pgrepl.replication.values import PARTITION
 
@@ -75,3 +76,21 @@ def test_nothing_is_written_of_nothing(tmp_path: Path) -> None:
     with PartitionedFiles(str(tmp_path), "t", SCHEMA) as files:
         files.write(batch_of(range(0), 10))
         assert files.finish() == []
+
+
+def test_what_was_complete_goes_as_well_when_the_last_file_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, done = ParquetFiles.finish, []
+
+    def failing(self: ParquetFiles) -> list[WrittenFile]:
+        if len(done) == 5:
+            raise RuntimeError
+        done.append(self)
+        return finish(self)
+
+    monkeypatch.setattr(ParquetFiles, "finish", failing)
+    with pytest.raises(RuntimeError), PartitionedFiles(str(tmp_path), "t", SCHEMA) as files:
+        files.write(batch_of(range(1_000), 10))
+        files.finish()
+    assert (len(done), list((tmp_path / "t").iterdir())) == (5, [])

@@ -77,7 +77,7 @@ class ParquetFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._finished:
-            self._discard()
+            self.discard()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take a batch; small ones wait until they fill a row group."""
@@ -153,7 +153,7 @@ class ParquetFiles:
         )
         self._writer = self._sink = None
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
         self._waiting = []
         for part in (self._writer, self._sink):

@@ -32,6 +32,7 @@ class PartitionedFiles:
         self._unsplit_bytes = 0
         self._files: dict[str | None, ParquetFiles] = {}
         self._open: dict[str | None, ParquetFiles] = {}
+        self._finished = False
 
     def __enter__(self) -> PartitionedFiles:
         return self
@@ -40,8 +41,8 @@ class PartitionedFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._unsplit = []
-        for files in self._files.values():
-            files.__exit__(kind, error, trace)
+        for files in [] if self._finished else self._files.values():
+            files.discard()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take a batch, whose partitions stand in it."""
@@ -55,7 +56,9 @@ class PartitionedFiles:
     def finish(self) -> list[WrittenFile]:
         """Write what waits, close the files, and list all of them (none when there were no rows)."""
         self._split()
-        return [file for files in self._files.values() for file in files.finish()]
+        written = [file for files in self._files.values() for file in files.finish()]
+        self._finished = True
+        return written
 
     def _split(self) -> None:
         if not self._unsplit:
