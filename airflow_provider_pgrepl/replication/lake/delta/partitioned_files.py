@@ -65,11 +65,11 @@ class PartitionedFiles:
             return
         rows = pa.Table.from_batches(self._unsplit, self._schema)
         self._unsplit, self._unsplit_bytes = [], 0
-        for partition, part in _by_partition(rows):
-            files = self._files_of(partition)
-            for batch in part.to_batches():
-                files.write(batch)
-            self._keep_few_open(partition)
+        # One chunk: each piece that is taken of several would put all of them together.
+        for batch in rows.combine_chunks().to_batches():
+            for partition, part in _by_partition(batch):
+                self._files_of(partition).write(part)
+                self._keep_few_open(partition)
         waiting = sum(files.waiting_bytes for files in self._files.values())
         if waiting > WAITING_BYTES:
             self._write_out(waiting)
@@ -100,10 +100,10 @@ class PartitionedFiles:
             self._open.pop(longest_ago).close_file()
 
 
-def _by_partition(rows: pa.Table) -> Iterator[tuple[str | None, pa.Table]]:
+def _by_partition(rows: pa.RecordBatch) -> Iterator[tuple[str | None, pa.RecordBatch]]:
     """The rows of each partition, in their order. They are copied: of what is kept of few rows nothing else
     may be held in memory."""
-    column = rows[PARTITION].combine_chunks().dictionary_encode(null_encoding="encode")
+    column = rows.column(PARTITION).dictionary_encode(null_encoding="encode")
     codes = column.indices.to_numpy()
     names = column.dictionary.to_pylist()
     if len(names) <= 1:

@@ -66,7 +66,7 @@ class KeysCommit:
         if commit.rewrites_itself:
             on_read.rewrite(self._marked_by_truncate if self.held.truncated >= 0 else None)
             return
-        merger = commit.merge(source, self._conditions(), names)
+        merger = commit.merge(source, self._conditions(source), names)
         fresh = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}
         changed = {
             target: f"case when s.u{index} then t.{target} else s.c{index} end"
@@ -101,9 +101,13 @@ class KeysCommit:
             return np.where(held.in_lake, _UPDATE, _PUT)
         return np.where(held.in_lake, _UPDATE, _PUT) + np.where(held.gone, _DELETE, 0)
 
-    def _conditions(self) -> Iterator[str]:
+    def _conditions(self, source: pa.Table) -> Iterator[str]:
+        keys = {}
         for number, column in enumerate(self.relation.key_columns):
             yield f"(t.{quote_identifier(column.name)} = s.k{number})"
+            keys[column.name] = source[f"k{number}"]
+        if self._partitions is not None and self.held.truncated < 0:
+            yield from self._partitions.conditions(pa.table(keys))
 
     def _marked_by_truncate(self, rows: pa.Table) -> pa.Table:
         """What `_mark_all_others` does, to rows."""
@@ -218,11 +222,13 @@ class _LakeValues:
             {key.name: key.parse(held.key_texts(number, origins)) for number, key in enumerate(typed)}
         )
         names = [column.name for column in typed_columns(self._keys.relation, self._keys.choices)]
-        if self._keys._partitions is not None:
+        partitions = self._keys._partitions
+        if partitions is not None:
             names.append(PARTITION)
         commit = self._commit
         lake = FileRows(commit.table)
-        places = commit.read(lambda: lake.find(wanted))
+        may_be_in = None if partitions is None else partitions.of_rows(wanted)
+        places = commit.read(lambda: lake.find(wanted, may_be_in))
         rows, which = lake.rows(places, names), places.which
         self._rows = rows
         row_of = np.full(
