@@ -10,6 +10,7 @@ from typing import Any, Literal, get_type_hints
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.partition_by import PartitionBy
 from airflow_provider_pgrepl.replication.setting_types import describe, is_of
 
 Infinity = Literal["error", "null", "sentinel"]
@@ -87,6 +88,7 @@ class TablePolicy:
     the last merge changes are merged at the earliest. While more than `write_amplification` bytes were
     written for a byte of change, over an hour, they may wait for `max_staleness_s`. `cluster_by`: the columns
     by which rows are ordered where files are written again, those that the table has; none: by its key.
+    `partition_by`: by what the files are kept apart, as PartitionBy has it.
     """
 
     truncate: Truncate = "apply"
@@ -98,6 +100,12 @@ class TablePolicy:
     max_staleness_s: float = 60.0
     write_amplification: float = 20.0
     cluster_by: tuple[str, ...] = ()
+    partition_by: str | None = None
+
+    @property
+    def partition(self) -> PartitionBy | None:
+        """Raises ValueError."""
+        return None if self.partition_by is None else PartitionBy.parse(self.partition_by)
 
     @property
     def follows_keys(self) -> bool:

@@ -121,7 +121,8 @@ class Pipeline:
             (given for name, given in self.per_table.items() if TableName.parse(name) == table), {}
         )
         return TableChoices(
-            TablePolicy(**{name: _frozen(own.get(name, getattr(self, name))) for name in POLICIES}),
+            # What to partition by is said of single tables only.
+            TablePolicy(**{name: _frozen(own.get(name, getattr(self, name, None))) for name in POLICIES}),
             {column: self._column_choice(column, named) for column in columns},
             self._column_choice(None, {}),
             named,
@@ -185,6 +186,11 @@ class Pipeline:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Pipeline:
         known = {known.name: known for known in dataclasses.fields(cls)}
+        if "partition_by" in fields:
+            raise ConfigError(
+                "partition_by: is said of single tables, in per_table",
+                'write "per_table": {"public.orders": {"partition_by": "month(placed_at)"}}',
+            )
         unknown = sorted(set(fields) - set(known))
         if unknown:
             raise ConfigError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, get_type_hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.partition_by import PartitionBy
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.setting_types import describe, is_of
@@ -194,6 +195,7 @@ def _check_choices(pipeline: Pipeline) -> None:
         _check_table("per_table", table, pattern_allowed=False)
         for name, value in overrides("per_table", table, given, POLICIES).items():
             _check_number(f"per_table: {name} of {table}", name, value)
+        _check_partition_by(table, given.get("partition_by"))
     for field_name, parse in (
         ("types", ColumnName.parse),
         ("per_column", ColumnName.parse),
@@ -207,6 +209,18 @@ def _check_choices(pipeline: Pipeline) -> None:
             "history: needs commit_lsn_column and commit_ts_column",
             "they say since when the rows of the lake tables have been as they are",
         )
+
+
+def _check_partition_by(table: str, given: str | None) -> None:
+    try:
+        if given is not None:
+            PartitionBy.parse(given)
+    except ValueError as error:
+        raise ConfigError(
+            f"per_table: partition_by of {table}: {error}",
+            'write a column, as "region", or year, month or day of one, as "month(placed_at)"; an odd name in'
+            ' quotes: "day(\\"Placed at\\")"',
+        ) from None
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -12,11 +12,13 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     EffectiveFrom,
     RelationIndex,
@@ -36,8 +38,9 @@ from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
-from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.replication.values import lake_schema, partitioning
 from tests.conftest import closing_connection
+from tests.support.partitioned import check_partitions
 from tests.support.random_ddl import Following, Shifting, ShiftingTables, lake_difference
 from tests.support.random_partitions import Partitioned
 from tests.support.received import Received, wait_until_seen
@@ -97,6 +100,7 @@ class Drifting(Received):
             assert relation is not None
             ranges = plan_ranges(keeper, relation, 1 << 40)
             now = self._now(cursor)
+            self._partition(relation)
             choices, root = self.pipeline.choices(relation.table), self.pipeline.lake_root
             files = [
                 file
@@ -119,6 +123,21 @@ class Drifting(Received):
         self.copied[table.name] = relation
         self.errors.pop(table.name, None)
         table.begin_anew()
+
+    def _partition(self, relation: Relation) -> None:
+        """By any column that will do, more often than not."""
+        forms = [shown for c in relation.columns for shown in (c.name, f"month({c.name})", f"day({c.name})")]
+        usable = [by for by in forms if not self._is_refused(relation, by)]
+        by = self.chance.choice(usable) if usable and self.chance.random() < 0.6 else None
+        self.configure(per_table={**self.pipeline.per_table, str(relation.table): {"partition_by": by}})
+
+    def _is_refused(self, relation: Relation, by: str) -> bool:
+        try:
+            choices = replace(self.pipeline, per_table={str(relation.table): {"partition_by": by}})
+            partitioning(relation, choices.choices(relation.table))
+        except (ConfigError, TableError):
+            return True
+        return False
 
     def _now(self, cursor: Any) -> Any:
         cursor.execute("select now()")
@@ -166,7 +185,8 @@ class Drifting(Received):
     def _stop(self, table: Shifting, reason: str) -> None:
         assert reason
         assert not reason.startswith("unexpected"), (reason, table.said)
-        assert table.following is not Following.SURELY, (reason, table.said)
+        is_of_partitions = reason.startswith("partition_by names column")
+        assert is_of_partitions or table.following is not Following.SURELY, (reason, table.said)
         self.errors[table.name] = reason
 
     def assert_equal_or_stopped(self) -> None:
@@ -176,6 +196,14 @@ class Drifting(Received):
         for table in self.tables:
             if table.name not in self.errors:
                 assert lake_difference(self, table) == {}, table.said
+                self._check_partitions(table)
+
+    def _check_partitions(self, table: Shifting) -> None:
+        lake = open_table(self.lake_path(table.sql))
+        version = lake.transaction_version(RELATION_APP)
+        record = RelationIndex(relations_uri(self.pipeline.lake_root)).find_version(version)
+        relation = record.catalog
+        check_partitions(self.lake_path(table.sql), relation, self.pipeline.choices(relation.table))
 
     def take_anew_what_stopped(self) -> None:
         stopped = [table for table in self.tables if table.name in self.errors]

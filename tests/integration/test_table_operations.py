@@ -264,7 +264,12 @@ def test_a_value_that_did_not_fit_does_under_another_choice_without_a_new_copy(k
 
 @pytest.mark.parametrize(
     "choices",
-    [{"types": {"public.b.at": "string"}}, {"per_table": {B: {"deletes": "soft"}}}, {"history": True}],
+    [
+        {"types": {"public.b.at": "string"}},
+        {"per_table": {B: {"deletes": "soft"}}},
+        {"per_table": {B: {"partition_by": "id"}}},
+        {"history": True},
+    ],
 )
 def test_choices_that_want_another_lake_table_do_not_hold_before_a_new_copy(kept, choices):
     kept.fail(B)

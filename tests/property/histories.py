@@ -13,9 +13,14 @@ COLUMNS = (column("a", key=True), column("v"), column("b", key=True), column("do
 
 # By which strategies a table's merges are made, one after the other and again.
 strategies = st.lists(st.sampled_from(["rewrite", "merge_on_read"]), min_size=1, max_size=3)
+# By what a table is partitioned, most often by nothing: of the key, or a value that may stay unchanged.
+partitions = st.sampled_from([None, None, "a", "b", "doc"])
+
+# A text with which folders and URLs have their ways.
+ODD = "a/b=c%2F é\n"
 
 key_part = st.sampled_from(["1", "2", "12", "", "é"])
-value = st.one_of(st.none(), st.sampled_from(["", "x", "y"]))
+value = st.one_of(st.none(), st.sampled_from(["", "x", "y", ODD]))
 rows = st.tuples(key_part, value, st.sampled_from(["1", "2", "21"]), value)
 pick = st.integers(0, 50)
 steps = st.one_of(

@@ -19,9 +19,10 @@ from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
-from tests.property.histories import COLUMNS, KEY, batches, rows, steps, strategies, take_step
+from tests.property.histories import COLUMNS, KEY, batches, partitions, rows, steps, strategies, take_step
 from tests.support.changes import History, relation, table_of
 from tests.support.model import Change, Model, Row
+from tests.support.partitioned import check_partitions
 
 
 @st.composite
@@ -74,14 +75,15 @@ def lake_rows(table: DeltaTable) -> list[Row]:
     return [tuple(row.values()) for row in pa.table(found).to_pylist()]
 
 
-@given(histories(), st.integers(0, 100), strategies)
+@given(histories(), st.integers(0, 100), strategies, partitions)
 @settings(max_examples=80, deadline=None)
 def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
-    example: tuple, slice_bytes: int, merges: list[str]
+    example: tuple, slice_bytes: int, merges: list[str], by: str | None
 ) -> None:
     snapshot, changes, model, cuts, of = example
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = Pipeline(name="p", lake=folder, tables=("public.t",))
+        per_table = {"public.t": {"partition_by": by}}
+        pipeline = Pipeline(name="p", lake=folder, tables=("public.t",), per_table=per_table)
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
         commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
         first = [Change("I", new=row, commit_lsn=2) for row in snapshot]
@@ -92,4 +94,5 @@ def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
             choices = replace(pipeline, merge=merge).choices(of.table)
             applied = apply_changes(table, table_of(again), of, choices, app, slice_bytes + 1)
             assert applied.position == max((c.commit_lsn for c in again), default=2 if snapshot else 1)
+        check_partitions(uri, of, pipeline.choices(of.table))
         assert sorted(lake_rows(open_table(uri)), key=repr) == sorted(model.rows.values(), key=repr)

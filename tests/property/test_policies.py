@@ -19,16 +19,18 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_ta
 from airflow_provider_pgrepl.replication.lake.merging.held_keys import held_keys
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lake.merging.multiset import net_rows
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import lake_schema
-from tests.property.histories import COLUMNS, KEY, batches, steps, strategies, take_step
+from airflow_provider_pgrepl.replication.values import PARTITION, lake_schema
+from tests.property.histories import COLUMNS, KEY, ODD, batches, partitions, steps, strategies, take_step
 from tests.support.changes import History, column, relation, table_of
 from tests.support.lake_model import LakeModel
 from tests.support.model import Change, Row
+from tests.support.partitioned import check_partitions
 
 KEYLESS = (column("a"), column("v", "double precision"), column("b"), column("doc"))
-FLOATS = {"": "-0", "x": "0", "y": "NaN", None: None}
+FLOATS = {"": "-0", "x": "0", "y": "NaN", ODD: "1.5", None: None}
 Held = dict[Row, tuple[Row, bool, int]]
 POLICIES = [("hard", "ignore"), ("soft", "apply"), ("soft", "ignore")]
 
@@ -130,16 +132,22 @@ def merged(
     slice_bytes: int,
     policy: tuple[str, str],
     merges: list[str],
+    by: str | None,
 ) -> pa.Table:
     with tempfile.TemporaryDirectory() as folder:
-        pipeline = pipeline_of(folder, *policy)
+        pipeline = pipeline_of(folder, *policy, per_table={"public.t": {"partition_by": by}})
         uri, app = f"{folder}/t", app_id("p", Epoch(1))
         commit_snapshot(uri, lake_schema(of, pipeline.choices(of.table)), [], LSN(1), "p", Epoch(1))
         for cut, merge in zip([*cuts, 10**9], cycle(merges), strict=False):
             again = [change for change in changes if change.commit_lsn <= cut]
             choices = replace(pipeline, merge=merge).choices(of.table)
-            apply_changes(open_table(uri), table_of(again), of, choices, app, slice_bytes + 1)
-        names = ", ".join(f'"{name}"' for name in lake_schema(of, pipeline.choices(of.table)).names)
+            table = open_table(uri)
+            apply_changes(table, table_of(again), of, choices, app, slice_bytes + 1)
+            if by is not None:
+                compact(table, app, ("b",), at_least=2, gone_share=0.0)
+        check_partitions(uri, of, pipeline.choices(of.table))
+        held = (name for name in lake_schema(of, pipeline.choices(of.table)).names if name != PARTITION)
+        names = ", ".join(f'"{name}"' for name in held)
         query = f"select {names} from t"
         return pa.table(QueryBuilder().register("t", open_table(uri)).execute(query).read_all())
 
@@ -170,23 +178,23 @@ def test_rows_without_key_after_changes_equal_the_model_whatever_the_cuts(
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@given(histories(), st.integers(0, 100), strategies)
+@given(histories(), st.integers(0, 100), strategies, partitions)
 @settings(max_examples=60, deadline=None)
 def test_lake_table_equals_the_model_whatever_the_policy_and_the_slices(
-    policy: tuple[str, str], example: tuple, slice_bytes: int, merges: list[str]
+    policy: tuple[str, str], example: tuple, slice_bytes: int, merges: list[str], by: str | None
 ) -> None:
     changes, cuts, of = example
-    found = counted(merged(changes, cuts, of, slice_bytes, policy, merges))
+    found = counted(merged(changes, cuts, of, slice_bytes, policy, merges, by))
     assert told_apart(found, of) == told_apart(expected(changes, of, *policy), of)
 
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
-@given(histories(key=()), st.integers(0, 100), strategies)
+@given(histories(key=()), st.integers(0, 100), strategies, partitions)
 @settings(max_examples=60, deadline=None)
 def test_lake_table_without_key_equals_the_model_whatever_the_slices(
-    truncate: str, example: tuple, slice_bytes: int, merges: list[str]
+    truncate: str, example: tuple, slice_bytes: int, merges: list[str], by: str | None
 ) -> None:
     changes, cuts, of = example
     policy = ("hard", truncate)
-    found = counted(merged(changes, cuts, of, slice_bytes, policy, merges))
+    found = counted(merged(changes, cuts, of, slice_bytes, policy, merges, by))
     assert told_apart(found, of) == told_apart(expected(changes, of, *policy), of)

@@ -25,8 +25,9 @@ from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.as_of import arrow_view_as_of
 from tests.support.in_process import InProcess, Running
+from tests.support.partitioned import check_partitions
 from tests.support.random_oracle import difference, lake_rows
-from tests.support.random_tables import random_tables, statements
+from tests.support.random_tables import Table, random_tables, statements
 from tests.support.random_workload import Workload
 from tests.support.replicated import execute, wait_until
 
@@ -34,6 +35,9 @@ pytestmark = pytest.mark.every_major
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
+
+
+WHOLE = ("boolean", "integer", "text", "varchar(20)", "date", "uuid", "public.mood")
 
 
 class BreakageError(Exception):
@@ -59,6 +63,14 @@ def broken(chance: random.Random, owner: Any, name: str, *, after: bool) -> Iter
         setattr(owner, name, real)
 
 
+def partition_by(table: Table, chance: random.Random) -> str | None:
+    """A column by which a table can be partitioned, more often than none; where there is any."""
+    whole = [column.sql for column in table.columns if column.type.sql in WHOLE]
+    dated = [column.sql for column in table.columns if column.type.sql.startswith(("date", "timestamp"))]
+    units = [f"{chance.choice(('year', 'month', 'day'))}({sql})" for sql in dated]
+    return chance.choice([*whole, *units]) if (whole or units) and chance.random() < 0.7 else None
+
+
 class Ordeal:
     """One pipeline under one seed."""
 
@@ -79,6 +91,7 @@ class Ordeal:
             slice_bytes=chance.choice((1, 1 << 12, 1 << 24)),
             snapshot_range_bytes=chance.choice((8192, 1 << 20)),
             merge=chance.choice(("auto", "rewrite", "merge_on_read", "merge_on_read")),
+            per_table={table.sql: {"partition_by": partition_by(table, chance)} for table in self.tables},
         )
         self.workload = Workload(dsn, self.tables, seed)
 
@@ -164,6 +177,11 @@ class Ordeal:
                 lake = lake_rows(source, table, self.replicated.lake_rows(table.sql))
                 assert difference(last.rows[table.name], lake) == {}, f"{table}"
 
+    def assert_partitioned(self) -> None:
+        for name, record in self.replicated.states().items():
+            choices = self.replicated.pipeline.choices(record.table)
+            check_partitions(self.replicated.lake_path(name), record.relation, choices)
+
     def assert_past_can_be_read(self, most: int = 8) -> None:
         """What the source showed at some of the moments, from the first point on that names a table."""
         first: dict[str, int] = {}
@@ -192,5 +210,6 @@ def test_the_lake_comes_to_equal_the_source(seed, spark, dsn, tmp_path):
     ordeal = Ordeal(seed, spark, dsn, tmp_path)
     ordeal.run()
     ordeal.assert_equal()
+    ordeal.assert_partitioned()
     ordeal.assert_past_can_be_read()
     ordeal.assert_messages_kept()

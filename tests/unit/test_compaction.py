@@ -29,10 +29,18 @@ def test_a_file_without_rows_goes_whatever_its_size() -> None:
 
 
 def test_files_of_which_much_is_gone_are_purged_the_worst_first_and_not_all_at_once() -> None:
-    sizes = [FileSize(100 * MIB, share) for share in (0.2, 0.3, 0.9, 0.5)]
+    sizes = [FileSize(50 * MIB, share) for share in (0.2, 0.3, 0.9, 0.5)]
     assert files_to_compact(sizes, 10, 0.25) == [2, 3]
     assert files_to_compact(sizes[:2], 10, 0.25) == [1]
     assert files_to_compact(sizes[:1], 10, 0.25) == []
+
+
+def test_files_are_joined_the_smallest_first_and_not_all_at_once() -> None:
+    sizes = [FileSize(size * MIB, 0) for size in (15, 3, 14, 4, 13, 5, 12, 6, 11, 7)]
+    assert files_to_compact(sizes, 10, 0.25) == [1, 3, 5, 7, 9]
+    assert files_to_compact([FileSize(2 * MIB, 0, f"{day}") for day in range(3)] * 10, 10, 0.25) == [
+        number for number in range(30) if number % 3 < 2
+    ]
 
 
 def test_without_a_share_all_marked_files_are_purged() -> None:

@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.drift.column_matching import (
 from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remedy
 from airflow_provider_pgrepl.replication.names import show_identifier
 from airflow_provider_pgrepl.replication.relation import Column, Relation
-from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
+from airflow_provider_pgrepl.replication.values import CHANGE_IT, choice_problems, lake_schema, partitioning
 
 
 @dataclass(frozen=True)
@@ -131,6 +131,11 @@ def policy_findings(following: Following, received: RelationRecord) -> Iterator[
 
 def lake_findings(recorded: Relation, relation: Relation, choices: TableChoices) -> Iterator[DriftFinding]:
     """Why there cannot be a lake table of this relation, other than what there was before."""
+    try:
+        partitioning(relation, choices)
+    except TableError as error:
+        yield DriftFinding(f"{error.message}: {CHANGE_IT}")
+        return
     try:
         lake_schema(relation, choices)
     except (TableError, ConfigError) as error:

@@ -3,6 +3,12 @@
 Lossless or loud: what a column's `parse` returns is exactly the value whose text it was given, or it raises.
 """
 
+from airflow_provider_pgrepl.replication.values.partition import (
+    CHANGE_IT,
+    PARTITION,
+    Partitioning,
+    partitioning,
+)
 from airflow_provider_pgrepl.replication.values.schema import (
     COMMIT_LSN,
     COMMIT_TS,
@@ -16,14 +22,18 @@ from airflow_provider_pgrepl.replication.values.schema import (
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 __all__ = [
+    "CHANGE_IT",
     "COMMIT_LSN",
     "COMMIT_TS",
     "DELETED",
+    "PARTITION",
+    "Partitioning",
     "TypedColumn",
     "choice_problems",
     "copied_part",
     "history_problems",
     "lake_schema",
+    "partitioning",
     "typed_column",
     "typed_columns",
 ]

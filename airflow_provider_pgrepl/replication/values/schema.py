@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.names import TableName, show_identifier
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.values.partition import PARTITION, partitioning
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 COMMIT_LSN = "_pgrepl_commit_lsn"
@@ -19,6 +20,8 @@ COMMIT_TS = "_pgrepl_commit_ts"
 DELETED = "_pgrepl_deleted"
 
 _NUMERIC = 1700
+
+RESERVED = f"column {PARTITION} has the name of one that the lake uses itself"
 
 
 def typed_columns(relation: Relation, choices: TableChoices) -> tuple[TypedColumn, ...]:
@@ -50,12 +53,16 @@ def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     Raises TableError when two names differ only in case, which a lake table cannot hold; ConfigError.
     """
     fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
+    if any(field.name.casefold() == PARTITION for field in fields):
+        raise TableError(f"{relation.table}: {RESERVED}", "rename it, or leave it out with exclude_columns")
     if choices.policy.deletes == "soft":
         fields.append(pa.field(DELETED, pa.bool_()))
     if choices.commit_lsn_column:
         fields.append(pa.field(COMMIT_LSN, pa.int64()))
     if choices.commit_ts_column:
         fields.append(pa.field(COMMIT_TS, pa.timestamp("us", "UTC")))
+    if partitioning(relation, choices) is not None:
+        fields.append(pa.field(PARTITION, pa.string()))
     counts = Counter(field.name.casefold() for field in fields)
     doubles = [one_line(f'"{field.name}"') for field in fields if counts[field.name.casefold()] > 1]
     if doubles:
@@ -69,6 +76,7 @@ def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
 def choice_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
     """What the pipeline chooses for this table, or for columns of it, that cannot be."""
     yield from _column_problems(relation, choices)
+    yield from partition_problems(relation, choices)
     yield from _key_problems(relation, choices)
     if choices.policy.history:
         yield from history_problems(relation)
@@ -89,6 +97,20 @@ def _column_problems(relation: Relation, choices: TableChoices) -> Iterator[str]
     if known and not kept:
         yield "exclude_columns leaves it no column; take one out of there, or the table out of tables"
     yield from _type_problems(relation.table, kept, choices)
+
+
+def partition_problems(relation: Relation, choices: TableChoices) -> Iterator[str]:
+    """What keeps a table from being partitioned as the pipeline wants it, or from being in the lake."""
+    columns = (*relation.columns, *relation.unpublished)
+    if any(c.name.casefold() == PARTITION and not choices.column(c.name).excluded for c in columns):
+        yield f"{RESERVED}; rename it, or leave it out with exclude_columns"
+    try:
+        partitioning(relation, choices)
+    except TableError as error:
+        yield f"{error.message}; {error.hint}"
+    except ConfigError:
+        # A lake type that does not fit: of all columns at once.
+        pass
 
 
 def _type_problems(table: TableName, columns: Iterable[Column], choices: TableChoices) -> Iterator[str]:

@@ -110,6 +110,8 @@ class Continuation:
             return None
         if before.policy.history != now.policy.history:
             return None
+        if before.policy.partition != now.policy.partition:
+            return None
         if lake_schema(relation, before) != lake_schema(relation, now):
             return None
         return self.pipeline.to_json()

@@ -10,7 +10,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 
 _OF_ALL_COLUMNS = ("infinity", "numeric_nan", "unconstrained_numeric", "timestamp_without_tz")
 _BOOKKEEPING = ("commit_lsn_column", "commit_ts_column")
-_SHAPING = ("deletes", "history")
+_SHAPING = ("deletes", "history", "partition_by")
 
 
 def copied_choices(running: Pipeline, config: str | None, table: TableName) -> TableChoices:

@@ -12,7 +12,8 @@ import pyarrow as pa
 from airflow_provider_pgrepl.replication import values
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, read_csv
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import data_files
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, open_copy
@@ -77,12 +78,17 @@ def write_files(
         values.COMMIT_TS: pa.scalar(exported_at, pa.timestamp("us", "UTC")),
     }
     marks = [constants[name] for name in schema.names if name in constants]
-    with ParquetFiles(lake_root, relation.table.path, schema) as files:
+    partitions = values.partitioning(relation, choices)
+    with data_files(lake_root, relation.table.path, schema) as files:
         for batch in batches:
-            files.write(_marked(batch, marks, schema))
+            files.write(_marked(batch, marks, partitions, schema))
         return files.finish()
 
 
-def _marked(batch: pa.RecordBatch, marks: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+def _marked(
+    batch: pa.RecordBatch, marks: list[Any], partitions: values.Partitioning | None, schema: pa.Schema
+) -> pa.RecordBatch:
     columns = [*batch.columns, *(pa.repeat(mark, batch.num_rows) for mark in marks)]
+    if partitions is not None:
+        columns.append(partitions.texts(batch.column(schema.get_field_index(partitions.typed.name))))
     return pa.RecordBatch.from_arrays(columns, schema=schema)

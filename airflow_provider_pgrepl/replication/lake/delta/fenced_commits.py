@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -25,14 +26,17 @@ from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
     declaration,
     declared_columns,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
+    added,
     can_commit,
     commit_actions,
     metadata_action,
+    removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.statistics import bounded_in_all
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     FENCED_HINT,
@@ -152,15 +156,35 @@ def replace_files(
     allow_timestamp_without_tz(table, schema)
     narrow_bounds(table, app, with_bounds)
     delta_schema = Schema.from_arrow(schema)
-    fenced(table, app, position, lambda: _add_files(table, adds, "overwrite", delta_schema, properties))
+    if table.metadata().partition_columns == partition_columns(schema):
+        replace = partial(_add_files, table, adds, "overwrite", delta_schema, properties)
+    else:
+        replace = partial(_repartition, table, files, schema, properties)
+    fenced(table, app, position, replace)
     if declared_columns(table) != with_bounds:
         _declare_bounds(table, app, with_bounds)
+
+
+def _repartition(
+    table: DeltaTable, files: Sequence[WrittenFile], schema: pa.Schema, properties: CommitProperties
+) -> None:
+    """deltalake's overwrite leaves a table partitioned as it was, and says nothing."""
+    if not can_commit(table):
+        raise LakeTableError(
+            f"{table.table_uri}: how it is partitioned cannot be changed, since its protocol demands more of"
+            " writers than this program does",
+            "move the table's folder away; the next snapshot makes it anew",
+        )
+    metadata = metadata_action(table, {}, Schema.from_arrow(schema), partition_columns(schema))
+    gone = (removed(file) for file in live_files(table).values())
+    commit_actions(table, "WRITE", properties, [metadata, *gone, *map(added, files)])
 
 
 def _add_files(
     table: DeltaTable, adds: list[AddAction], mode: str, schema: Schema, properties: CommitProperties
 ) -> None:
-    table.create_write_transaction(adds, mode, schema, commit_properties=properties)
+    by = table.metadata().partition_columns or None
+    table.create_write_transaction(adds, mode, schema, partition_by=by, commit_properties=properties)
     # Unlike the other ways to commit, this one leaves the handle where it was.
     table.update_incremental()
 
@@ -241,7 +265,7 @@ def add_action(file: WrittenFile) -> AddAction:
     return AddAction(
         path=file.path,
         size=file.size,
-        partition_values={},
+        partition_values=dict(file.partition_values),
         modification_time=int(time.time() * 1000),
         data_change=True,
         stats=file.stats_json,

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.storage import (
     read_parquet,
     storage_errors,
 )
+from airflow_provider_pgrepl.replication.values import PARTITION
 
 # What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
 _FIELDS = (
@@ -52,6 +53,11 @@ class LiveFile:
         """What the log says of its rows and values; empty when nothing."""
         told: dict[str, Any] = json.loads(self.action.get("stats") or "{}")
         return told
+
+    @property
+    def partition(self) -> str | None:
+        """That of its rows; what is empty is none, as some readers have it."""
+        return (self.action.get("partitionValues") or {}).get(PARTITION) or None
 
     @property
     def size(self) -> int:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from deltalake import CommitProperties, DeltaTable
+from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl import __version__
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.storage import durable, put_commit, storage_errors
 
 log = logging.getLogger(__name__)
@@ -86,17 +88,55 @@ def _checkpoint(table: DeltaTable) -> None:
         log.warning("%s: no checkpoint could be written: %s", table.table_uri, type(error).__name__)
 
 
-def metadata_action(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any]:
-    """The table's metadata, with some properties more, or with others than it had."""
+def metadata_action(
+    table: DeltaTable,
+    properties: Mapping[str, str],
+    schema: Schema | None = None,
+    partition_columns: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The table's metadata, with some properties more, or with others than it had; by choice with another
+    schema, partitioned by other columns."""
     held = table.metadata()
     return {
         "metaData": {
             "id": str(held.id),
             **{key: value for key in ("name", "description") if (value := getattr(held, key)) is not None},
             "format": {"provider": "parquet", "options": {}},
-            "schemaString": table.schema().to_json(),
-            "partitionColumns": held.partition_columns,
+            "schemaString": (schema or table.schema()).to_json(),
+            "partitionColumns": held.partition_columns
+            if partition_columns is None
+            else list(partition_columns),
             "configuration": {**held.configuration, **properties},
             "createdTime": held.created_time,
+        }
+    }
+
+
+def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
+    """The log's line for a file that goes, with the vector that it had."""
+    vector = file.vector
+    return {
+        "remove": {
+            "path": file.action["path"],
+            "deletionTimestamp": int(time.time() * 1000),
+            "dataChange": changes_data,
+            "extendedFileMetadata": True,
+            "partitionValues": file.action["partitionValues"],
+            "size": file.size,
+            **({} if vector is None else {"deletionVector": vector.to_action()}),
+        }
+    }
+
+
+def added(file: WrittenFile, *, changes_data: bool = True) -> dict[str, Any]:
+    """The log's line for a file that comes."""
+    return {
+        "add": {
+            "path": file.path,
+            "partitionValues": dict(file.partition_values),
+            "size": file.size,
+            "modificationTime": int(time.time() * 1000),
+            "dataChange": changes_data,
+            "stats": file.stats_json,
         }
     }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -38,16 +39,24 @@ class WrittenFile:
     size: int
     rows: int
     stats_json: str
+    partition_values: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
 class ParquetFiles:
     """Writes batches to files of about FILE_BYTES in a folder; a context manager.
 
     `finish` completes and lists the files. Leaving the block without it removes all that were written.
-    Raises LakeError.
+    `partition_values`: of all rows. Raises LakeError.
     """
 
-    def __init__(self, lake_root: str, folder: str, schema: pa.Schema) -> None:
+    def __init__(
+        self,
+        lake_root: str,
+        folder: str,
+        schema: pa.Schema,
+        partition_values: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self._partition_values = dict(partition_values or {})
         self._place = f"{lake_root}/{folder}"
         self._schema = schema
         self._filesystem, root = open_storage(lake_root)
@@ -68,7 +77,7 @@ class ParquetFiles:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._finished:
-            self._discard()
+            self.discard()
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take a batch; small ones wait until they fill a row group."""
@@ -78,11 +87,25 @@ class ParquetFiles:
         if self._waiting_rows >= ROW_GROUP_ROWS or self._waiting_bytes >= ROW_GROUP_BYTES:
             self._write_row_group()
 
-    def finish(self) -> list[WrittenFile]:
-        """Write what waits, close the last file, and list all of them (none when there were no rows)."""
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the rows that wait in memory."""
+        return self._waiting_bytes
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a file is begun, and not complete."""
+        return self._writer is not None
+
+    def write_waiting(self) -> None:
+        """Write what waits, however little it is."""
         if self._waiting_rows:
             self._write_row_group()
-        self._close_file()
+
+    def finish(self) -> list[WrittenFile]:
+        """Write what waits, close the last file, and list all of them (none when there were no rows)."""
+        self.write_waiting()
+        self.close_file()
         self._finished = True
         return self._written
 
@@ -93,7 +116,7 @@ class ParquetFiles:
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
             self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
             if self._sink.tell() >= FILE_BYTES:
-                self._close_file()
+                self.close_file()
 
     def _open_file(self) -> pq.ParquetWriter:
         self._filesystem.create_dir(self._folder, recursive=True)
@@ -108,7 +131,8 @@ class ParquetFiles:
         )
         return self._writer
 
-    def _close_file(self) -> None:
+    def close_file(self) -> None:
+        """Complete the file that is begun, if any; what comes later begins another."""
         if self._writer is None:
             return
         with storage_errors(self._place):
@@ -119,11 +143,17 @@ class ParquetFiles:
             durable.flush_files(self._place, [self._names[-1]])
         metadata = self._metadata.pop()
         self._written.append(
-            WrittenFile(self._names[-1], size, metadata.num_rows, delta_statistics(metadata, self._schema))
+            WrittenFile(
+                self._names[-1],
+                size,
+                metadata.num_rows,
+                delta_statistics(metadata, self._schema),
+                self._partition_values,
+            )
         )
         self._writer = self._sink = None
 
-    def _discard(self) -> None:
+    def discard(self) -> None:
         """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
         self._waiting = []
         for part in (self._writer, self._sink):

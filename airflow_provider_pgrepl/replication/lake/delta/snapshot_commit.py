@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     BEFORE_APP,
     CLOSED,
@@ -89,7 +90,12 @@ def create_table(
     failed, unavailable = "", None
     try:
         create_delta(
-            uri, schema, _TABLE_PROPERTIES | bounds, properties, files=[add_action(file) for file in files]
+            uri,
+            schema,
+            _TABLE_PROPERTIES | bounds,
+            properties,
+            files=[add_action(file) for file in files],
+            partition_by=partition_columns(schema),
         )
     except (DeltaError, OSError) as error:
         failed = type(error).__name__

@@ -30,12 +30,14 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_commit_actions,
 )
+from airflow_provider_pgrepl.replication.values import PARTITION
 
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
 _COMMIT, _CHECKPOINT = "json", "checkpoint.parquet"
 _NOTHING_READ = -1
 _OURS = ("parquet", "bin")
+_PARTITION_FOLDER = f"{PARTITION}="
 
 
 @dataclass(frozen=True)
@@ -239,9 +241,10 @@ class TableFiles:
         self._removed[path] = _Lifetime(added, version, at, size)
 
     def _present(self) -> Iterator[tuple[str, datetime]]:
-        """Data files in the folder, by their path under it; never the log, nor what is hidden."""
+        """Data files in the folder, by their path under it; never the log, nor what is hidden. The folders in
+        which others write a partitioned table's files only look so."""
         for top in self._filesystem.get_file_info(fs.FileSelector(self._root)):
-            if top.base_name.startswith(("_", ".")):
+            if top.base_name.startswith(("_", ".")) and not top.base_name.startswith(_PARTITION_FOLDER):
                 continue
             below = [top]
             if top.type == fs.FileType.Directory:

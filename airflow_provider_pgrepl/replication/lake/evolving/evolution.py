@@ -21,7 +21,8 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     fenced,
     replace_files,
 )
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import data_files
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP, read_position
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved
@@ -137,7 +138,7 @@ class _Place:
         return commit_properties(self.app, position, _KIND, None, marks)
 
     def _write(self, schema: pa.Schema, convert: Convert) -> list[WrittenFile]:
-        with ParquetFiles(self.lake_root, self.path, schema) as files:
+        with data_files(self.lake_root, self.path, schema) as files:
             for rows in self._rows():
                 for batch in aligned(convert(rows), schema).to_batches():
                     files.write(batch)

@@ -24,9 +24,9 @@ from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import has_delta
-from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, PARTITION
 
-_BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED)
+_BOOKKEEPING = (COMMIT_LSN, COMMIT_TS, DELETED, PARTITION)
 
 
 def end_all_versions(
@@ -102,7 +102,7 @@ def _columns(table: DeltaTable, history: DeltaTable, relation: Relation) -> list
     add_columns(
         history, pa.schema([field for field in held if field.name not in _BOOKKEEPING]), relation.table
     )
-    return [name for name in held.names if name != DELETED]
+    return [name for name in held.names if name not in (DELETED, PARTITION)]
 
 
 def _ended_above(

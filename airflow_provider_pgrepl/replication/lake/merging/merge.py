@@ -19,6 +19,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import can_commit
+from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
@@ -143,6 +144,11 @@ def check_columns(table: DeltaTable, wanted: pa.Schema, relation: Relation) -> N
         names = ", ".join(map(quote_identifier, unlike))
         raise LakeChangedError(
             f"{relation.table}: these columns of the lake table are not as this pipeline has them: {names}"
+        )
+    if table.metadata().partition_columns != partition_columns(wanted):
+        raise LakeChangedError(
+            f"{relation.table}: the lake table is not partitioned as this pipeline has it",
+            hints.resnapshot(relation.table),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import TableChoices
@@ -23,8 +24,11 @@ from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
     DELETED,
+    PARTITION,
+    Partitioning,
     TypedColumn,
     lake_schema,
+    partitioning,
     typed_column,
     typed_columns,
 )
@@ -32,6 +36,7 @@ from airflow_provider_pgrepl.replication.values import (
 # What becomes of the lake's row under a key: it must be there and changes; it changes if it is there, else
 # one comes; it must be there and goes; it goes if it is there.
 _UPDATE, _PUT, _DELETE, _CLEAR = range(4)
+_STAMPS = {COMMIT_LSN: "commit_lsn", COMMIT_TS: "commit_ts"}
 _KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE, _CLEAR), comes=(_PUT,))
 
 
@@ -52,13 +57,18 @@ class KeysCommit:
         source, kept = self._source(commit)
         names = self._names()
         keys = {column.name: f"k{number}" for number, column in enumerate(self.relation.key_columns)}
-        on_read = MergeOnRead(commit, source, keys, names, _KINDS, DELETED if self.soft else None)
+        gone_mark = DELETED if self.soft else None
+        on_read = MergeOnRead(commit, source, keys, names, _KINDS, gone_mark, self._partitions)
         # A TRUNCATE that leaves rows behind changes every row there is.
-        way = "merge" if self.held.truncated >= 0 else commit.way(on_read.bytes_to_rewrite, source.nbytes)
+        is_truncated = self.held.truncated >= 0
+        if is_truncated and commit.is_ours:
+            on_read.rewrite(self._marked_by_truncate)
+            return
+        way = "merge" if is_truncated else commit.way(on_read.bytes_to_rewrite, source.nbytes)
         if way != "merge":
             on_read.make(way)
             return
-        merger = commit.merge(source, self._conditions(), names)
+        merger = commit.merge(source, self._conditions(source), names)
         fresh = {quote_identifier(name): f"s.c{index}" for index, name in enumerate(names)}
         changed = {
             target: f"case when s.u{index} then t.{target} else s.c{index} end"
@@ -93,9 +103,24 @@ class KeysCommit:
             return np.where(held.in_lake, _UPDATE, _PUT)
         return np.where(held.in_lake, _UPDATE, _PUT) + np.where(held.gone, _DELETE, 0)
 
-    def _conditions(self) -> Iterator[str]:
+    def _conditions(self, source: pa.Table) -> Iterator[str]:
+        keys = {}
         for number, column in enumerate(self.relation.key_columns):
             yield f"(t.{quote_identifier(column.name)} = s.k{number})"
+            keys[column.name] = source[f"k{number}"]
+        if self._partitions is not None and self.held.truncated < 0:
+            yield from self._partitions.conditions(pa.table(keys))
+
+    def _marked_by_truncate(self, rows: pa.Table) -> pa.Table:
+        """What `_mark_all_others` does, to rows."""
+        live, at = pc.invert(rows[DELETED]), self.held.truncated
+        marks = {DELETED: pa.scalar(True)}
+        marks |= {name: self.changes[source][at] for name, source in _STAMPS.items()}
+        for number, field in enumerate(rows.schema):
+            if field.name in marks:
+                marked = pc.if_else(live, marks[field.name].cast(field.type), rows[field.name])
+                rows = rows.set_column(number, field, marked)
+        return rows
 
     def _mark_all_others(self, merger: Any) -> None:
         """TRUNCATE: rows that no later change concerns; those marked before keep the moment of their end."""
@@ -112,18 +137,28 @@ class KeysCommit:
 
     def values(self) -> Iterator[tuple[pa.Array, Bools | None]]:
         """Typed values by lake column, and where the value of the origin's row in the lake stays."""
+        partitions, partition = self._partitions, None
         for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
                 yield pa.nulls(len(self.held), typed.lake_type), None
                 continue
             texts, keep = self.held.texts(typed.index)
-            yield typed.parse(texts), keep if keep.any() else None
+            found = typed.parse(texts), keep if keep.any() else None
+            yield found
+            if partitions is not None and typed.index == partitions.typed.index:
+                partition = partitions.texts(found[0]), found[1]
         if self.soft:
             yield pa.array(self.held.gone), None
         if self.choices.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), self.held.since), None
         if self.choices.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), self.held.since), None
+        if partition is not None:
+            yield partition
+
+    @property
+    def _partitions(self) -> Partitioning | None:
+        return partitioning(self.relation, self.choices)
 
     def _source(self, commit: SliceCommit) -> tuple[pa.Table, set[int]]:
         """Keys k…, values c…, u… where the value stays that the lake has under that key."""
@@ -189,9 +224,13 @@ class _LakeValues:
             {key.name: key.parse(held.key_texts(number, origins)) for number, key in enumerate(typed)}
         )
         names = [column.name for column in typed_columns(self._keys.relation, self._keys.choices)]
+        partitions = self._keys._partitions
+        if partitions is not None:
+            names.append(PARTITION)
         commit = self._commit
         lake = FileRows(commit.table)
-        places = commit.read(lambda: lake.find(wanted))
+        may_be_in = None if partitions is None else partitions.of_rows(wanted)
+        places = commit.read(lambda: lake.find(wanted, may_be_in))
         rows, which = lake.rows(places, names), places.which
         self._rows = rows
         row_of = np.full(

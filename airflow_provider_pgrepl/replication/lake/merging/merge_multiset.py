@@ -30,9 +30,9 @@ def commit_net_rows(net: NetRows, commit: SliceCommit) -> None:
 def _merge(net: NetRows, commit: SliceCommit) -> None:
     names = [field.name for field in commit.table.schema().fields]
     rows = FileRows(commit.table)
-    places = commit.read(lambda: rows.find(net.lost))
+    places = commit.read(lambda: rows.find(net.lost, net.lost_from))
     found = rows.rows(places, names)
-    way = commit.way(rows.bytes_that_may_hold(net.lost), net.lost.nbytes + net.gained.nbytes)
+    way = commit.way(rows.bytes_that_may_hold(net.lost, net.lost_from), net.lost.nbytes + net.gained.nbytes)
     if way != "merge":
         commit.replace(rows, places.where(net.leaving(found)), net.gained, way)
         return

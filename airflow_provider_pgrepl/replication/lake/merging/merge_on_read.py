@@ -1,8 +1,8 @@
-"""Merge on read: what a MERGE by key does, by marking rows where they lie and adding a file of new ones."""
+"""What a MERGE by key does, by ourselves: rows are marked where they lie, or their files written again."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit, Way
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, replaced, take
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.values import Partitioning
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class MergeOnRead:
     `keys`: by name of the lake's key column the source's column with the key under which the row is looked
     for, null: it is a new row. The values for the columns `names` are in c0, c1 …; where u0, u1 … is true the
     lake's stays. `kind` says what is to happen. `gone_mark`: the column that says of a row in the lake that
-    it has gone already; a row that must be there must not have.
+    it has gone already; a row that must be there must not have. `partitions`: how the table is partitioned.
     """
 
     commit: SliceCommit
@@ -44,19 +45,29 @@ class MergeOnRead:
     names: Sequence[str]
     kinds: Kinds
     gone_mark: str | None = None
+    partitions: Partitioning | None = None
 
     def make(self, way: Way) -> None:
         """Raises LakeTableError when a row that must be there is missing, or a key is there twice."""
+        self.commit.replace(self._rows, *self._changes(), way)
+
+    def rewrite(self, others: Callable[[pa.Table], pa.Table]) -> None:
+        """Without marks; `others`: what becomes of all rows that the source does not name. Raises what `make`
+        does."""
+        self.commit.rewrite(self._rows, *self._changes(), others)
+
+    def _changes(self) -> tuple[Places, pa.Table]:
+        """Where rows go, and the rows that come."""
         self._check()
         place, kind = self._place, self._kind
         changes = (place >= 0) & ~np.isin(kind, self.kinds.goes)
         comes = changes | ((place < 0) & np.isin(kind, self.kinds.comes))
-        self.commit.replace(self._rows, self._places, self._values(np.flatnonzero(comes)), way)
+        return self._places, self._values(np.flatnonzero(comes))
 
     @property
     def bytes_to_rewrite(self) -> int:
         """The size of all files that may hold one of the keys."""
-        return self._rows.bytes_that_may_hold(self._wanted)
+        return self._rows.bytes_that_may_hold(self._wanted, self._may_be_in)
 
     @cached_property
     def _rows(self) -> FileRows:
@@ -79,9 +90,13 @@ class MergeOnRead:
         return pa.table({name: self.source[column].take(keyed) for name, column in self.keys.items()})
 
     @cached_property
+    def _may_be_in(self) -> set[str | None] | None:
+        return None if self.partitions is None else self.partitions.of_rows(self._wanted)
+
+    @cached_property
     def _places(self) -> Places:
         """Where the lake's rows under the keys are."""
-        return self.commit.read(lambda: self._rows.find(self._wanted))
+        return self.commit.read(lambda: self._rows.find(self._wanted, self._may_be_in))
 
     @cached_property
     def _place(self) -> Ints:

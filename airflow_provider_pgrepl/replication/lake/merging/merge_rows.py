@@ -19,7 +19,13 @@ from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceC
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, take
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import lake_schema, typed_column, typed_columns
+from airflow_provider_pgrepl.replication.values import (
+    Partitioning,
+    lake_schema,
+    partitioning,
+    typed_column,
+    typed_columns,
+)
 
 _INSERT, _UPDATE, _DELETE = range(3)
 _KINDS = Kinds(there=(_UPDATE, _DELETE), goes=(_DELETE,), comes=(_INSERT,))
@@ -54,22 +60,33 @@ class RowsCommit:
 
     def values(self, entries: Ints) -> Iterator[tuple[pa.Array, Bools | None]]:
         """Typed final values by lake column, and where the lake's value stays."""
+        partitions, partition = self._partitions, None
         for typed in typed_columns(self.relation, self.choices):
             if typed.index is None:
                 yield pa.nulls(len(entries), typed.lake_type), None
                 continue
             texts, keep = self.collapsed.texts(typed.index, entries)
-            yield typed.parse(texts), keep
+            values = typed.parse(texts)
+            yield values, keep
+            if partitions is not None and typed.index == partitions.typed.index:
+                partition = partitions.texts(values), keep
         last = self.collapsed.last[entries]
         if self.choices.commit_lsn_column:
             yield take(array_of(self.changes, "commit_lsn", pa.int64()), last), None
         if self.choices.commit_ts_column:
             yield take(array_of(self.changes, "commit_ts", pa.timestamp("us", "UTC")), last), None
+        if partition is not None:
+            # Where the value stays that the lake has, so does its partition.
+            yield partition
+
+    @property
+    def _partitions(self) -> Partitioning | None:
+        return partitioning(self.relation, self.choices)
 
     def _merge(self, commit: SliceCommit) -> None:
         source, kept = self._merge_source()
         keys = {column.name: f"o{number}" for number, column in enumerate(self.relation.key_columns)}
-        on_read = MergeOnRead(commit, source, keys, self.names(), _KINDS)
+        on_read = MergeOnRead(commit, source, keys, self.names(), _KINDS, partitions=self._partitions)
         way = commit.way(on_read.bytes_to_rewrite, source.nbytes)
         if way != "merge":
             on_read.make(way)
@@ -92,7 +109,8 @@ class RowsCommit:
         self._check_metrics(commit.run(merger))
 
     def _conditions(self, source: pa.Table) -> Iterator[str]:
-        """Origin keys are equal; and, so that Delta skips files, integer keys lie in the range of these."""
+        """Origin keys are equal; and, so that Delta skips files, integer keys lie in the range of these, and
+        the partitions are theirs."""
         for number, column in enumerate(self.relation.key_columns):
             key, origins = f"t.{quote_identifier(column.name)}", source[f"o{number}"]
             # Not null-safe on purpose: a key is never NULL, and an insert, whose origin is, must not match.
@@ -100,6 +118,9 @@ class RowsCommit:
             if pa.types.is_integer(origins.type):
                 lowest, highest = pc.min_max(origins).as_py().values()
                 yield f"({key} >= {lowest}) and ({key} <= {highest})"
+        if self._partitions is not None:
+            keys = {c.name: source[f"o{number}"] for number, c in enumerate(self.relation.key_columns)}
+            yield from self._partitions.conditions(pa.table(keys))
 
     def _merge_source(self) -> tuple[pa.Table, set[int]]:
         """Deleted and remaining rows: origin key o…, final values c…, u… where the lake's value is kept."""

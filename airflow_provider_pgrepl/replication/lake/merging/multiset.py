@@ -26,8 +26,10 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import (
     COMMIT_LSN,
     COMMIT_TS,
+    PARTITION,
     TypedColumn,
     lake_schema,
+    partitioning,
     typed_columns,
 )
 
@@ -39,12 +41,14 @@ class NetRows:
     `overwrite`: the table was truncated; nothing that was there before counts, and `lost` is empty.
     `lost`: different rows, typed, in the columns that changes carry; `times`, alongside: how many copies of
     each the lake loses. `gained`: the new rows, all columns of the lake table, one entry for each copy.
+    `lost_from`: the partitions in which the lost rows are; None: any.
     """
 
     overwrite: bool
     lost: pa.Table
     times: Ints
     gained: pa.Table
+    lost_from: set[str | None] | None = None
 
     def remaining(self, lake: pa.Table) -> pa.Table:
         """The rows of the lake that stay; `gained` then come beside them.
@@ -113,8 +117,12 @@ def net_rows(
     for name, source in ((COMMIT_LSN, "commit_lsn"), (COMMIT_TS, "commit_ts")):
         gained[name] = changes[source].take(pa.array(read.places[made]))
     rows, times = _lost(columns, read, old, lost)
+    partitions = partitioning(relation, choices)
+    if partitions is not None:
+        gained[PARTITION] = partitions.texts(gained[partitions.typed.name])
+    may_be_in = None if partitions is None else partitions.of_rows(rows)
     names = lake_schema(relation, choices).names
-    return NetRows(overwrite, rows, times, pa.table({name: gained[name] for name in names}))
+    return NetRows(overwrite, rows, times, pa.table({name: gained[name] for name in names}), may_be_in)
 
 
 def _codes(read: ChangedRows, indexes: list[int]) -> tuple[Ints, Ints, int]:

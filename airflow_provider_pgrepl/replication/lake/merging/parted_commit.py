@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit, Way, write_rows
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_files
+from airflow_provider_pgrepl.replication.lake.vectors.marking import rewrite_files
 
 _NOTHING = np.empty(0, np.int64)
 
@@ -21,7 +21,7 @@ _NOTHING = np.empty(0, np.int64)
 class PartedCommit(SliceCommit):
     """What is to be written goes into files as it comes; `make_of` commits them all at once."""
 
-    _files: list[ParquetFiles] = field(default_factory=list)
+    _files: list[LakeFiles] = field(default_factory=list)
     _gone: list[Places] = field(default_factory=list)
 
     def make_of(self, parts: Iterable[pa.Table], take: Callable[[pa.Table], None], *, empties: bool) -> None:
@@ -31,13 +31,13 @@ class PartedCommit(SliceCommit):
         Raises VersionTakenError when somebody has committed meanwhile, and what `take` does.
         """
         found = FileRows(self.table)
-        with self._new_files(found.schema) as files:
+        with files_beside(found.uri, found.schema) as files:
             self._files[:], self._gone[:] = [files], []
             for part in parts:
                 take(part)
             if empties:
                 at = self.table, self.app, self.position, found, range(len(found.files))
-                replace_files(*at, files.finish(), self._properties)
+                rewrite_files(*at, files.finish(), self._properties)
             else:
                 way: Way = "rewrite" if self.strategy == "rewrite" else "mark"
                 self._replace(found, _all_of(self._gone), files, way)

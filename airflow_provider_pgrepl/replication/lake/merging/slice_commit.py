@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
@@ -18,24 +19,27 @@ from airflow_provider_pgrepl.replication.choices import Merge
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     Result,
     bounded_columns,
+    commit_files,
     commit_nothing,
     commit_properties,
     fenced,
     narrow_bounds,
+    replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import VersionTakenError, can_commit
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside, is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
-from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_files, replace_rows
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows, rewrite_files
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
 _DIVISION = "Divide by zero"
 
 _ATTEMPTS = 10
+_NO_ROWS = np.empty(0, np.int64)
 _CHEAP_BYTES = 256 << 10
 _WORTH_REWRITING = 4
 """By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
@@ -46,7 +50,7 @@ _DEAR_BYTES = 8 << 20
 Way = Literal["mark", "rewrite", "merge"]
 
 
-def write_rows(files: ParquetFiles, rows: pa.Table) -> None:
+def write_rows(files: LakeFiles, rows: pa.Table) -> None:
     """Rows in the columns and types of the files."""
     for batch in rows.to_batches():
         files.write(batch)
@@ -106,16 +110,35 @@ class SliceCommit:
 
     def write(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         ordered = rows.select([field.name for field in self.table.schema().fields])
+        if is_partitioned(self.table):
+            self._write_partitions(ordered, mode)
+            return
         writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
         write = partial(
             write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=writer
         )
         fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
 
+    def _write_partitions(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
+        """deltalake would make a folder of each partition's name, in which not all readers find the files."""
+        schema = pa.schema(self.table.schema().to_arrow())
+        with files_beside(self.table.table_uri, schema) as files:
+            write_rows(files, rows.cast(schema))
+            written = files.finish()
+        if mode == "append":
+            commit_files(self.table, self.app, self.position, written, self._properties)
+        else:
+            replace_files(self.table, self.app, self.position, written, schema, self._properties)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we do all that the table demands of its writers, and it need not be a MERGE of Delta's."""
+        return can_commit(self.table)
+
     def way(self, bytes_to_rewrite: int, bytes_of_change: int) -> Way:
         """How rows are to go: marked where they lie; left out where their files are written again; or by a
-        MERGE of Delta's, where the table demands of its writers what only that does."""
-        if not can_commit(self.table):
+        MERGE of Delta's."""
+        if not self.is_ours:
             return "merge"
         if self.strategy == "auto":
             cheap = min(_WORTH_REWRITING * bytes_of_change, _DEAR_BYTES)
@@ -131,15 +154,11 @@ class SliceCommit:
         if len(gone) == 0 and len(rows) == 0:
             self.nothing()
             return
-        with self._new_files(found.schema) as files:
+        with files_beside(found.uri, found.schema) as files:
             write_rows(files, rows.select(found.schema.names).cast(found.schema))
             self._replace(found, gone, files, way)
 
-    def _new_files(self, schema: pa.Schema) -> ParquetFiles:
-        above, _, folder = self.table.table_uri.rstrip("/").rpartition("/")
-        return ParquetFiles(above, folder, schema)
-
-    def _replace(self, found: FileRows, gone: Places, files: ParquetFiles, way: Way) -> None:
+    def _replace(self, found: FileRows, gone: Places, files: LakeFiles, way: Way) -> None:
         at = self.table, self.app, self.position, found
         if way == "mark":
             replace_rows(*at, gone, files.finish(), self._properties)
@@ -147,7 +166,20 @@ class SliceCommit:
         for number, rows in gone.by_file():
             for left in found.all_of(number, without=rows):
                 write_rows(files, left)
-        replace_files(*at, [number for number, _ in gone.by_file()], files.finish(), self._properties)
+        rewrite_files(*at, [number for number, _ in gone.by_file()], files.finish(), self._properties)
+
+    def rewrite(
+        self, found: FileRows, gone: Places, rows: pa.Table, others: Callable[[pa.Table], pa.Table]
+    ) -> None:
+        """The same, and write all files anew, with what `others` makes of the rows that stay."""
+        lost, numbers = dict(gone.by_file()), range(len(found.files))
+        with files_beside(found.uri, found.schema) as files:
+            write_rows(files, rows.select(found.schema.names).cast(found.schema))
+            for number in numbers:
+                for left in found.all_of(number, without=lost.get(number, _NO_ROWS)):
+                    write_rows(files, others(left))
+            written = files.finish()
+        rewrite_files(self.table, self.app, self.position, found, numbers, written, self._properties)
 
     def merge(self, source: pa.Table, conditions: Iterable[str], names: Sequence[str]) -> TableMerger:
         """A MERGE of `source`, as s, into the table, as t; `run` commits it.

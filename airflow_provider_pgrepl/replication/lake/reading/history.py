@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.lake.reading.table_version import Table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
-from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED
+from airflow_provider_pgrepl.replication.values import COMMIT_LSN, COMMIT_TS, DELETED, PARTITION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -103,7 +103,7 @@ class HistoryAt:
 
 def _united(history: pa.Schema, current: pa.Schema) -> pa.Schema:
     """The history's columns, and those that the table has got since; of two types the wider one."""
-    own = {*_FROM.values(), DELETED}
+    own = {*_FROM.values(), DELETED, PARTITION}
     fields = {field.name: field for field in history}
     for field in current:
         if field.name not in own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.reading.replaced import Replaced
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage
-from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.replication.values import PARTITION, Partitioning, lake_schema, partitioning
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,15 @@ class Overlay:
         return [column.name for column in self.relation.key_columns]
 
     @property
+    def _partitions(self) -> Partitioning | None:
+        return partitioning(self.relation, self.choices)
+
+    def fits(self, names: Collection[str]) -> bool:
+        """Whether a version with these columns is as the effective relation has it. One from before a
+        resnapshot with another choice may have no partitions."""
+        return not self.evolves and set(self.schema.names) <= set(names)
+
+    @property
     def evolves(self) -> bool:
         """Whether the version must become that of another relation before the changes are laid over it."""
         return not (
@@ -66,6 +76,9 @@ class Overlay:
         """Rows of the version as the effective relation has them. Raises DriftError, ValueRangeError."""
         if self.evolves:
             version = evolved(version, self.before, self.relation, self.choices)
+        if self._partitions is not None and PARTITION not in version.column_names:
+            values = version[self._partitions.typed.name]
+            version = version.append_column(PARTITION, self._partitions.texts(values))
         # A column that came later stands last in the lake table.
         return version.select(self.schema.names).cast(self.schema)
 

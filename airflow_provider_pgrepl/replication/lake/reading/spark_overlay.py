@@ -36,10 +36,10 @@ def frame_of(plan: TablePlan, spark: SparkSession) -> DataFrame:
 
 
 def _lay_over(version: DataFrame, overlay: Overlay) -> DataFrame:
-    if overlay.evolves:
-        version = version.mapInArrow(_each(overlay.evolved), spark_schema(overlay.schema))
-    else:
+    if overlay.fits(version.columns):
         version = version.select(*map(quoted, overlay.schema.names))
+    else:
+        version = version.mapInArrow(_each(overlay.evolved), spark_schema(overlay.schema))
     if not overlay.count:
         return version
     if overlay.key_names:

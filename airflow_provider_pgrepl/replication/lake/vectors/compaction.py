@@ -7,7 +7,7 @@ rows are marked one by one is written again when a quarter of them is gone: thre
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,36 +25,35 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
+    added,
     can_commit,
     check_version,
     commit_actions,
+    removed,
 )
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles, WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake.delta.partitions import files_beside
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position
 from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustered
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
-from airflow_provider_pgrepl.replication.lake.vectors.marking import (
-    added,
-    has_vectors,
-    removed,
-    without_vectors,
-)
+from airflow_provider_pgrepl.replication.lake.vectors.marking import has_vectors, without_vectors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
 """Sizes below which files are alike, in bytes; from the last on they are not small."""
 _PURGED_SHARE = 0.25
-_PURGED_BYTES = 64 * MIB
-"""Of how many bytes files are purged at once: the table's next changes wait for it."""
+_AT_ONCE_BYTES = 32 * MIB
+"""Of how many bytes files are joined, and purged, at once: the table's next changes wait for it."""
 
 
 @dataclass(frozen=True)
 class FileSize:
-    """What compaction looks at of a file: its bytes, and the share of its rows that is gone."""
+    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition."""
 
     bytes: int
     gone: float
+    partition: str | None = None
 
     @property
     def live_bytes(self) -> int:
@@ -156,13 +155,39 @@ def _is_left_to_another(table: DeltaTable, app: str, position: LSN) -> bool:
 def files_to_compact(sizes: Sequence[FileSize], at_least: int, gone_share: float) -> list[int]:
     """The numbers of the files to write again, in order."""
     chosen = {number for number, size in enumerate(sizes) if size.gone == 1}
+    total = 0
+    for partition in _by_partition(range(len(sizes)), [size.partition for size in sizes]):
+        joined = _joined(sizes, partition, at_least) if total < _AT_ONCE_BYTES else set()
+        total += sum(sizes[number].live_bytes for number in joined)
+        chosen |= joined
+    return sorted(chosen | _purged(sizes, chosen, gone_share))
+
+
+def _joined(sizes: Sequence[FileSize], numbers: Sequence[int], at_least: int) -> set[int]:
+    """Of these files, those of each tier that has enough, and all that are smaller; the smallest first, up to
+    so many bytes, but two at least."""
+    joined: set[int] = set()
     lower = 0
     for upper in _TIERS:
-        tier = [number for number, size in enumerate(sizes) if lower <= size.live_bytes < upper]
+        tier = [number for number in numbers if lower <= sizes[number].live_bytes < upper]
         if len(tier) >= at_least:
-            chosen |= {number for number, size in enumerate(sizes) if size.live_bytes < upper}
+            joined |= {number for number in numbers if sizes[number].live_bytes < upper}
         lower = upper
-    return sorted(chosen | _purged(sizes, chosen, gone_share))
+    first, total = set[int](), 0
+    for number in sorted(joined, key=lambda number: sizes[number].live_bytes):
+        total += sizes[number].live_bytes
+        if len(first) > 1 and total > _AT_ONCE_BYTES:
+            break
+        first.add(number)
+    return first
+
+
+def _by_partition(numbers: Iterable[int], partitions: Sequence[str | None]) -> Collection[list[int]]:
+    """Files of one partition each, in order; only these are joined."""
+    groups: dict[str | None, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(partitions[number], []).append(number)
+    return groups.values()
 
 
 def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: float) -> set[int]:
@@ -171,7 +196,7 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
     purged: set[int] = set()
     total = 0
     for number in sorted(set(worth) - set(chosen), key=lambda number: -sizes[number].gone):
-        if purged and total + sizes[number].live_bytes > _PURGED_BYTES:
+        if purged and total + sizes[number].live_bytes > _AT_ONCE_BYTES:
             break
         purged.add(number)
         total += sizes[number].live_bytes
@@ -179,7 +204,10 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
 
 
 def _sizes(rows: FileRows) -> list[FileSize]:
-    return [FileSize(file.size, _share_gone(rows, number)) for number, file in enumerate(rows.files)]
+    return [
+        FileSize(file.size, _share_gone(rows, number), file.partition)
+        for number, file in enumerate(rows.files)
+    ]
 
 
 def _share_gone(rows: FileRows, number: int) -> float:
@@ -188,8 +216,9 @@ def _share_gone(rows: FileRows, number: int) -> float:
 
 
 def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -> list[WrittenFile]:
-    above, _, folder = rows.uri.rstrip("/").rpartition("/")
-    with ParquetFiles(above, folder, rows.schema) as files:
-        for batch in clustered((part for number in chosen for part in rows.all_of(number)), cluster_by):
-            files.write(batch)
+    partitions = [file.partition for file in rows.files]
+    with files_beside(rows.uri, rows.schema) as files:
+        for numbers in _by_partition(chosen, partitions):
+            for batch in clustered((part for number in numbers for part in rows.all_of(number)), cluster_by):
+                files.write(batch)
         return files.finish()

@@ -5,7 +5,7 @@ Reads only the columns that are asked for, and of those that only some rows are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +21,12 @@ from pyroaring import BitMap64
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import read_vector
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.delta.partitions import is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import column_places
 from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
 from airflow_provider_pgrepl.replication.lake.vectors.search import Search
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.values import PARTITION
 
 _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 64 << 10
 _ROWS_AT_ONCE = 256 << 10
@@ -87,6 +89,7 @@ class FileRows:
         self.version = int(table.version())
         self.schema = pa.schema(table.schema().to_arrow())
         self.files: list[LiveFile] = list(live_files(table).values())
+        self._is_partitioned = is_partitioned(table)
         self._filesystem, self._root = open_storage(self.uri)
 
     def gone(self, file: int) -> BitMap64:
@@ -105,10 +108,11 @@ class FileRows:
         with self._reading(), self._open(file) as parquet:
             return int(parquet.metadata.num_rows)
 
-    def find(self, wanted: pa.Table) -> Places:
-        """Where the rows are that equal one of `wanted`, whose rows differ, in its columns."""
+    def find(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> Places:
+        """Where the rows are that equal one of `wanted`, whose rows differ, in its columns. They are in these
+        partitions, or (None) in any."""
         search = self._search(wanted)
-        files = self._may_hold(search)
+        files = self._may_hold(search, partitions)
         with _many_at_once(len(files)) as each:
             parts = [part for some in each(partial(self._parts, search), files) for part in some]
             found = list(each(partial(self._find_in, search), parts))
@@ -119,9 +123,9 @@ class FileRows:
             np.concatenate([_NOWHERE, *(which for _, which in found)]),
         )
 
-    def bytes_that_may_hold(self, wanted: pa.Table) -> int:
+    def bytes_that_may_hold(self, wanted: pa.Table, partitions: Collection[str | None] | None = None) -> int:
         """The size of all files in which `find` would look."""
-        return sum(self.files[number].size for number in self._may_hold(self._search(wanted)))
+        return sum(self.files[number].size for number in self._may_hold(self._search(wanted), partitions))
 
     def rows(self, places: Places, names: Sequence[str]) -> pa.Table:
         """These columns of rows, in the order of their places."""
@@ -136,7 +140,7 @@ class FileRows:
         gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
         with self._reading(), self._open(file) as parquet:
             for batch in parquet.iter_batches(_batch_rows(parquet.metadata)):
-                rows = self._aligned(pa.Table.from_batches([batch]), len(batch), names)
+                rows = self._aligned(file, pa.Table.from_batches([batch]), len(batch), names)
                 marked = gone[np.searchsorted(gone, first) : np.searchsorted(gone, first + len(batch))]
                 first += len(batch)
                 if len(marked):
@@ -148,13 +152,14 @@ class FileRows:
     def _search(self, wanted: pa.Table) -> Search:
         return Search(wanted.cast(pa.schema([self.schema.field(name) for name in wanted.schema.names])))
 
-    def _may_hold(self, search: Search) -> list[int]:
-        """The files in which the bounds that the log has leave room for one of the rows."""
+    def _may_hold(self, search: Search, partitions: Collection[str | None] | None) -> list[int]:
+        """The files in which partition, and the bounds that the log has, leave room for one of the rows."""
         names = search.bounded_in_log
         return [
             number
             for number, file in enumerate(self.files)
-            if search.may_be_between(*(_logged(file, side, names) for side in ("minValues", "maxValues")))
+            if (partitions is None or file.partition in partitions)
+            and search.may_be_between(*(_logged(file, side, names) for side in ("minValues", "maxValues")))
         ]
 
     def _parts(self, search: Search, file: int) -> list[_Part]:
@@ -181,13 +186,13 @@ class FileRows:
         """Rows of a part of a file, ascending, and for each the number of the wanted row that it equals."""
         numbers = part.numbers()
         with self._reading(), self._open(part.file, part.metadata) as parquet:
-            read = partial(self._read, parquet, groups=part.groups)
+            read = partial(self._read, part.file, parquet, groups=part.groups)
             rows, which = search.candidates(len(numbers), lambda name: read([name])[name])
             stays = self._is_there(part.file, numbers[rows])
             rows, which = rows[stays], which[stays]
             if search.is_exact or len(rows) == 0:
                 return numbers[rows], which
-            values = self._read_rows(parquet, numbers[rows], search.wanted.schema.names)
+            values = self._read_rows(part.file, parquet, numbers[rows], search.wanted.schema.names)
         which = match_rows(values, search.wanted)
         return numbers[rows[which >= 0]], which[which >= 0]
 
@@ -201,9 +206,9 @@ class FileRows:
 
     def _take(self, file: int, rows: Ints, names: Sequence[str]) -> pa.Table:
         with self._reading(), self._open(file) as parquet:
-            return self._read_rows(parquet, rows, names)
+            return self._read_rows(file, parquet, rows, names)
 
-    def _read_rows(self, parquet: pq.ParquetFile, rows: Ints, names: Sequence[str]) -> pa.Table:
+    def _read_rows(self, file: int, parquet: pq.ParquetFile, rows: Ints, names: Sequence[str]) -> pa.Table:
         """Some rows, ascending, of only those row groups that have any."""
         sizes = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
         ends = np.cumsum(np.array(sizes, np.int64))
@@ -211,16 +216,23 @@ class FileRows:
         parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
         for group in np.unique(group_of).tolist():
             within = rows[group_of == group] - (ends[group] - sizes[group])
-            parts.append(self._read(parquet, names, [group]).take(pa.array(within)))
+            parts.append(self._read(file, parquet, names, [group]).take(pa.array(within)))
         return pa.concat_tables(parts)
 
-    def _read(self, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]) -> pa.Table:
+    def _read(
+        self, file: int, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]
+    ) -> pa.Table:
         count = sum(parquet.metadata.row_group(number).num_rows for number in groups)
         held = [name for name in names if name in parquet.schema_arrow.names]
-        return self._aligned(parquet.read_row_groups(list(groups), columns=held), count, names)
+        return self._aligned(file, parquet.read_row_groups(list(groups), columns=held), count, names)
 
-    def _aligned(self, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
-        """In the table's types. A file from before a column was added has none of it."""
+    def _aligned(self, file: int, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
+        """In the table's types. A file from before a column was added has none of it; the partition stands
+        in the log, and need not stand in files that others have written."""
+        if self._is_partitioned and PARTITION in names:
+            held = [name for name in rows.schema.names if name != PARTITION]
+            partition = pa.repeat(pa.scalar(self.files[file].partition, pa.string()), count)
+            rows = pa.table([*rows.select(held).columns, partition], [*held, PARTITION])
         schema = pa.schema([self.schema.field(name) for name in names])
         columns = [
             rows[field.name].cast(field.type)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -23,12 +22,13 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     fenced,
     narrow_bounds,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
+    added,
     check_version,
     commit_actions,
     metadata_action,
+    removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
@@ -108,7 +108,7 @@ def replace_rows(
     fenced(table, app, position, commit, passing=(VersionTakenError,))
 
 
-def replace_files(
+def rewrite_files(
     table: DeltaTable,
     app: str,
     position: LSN,
@@ -117,10 +117,8 @@ def replace_files(
     files: Sequence[WrittenFile],
     properties: CommitProperties,
 ) -> None:
-    """Take files, by their number in `rows`, out of the table as a whole, add others, and move the position.
-
-    One commit. Raises what `replace_rows` does.
-    """
+    """Put files in place of those of these numbers, which hold the rows that stay of them as well as others,
+    and move the position. One commit; raises what `replace_rows` does."""
     if rows.version != int(table.version()):
         raise VersionTakenError
     narrow_bounds(table, app, bounded(files, rows.schema))
@@ -165,33 +163,3 @@ def _replacing(rows: FileRows, gone: Places, records: Mapping[str, VectorRecord]
             vector = records[file.path].to_action()
             again = {key: value for key, value in file.action.items() if value is not None}
             yield {"add": {**again, "dataChange": True, "stats": stats, "deletionVector": vector}}
-
-
-def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
-    """The log's line for a file that goes, with the vector that it had."""
-    vector = file.vector
-    return {
-        "remove": {
-            "path": file.action["path"],
-            "deletionTimestamp": int(time.time() * 1000),
-            "dataChange": changes_data,
-            "extendedFileMetadata": True,
-            "partitionValues": file.action["partitionValues"],
-            "size": file.size,
-            **({} if vector is None else {"deletionVector": vector.to_action()}),
-        }
-    }
-
-
-def added(file: WrittenFile, *, changes_data: bool = True) -> dict[str, Any]:
-    """The log's line for a file that comes."""
-    return {
-        "add": {
-            "path": file.path,
-            "partitionValues": {},
-            "size": file.size,
-            "modificationTime": int(time.time() * 1000),
-            "dataChange": changes_data,
-            "stats": file.stats_json,
-        }
-    }
