@@ -15,6 +15,7 @@ from deltalake import QueryBuilder
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_pgrepl.errors import LakeTableError, Scope
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
@@ -122,3 +123,35 @@ def test_a_part_on_the_disk_has_no_name(tmp_path: Path, monkeypatch: pytest.Monk
     for part in large.parts(LSN(10), -1, 1000, NUMBERS):
         assert len(part)
         assert list(spool.iterdir()) == []
+
+
+def test_keys_of_several_texts_that_are_one_in_the_lake_go_whole(tmp_path: Path) -> None:
+    of = relation(column("k", "numeric", key=True), column("v"))
+    pipeline = replace(
+        pipeline_of(str(tmp_path), "hard", "apply"),
+        types={"public.t.k": "decimal(20,4)"},
+        merge="merge_on_read",
+    )
+    choices, uri = pipeline.choices(of.table), f"{tmp_path}/t"
+    commit_snapshot(uri, lake_schema(of, choices), [], LSN(1), "p", Epoch(1))
+    one = [Change("I", new=("1.0", "a"), commit_lsn=10)]
+    apply_changes(open_table(uri), table_of(one), of, choices, APP, 1 << 20)
+    many = [Change("I", new=(str(number), "b" * 20), commit_lsn=20) for number in range(100, 110)]
+    other = [Change("D", old=("1.0", None), commit_lsn=20), Change("I", new=("1.00", "c"), commit_lsn=20)]
+    large = write_changelog(str(tmp_path), [*other, *many], [], of)
+    apply_changes(open_table(uri), large.outline(), of, choices, APP, 10, large)
+    rows = QueryBuilder().register("t", open_table(uri)).execute("select v from t where k = 1").read_all()
+    assert pa.table(rows)["v"].to_pylist() == ["c"]
+
+
+def test_a_full_local_disk_stops_the_table_and_not_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = [Change("I", new=(str(number), "a"), commit_lsn=10) for number in range(100)]
+    large = write_changelog(str(tmp_path), changes, [], NUMBERS)
+    full = Path("/dev/full")
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: full.open("r+b", buffering=0))
+    with pytest.raises(LakeTableError, match="local disk: No space left") as raised:
+        list(large.parts(LSN(10), -1, 1000, NUMBERS))
+    assert raised.value.scope is Scope.TABLE
+    assert "TMPDIR" in raised.value.hint

@@ -35,6 +35,11 @@ def test_files_of_which_much_is_gone_are_purged_the_worst_first_and_not_all_at_o
     assert files_to_compact(sizes[:1], 10, 0.25) == []
 
 
+def test_a_large_file_of_which_much_is_gone_waits_for_no_small_one() -> None:
+    sizes = [FileSize(MIB, 0.5), FileSize(120 * MIB, 0.3), FileSize(2 * MIB, 0.9)]
+    assert files_to_compact(sizes, 10, 0.25) == [1]
+
+
 def test_files_are_joined_the_smallest_first_and_not_all_at_once() -> None:
     sizes = [FileSize(size * MIB, 0) for size in (15, 3, 14, 4, 13, 5, 12, 6, 11, 7)]
     assert files_to_compact(sizes, 10, 0.25) == [1, 3, 5, 7, 9]

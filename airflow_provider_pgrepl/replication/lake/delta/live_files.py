@@ -160,7 +160,9 @@ def _present(uri: str, folders: Collection[str]) -> set[str]:
         infos = [
             info
             for folder in folders
-            for info in filesystem.get_file_info(fs.FileSelector(f"{root}/{folder}".rstrip("/")))
+            for info in filesystem.get_file_info(
+                fs.FileSelector(f"{root}/{folder}".rstrip("/"), allow_not_found=True)
+            )
         ]
     return {info.path.removeprefix(f"{root}/") for info in infos if info.size}
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
+from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES, TEXTS, array_of
@@ -25,7 +25,6 @@ from airflow_provider_pgrepl.replication.lake.merging.followed_rows import key_h
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, bytes_before
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import storage_errors
 
 BYTES, ROWS = "bytes", "rows"
 """Columns of an outline: of how many bytes of values, in how many rows, its row tells."""
@@ -81,15 +80,22 @@ class LargeChanges:
         Raises KeysMoveError before the first, also what `read_changes` does.
         """
         count = min(_MOST_PARTS, 1 + weight // _PART_BYTES)
-        with ExitStack() as stack, storage_errors(tempfile.gettempdir()):
-            files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
-            writers = [stack.enter_context(pa.ipc.new_stream(file, ROW_SCHEMA)) for file in files]
+        with ExitStack() as stack:
+            with _spooling(relation):
+                # Unbuffered, so that nothing is left to be written when a full disk has ended it.
+                files = [stack.enter_context(tempfile.TemporaryFile(buffering=0)) for _ in range(count)]
+                writers = [pa.ipc.new_stream(file, ROW_SCHEMA) for file in files]
             for rows in self._between(lsn, lsn):
-                _write_parted(rows.filter(pc.greater(rows["ordinal"], after)), relation, writers)
+                parted = _parted(rows.filter(pc.greater(rows["ordinal"], after)), relation, count)
+                with _spooling(relation):
+                    for number, part in parted:
+                        writers[number].write_table(part)
             for file, writer in zip(files, writers, strict=True):
-                writer.close()
-                file.seek(0)
-                yield reader.ordered(pa.ipc.open_stream(file).read_all())
+                with _spooling(relation):
+                    writer.close()
+                    file.seek(0)
+                    part = pa.ipc.open_stream(file).read_all()
+                yield reader.ordered(part)
 
     def _between(self, first: LSN, last: LSN) -> Iterator[pa.Table]:
         for path in self.paths:
@@ -139,13 +145,31 @@ def _stands_out(rows: pa.Table) -> Bools:
     return stands_out
 
 
-def _write_parted(rows: pa.Table, relation: Relation, writers: Sequence[Any]) -> None:
-    part = _part_of(rows, relation, len(writers))
+@contextmanager
+def _spooling(relation: Relation) -> Iterator[None]:
+    """Only this table has such a transaction, and so only this one stops."""
+    try:
+        yield
+    except OSError as error:
+        told = error.strerror or type(error).__name__
+        raise LakeTableError(
+            f"{relation.table}: the parts of a transaction that is too large for memory cannot be kept on the"
+            f" local disk: {told}",
+            f"make room in {tempfile.gettempdir()}, or name another folder in TMPDIR; then retry the table",
+        ) from None
+
+
+def _parted(rows: pa.Table, relation: Relation, count: int) -> list[tuple[int, pa.Table]]:
+    """The parts that have any of these rows, by number."""
+    part = _part_of(rows, relation, count)
     rows = rows.take(pa.array(np.argsort(part, kind="stable")))
-    ends = np.cumsum(np.bincount(part, minlength=len(writers)))
-    for writer, start, end in zip(writers, [0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        if end > start:
-            writer.write_table(rows.slice(start, end - start))
+    ends = np.cumsum(np.bincount(part, minlength=count)).tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        (n, rows.slice(start, end - start))
+        for n, (start, end) in enumerate(zip(starts, ends, strict=True))
+        if end > start
+    ]
 
 
 def _part_of(rows: pa.Table, relation: Relation, count: int) -> Ints:

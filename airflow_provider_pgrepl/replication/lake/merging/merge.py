@@ -42,7 +42,7 @@ from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints, bytes_
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.replication.values import lake_schema, typed_column
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,11 @@ def _make_large(
     is_truncated = bool(pc.any(truncates).as_py())
     # Copies of a row that has no key, and rows that a TRUNCATE leaves behind, are counted over all changes.
     has_no_key = not relation.key_columns and relation.replica_identity == "f"
-    goes_whole = has_no_key or (is_truncated and choices.policy.follows_keys)
+    goes_whole = (
+        has_no_key
+        or (is_truncated and choices.policy.follows_keys)
+        or _has_keys_of_many_texts(relation, choices)
+    )
     if bytes_of(outline) > slice_bytes and can_commit(commit.table) and not goes_whole:
         after = pc.max(outline.filter(truncates)["ordinal"]).as_py() if is_truncated else -1
         parts = large.parts(last, after, weight(outline), relation)
@@ -186,6 +190,13 @@ def _make_large(
             commit.make_of(parts, make, empties=is_truncated)
             return
     _make(large.read(first, last).combine_chunks(), relation, choices, commit.whole())
+
+
+def _has_keys_of_many_texts(relation: Relation, choices: TableChoices) -> bool:
+    """Whether keys that differ as texts, by which parts are made, may be one in the lake: 1.0 and 1.00."""
+    free = [column for column in relation.key_columns if column.typmod < 0]
+    types = (typed_column(column, relation.table, choices).lake_type for column in free)
+    return any(pa.types.is_decimal(lake_type) for lake_type in types)
 
 
 def refused_truncate(

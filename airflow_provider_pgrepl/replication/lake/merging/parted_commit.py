@@ -6,15 +6,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
+from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside
-from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit, Way, write_rows
+from airflow_provider_pgrepl.replication.lake.merging.slice_commit import (
+    SliceCommit,
+    Way,
+    write_left,
+    write_rows,
+)
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
 from airflow_provider_pgrepl.replication.lake.vectors.marking import rewrite_files
-
-_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class PartedCommit(SliceCommit):
     """What is to be written goes into files as it comes; `make_of` commits them all at once."""
 
     _files: list[LakeFiles] = field(default_factory=list)
-    _gone: list[Places] = field(default_factory=list)
+    _gone: dict[int, BitMap64] = field(default_factory=dict)
 
     def make_of(self, parts: Iterable[pa.Table], take: Callable[[pa.Table], None], *, empties: bool) -> None:
         """Have `take` make, with this very commit, what each part asks for; and commit all that. `empties`:
@@ -32,7 +35,8 @@ class PartedCommit(SliceCommit):
         """
         found = FileRows(self.table)
         with files_beside(found.uri, found.schema) as files:
-            self._files[:], self._gone[:] = [files], []
+            self._files[:] = [files]
+            self._gone.clear()
             for part in parts:
                 take(part)
             if empties:
@@ -40,7 +44,9 @@ class PartedCommit(SliceCommit):
                 rewrite_files(*at, files.finish(), self._properties)
             else:
                 way: Way = "rewrite" if self.strategy == "rewrite" else "mark"
-                self._replace(found, _all_of(self._gone), files, way)
+                if way == "rewrite":
+                    write_left(files, found, self._gone)
+                self._replace(found, self._gone, files, way)
 
     def whole(self) -> SliceCommit:
         """The same commit, of changes that are all in memory."""
@@ -60,13 +66,6 @@ class PartedCommit(SliceCommit):
 
     def replace(self, found: FileRows, gone: Places, rows: pa.Table, way: Way) -> None:  # noqa: ARG002
         """Have rows go, and others come."""
-        self._gone.append(gone)
+        for number, marks in gone.marks().items():
+            self._gone[number] = self._gone.get(number, BitMap64()) | marks
         self.write(rows, "append")
-
-
-def _all_of(parts: list[Places]) -> Places:
-    file, row = (
-        np.concatenate([_NOTHING, *(getattr(part, name) for part in parts)]) for name in ("file", "row")
-    )
-    order = np.lexsort((row, file))
-    return Places(file[order], row[order], np.zeros(len(order), np.int64))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -13,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, WriterProperties, write_deltalake
 from deltalake.table import TableMerger
+from pyroaring import BitMap64
 
-from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.choices import Merge
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     Result,
@@ -39,7 +39,6 @@ MISSING = "a row to be updated or deleted is missing: the lake table is not as t
 _DIVISION = "Divide by zero"
 
 _ATTEMPTS = 10
-_NO_ROWS = np.empty(0, np.int64)
 _CHEAP_BYTES = 256 << 10
 _WORTH_REWRITING = 4
 """By how many times the bytes of a change a rewrite may exceed them, and also leaves nothing to clean up."""
@@ -54,6 +53,18 @@ def write_rows(files: LakeFiles, rows: pa.Table) -> None:
     """Rows in the columns and types of the files."""
     for batch in rows.to_batches():
         files.write(batch)
+
+
+def write_left(
+    files: LakeFiles,
+    found: FileRows,
+    gone: Mapping[int, BitMap64],
+    make: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+) -> None:
+    """What stays of the rows of some files, as it is made."""
+    for number, marks in gone.items():
+        for left in found.all_of(number, without=np.asarray(marks.to_array(), np.int64)):
+            write_rows(files, make(left))
 
 
 @dataclass(frozen=True)
@@ -80,10 +91,18 @@ class SliceCommit:
         """
         before = app_version(self.table, self.app)
         for _ in range(_ATTEMPTS):
-            with suppress(VersionTakenError, FencedError):
+            version, failed = int(self.table.version()), None
+            try:
                 how()
                 return
+            except (VersionTakenError, FencedError):
+                pass
+            except LakeTableError as error:
+                # What it read may have been compacted, and then deleted, meanwhile.
+                failed = error
             self.read(self.table.update_incremental)
+            if failed is not None and int(self.table.version()) == version:
+                raise failed
             if app_version(self.table, self.app) != before:
                 break
         raise FencedError(f"{self.table.table_uri}: another process has written this table", FENCED_HINT)
@@ -155,29 +174,28 @@ class SliceCommit:
             self.nothing()
             return
         with files_beside(found.uri, found.schema) as files:
+            marks = gone.marks()
+            if way == "rewrite":
+                # In the order in which rows came: of equal ones without a key the oldest go first.
+                write_left(files, found, marks)
             write_rows(files, rows.select(found.schema.names).cast(found.schema))
-            self._replace(found, gone, files, way)
+            self._replace(found, marks, files, way)
 
-    def _replace(self, found: FileRows, gone: Places, files: LakeFiles, way: Way) -> None:
-        at = self.table, self.app, self.position, found
+    def _replace(self, found: FileRows, gone: Mapping[int, BitMap64], files: LakeFiles, way: Way) -> None:
+        at, replaces = (self.table, self.app, self.position, found), files.finish()
         if way == "mark":
-            replace_rows(*at, gone, files.finish(), self._properties)
-            return
-        for number, rows in gone.by_file():
-            for left in found.all_of(number, without=rows):
-                write_rows(files, left)
-        rewrite_files(*at, [number for number, _ in gone.by_file()], files.finish(), self._properties)
+            replace_rows(*at, gone, replaces, self._properties)
+        else:
+            rewrite_files(*at, gone, replaces, self._properties)
 
     def rewrite(
         self, found: FileRows, gone: Places, rows: pa.Table, others: Callable[[pa.Table], pa.Table]
     ) -> None:
         """The same, and write all files anew, with what `others` makes of the rows that stay."""
-        lost, numbers = dict(gone.by_file()), range(len(found.files))
+        numbers, lost = range(len(found.files)), gone.marks()
         with files_beside(found.uri, found.schema) as files:
+            write_left(files, found, {number: lost.get(number, BitMap64()) for number in numbers}, others)
             write_rows(files, rows.select(found.schema.names).cast(found.schema))
-            for number in numbers:
-                for left in found.all_of(number, without=lost.get(number, _NO_ROWS)):
-                    write_rows(files, others(left))
             written = files.finish()
         rewrite_files(self.table, self.app, self.position, found, numbers, written, self._properties)
 

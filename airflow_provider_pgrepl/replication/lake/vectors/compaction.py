@@ -59,6 +59,10 @@ class FileSize:
     def live_bytes(self) -> int:
         return int(self.bytes * (1 - self.gone))
 
+    @property
+    def gone_bytes(self) -> int:
+        return self.bytes - self.live_bytes
+
 
 def compact(
     table: DeltaTable,
@@ -67,9 +71,11 @@ def compact(
     *,
     at_least: int = 10,
     gone_share: float = _PURGED_SHARE,
+    among: Collection[str] | None = None,
 ) -> int:
-    """Join small files once there are `at_least` of a size, and write those again of which so much is gone.
-    Their rows are ordered by `cluster_by`, as far as the table has such columns.
+    """Join small files once there are `at_least` of a size, and write those again of which so much is gone;
+    of all, or of those `among` some paths. Their rows are ordered by `cluster_by`, as far as the table has
+    such columns.
 
     How many files went. Changes no row and not the position (`dataChange` is false), and leaves the table to
     who has committed meanwhile. Raises FencedError when that was another writer of this pipeline, or when the
@@ -79,19 +85,27 @@ def compact(
     if position is None or not can_commit(table):
         return 0
     rows = FileRows(table)
-    chosen = files_to_compact(_sizes(rows), at_least, gone_share)
+    chosen = _chosen(rows, at_least, gone_share, among)
     if not chosen:
         return 0
     return len(chosen) if _rewrite(table, app, position, rows, chosen, cluster_by) else 0
 
 
-def compactable(table: DeltaTable, app: str, *, at_least: int, gone_share: float) -> set[str]:
-    """The paths of the files that `compact` would write again. Raises FencedError when the epoch is over,
+def is_compactable(
+    table: DeltaTable, app: str, *, at_least: int, gone_share: float, among: Collection[str]
+) -> bool:
+    """Whether `compact` would write any file again. Raises FencedError when the epoch is over,
     LakeTableError, LakeUnavailableError."""
     if read_position(table, app) is None or not can_commit(table):
-        return set()
-    rows = FileRows(table)
-    return {rows.files[number].path for number in files_to_compact(_sizes(rows), at_least, gone_share)}
+        return False
+    return bool(_chosen(FileRows(table), at_least, gone_share, among))
+
+
+def _chosen(rows: FileRows, at_least: int, gone_share: float, among: Collection[str] | None) -> list[int]:
+    sizes = _sizes(rows)
+    numbers = [number for number, file in enumerate(rows.files) if among is None or file.path in among]
+    chosen = files_to_compact([sizes[number] for number in numbers], at_least, gone_share)
+    return [numbers[place] for place in chosen]
 
 
 def withdraw_vectors(table: DeltaTable, app: str) -> bool:
@@ -191,13 +205,13 @@ def _by_partition(numbers: Iterable[int], partitions: Sequence[str | None]) -> C
 
 
 def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: float) -> set[int]:
-    """Those of which most is gone, up to so many bytes, but one at least."""
+    """Those of which most is gone, in bytes, up to so many that are left, but one at least."""
     worth = [number for number, size in enumerate(sizes) if size.gone >= gone_share and size.gone > 0]
     purged: set[int] = set()
     total = 0
-    for number in sorted(set(worth) - set(chosen), key=lambda number: -sizes[number].gone):
+    for number in sorted(set(worth) - set(chosen), key=lambda number: -sizes[number].gone_bytes):
         if purged and total + sizes[number].live_bytes > _AT_ONCE_BYTES:
-            break
+            continue
         purged.add(number)
         total += sizes[number].live_bytes
     return purged

@@ -28,7 +28,8 @@ from airflow_provider_pgrepl.replication.lake.vectors.search import Search
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.values import PARTITION
 
-_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 64 << 10
+_BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
+"""A file says how many bytes its rows take encoded; where many have one long value that is far less."""
 _ROWS_AT_ONCE = 256 << 10
 _NOWHERE = np.empty(0, np.int64)
 
@@ -56,6 +57,10 @@ class Places:
             (file, self.row[start:end])
             for file, start, end in zip(files.tolist(), starts.tolist(), ends, strict=False)
         ]
+
+    def marks(self) -> dict[int, BitMap64]:
+        """By the number of each file that has any, the rows in it."""
+        return {file: BitMap64(rows.tolist()) for file, rows in self.by_file()}
 
     def where(self, chosen: np.ndarray) -> Places:
         """Some of them, by a mask or by numbers."""

@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors
 
@@ -87,11 +87,12 @@ def replace_rows(
     app: str,
     position: LSN,
     rows: FileRows,
-    gone: Places,
+    gone: Mapping[int, BitMap64],
     files: Sequence[WrittenFile],
     properties: CommitProperties,
 ) -> None:
-    """Mark rows, which `rows` has found in the table as it is, add the rows of files, and move the position.
+    """Mark rows, by the numbers of files and of rows that `rows` has found in the table as it is; add the
+    rows of files; and move the position.
 
     One commit. Raises what `fenced` does; VersionTakenError when somebody has committed since the rows were
     found, whose places may be others now.
@@ -128,11 +129,11 @@ def rewrite_files(
     fenced(table, app, position, commit, passing=(VersionTakenError,))
 
 
-def _marked(rows: FileRows, gone: Places) -> dict[str, BitMap64 | None]:
+def _marked(rows: FileRows, gone: Mapping[int, BitMap64]) -> dict[str, BitMap64 | None]:
     """By the path of each file that loses rows: those it has lost then; None when no row is left."""
     marked: dict[str, BitMap64 | None] = {}
-    for number, some in gone.by_file():
-        vector = rows.gone(number) | BitMap64(some.tolist())
+    for number, some in gone.items():
+        vector = rows.gone(number) | some
         is_all = len(vector) == rows.count(number)
         marked[rows.files[number].path] = None if is_all else vector
     return marked
@@ -151,9 +152,11 @@ def _write(uri: str, vectors: Mapping[str, BitMap64]) -> dict[str, VectorRecord]
     return records
 
 
-def _replacing(rows: FileRows, gone: Places, records: Mapping[str, VectorRecord]) -> Iterator[dict[str, Any]]:
+def _replacing(
+    rows: FileRows, gone: Iterable[int], records: Mapping[str, VectorRecord]
+) -> Iterator[dict[str, Any]]:
     """Each file that loses rows is removed and, unless it has lost all, added with its new vector."""
-    for number, _ in gone.by_file():
+    for number in gone:
         file = rows.files[number]
         yield removed(file)
         if file.path in records:

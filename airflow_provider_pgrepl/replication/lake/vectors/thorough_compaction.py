@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from deltalake import DeltaTable
@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl.errors import FencedError
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, compactable
+from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact, is_compactable
 
 _AT_LEAST = 2
 _ANY_SHARE = 0.0
@@ -62,11 +62,11 @@ def compact_thoroughly(
     table = open_table(uri)
     before, began = FilesOf.table(table), set(live_files(table))
     refused, is_left = 0, False
-    while began & compactable(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE):
+    while is_compactable(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE, among=began):
         is_left = is_time_to_end()
         if is_left or refused == _ATTEMPTS:
             break
-        if _is_compacted(table, app, cluster_by):
+        if _is_compacted(table, app, cluster_by, began):
             refused = 0
         else:
             wait(_FIRST_WAIT_S * 2**refused)
@@ -76,9 +76,10 @@ def compact_thoroughly(
     return Compaction(before, FilesOf.table(table), refused == _ATTEMPTS, is_left)
 
 
-def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str]) -> bool:
+def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str], among: Collection[str]) -> bool:
     """Whether the table's writer was not faster."""
     try:
-        return compact(table, app, cluster_by, at_least=_AT_LEAST, gone_share=_ANY_SHARE) > 0
+        gone = compact(table, app, cluster_by, at_least=_AT_LEAST, gone_share=_ANY_SHARE, among=among)
+        return gone > 0
     except FencedError:
         return False
