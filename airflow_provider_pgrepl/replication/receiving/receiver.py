@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 8 << 20
 _STATUS_INTERVAL_S = 5.0
+_SMALL_BYTES, _GATHER_S = 64 << 10, 0.005
 _POLL_S = 0.05
 
 
@@ -169,8 +170,12 @@ class Receiver:
                 elif self._liveness.must_ask():
                     self.request_keepalive()
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
+                is_small = 0 < chunk.size < _SMALL_BYTES
                 del chunk  # while the next one comes, it need not be there as well
                 self._send_status_if_due(asked=wants_reply)
+                if is_small:
+                    # One costs as much as some hundred messages: let more of them come together.
+                    self._stopping.wait(_GATHER_S)
         except UnsendableError as error:
             self._end_writing()
             self._writing.join()
