@@ -60,15 +60,15 @@ def in_workers(replace: Callable[[Any], Any]) -> None:
 
 def killed_while_it_runs(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
-        from deltalake.table import TableMerger
+        from airflow_provider_pgrepl.replication.lake.merging.slice_commit import SliceCommit
 
-        execute = TableMerger.execute
+        replace = SliceCommit.replace
 
-        def execute_and_be_killed(merger: Any) -> Any:
+        def replace_and_be_killed(commit: Any, *what: Any) -> Any:
             threading.Timer(0.002, die).start()
-            return execute(merger)
+            return replace(commit, *what)
 
-        TableMerger.execute = execute_and_be_killed  # type: ignore[method-assign]
+        SliceCommit.replace = replace_and_be_killed  # type: ignore[method-assign]
         return real(*arguments)
 
     return run

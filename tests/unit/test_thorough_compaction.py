@@ -108,17 +108,19 @@ def test_what_comes_meanwhile_does_not_keep_it_going(lake: Lake, monkeypatch: py
 def test_a_writer_that_merges_takes_a_compaction_by_another_process_for_none(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Delta refuses its MERGE, as it would behind another writer."""
+    """What it has looked up is no more, as it would be behind another writer."""
     lake.choices = lake.choices.__class__(**{**vars(lake.choices), "policy": rewriting(lake)})
-    real, turns = SliceCommit.run, iter([True])
+    real, tries = SliceCommit._replace, []
 
-    def run(commit: SliceCommit, merger: Any) -> dict[str, Any]:
-        if next(turns, False):
+    def replace(commit: SliceCommit, *what: Any) -> None:
+        tries.append(commit)
+        if len(tries) == 1:
             thoroughly(lake)
-        return real(commit, merger)
+        real(commit, *what)
 
-    monkeypatch.setattr(SliceCommit, "run", run)
+    monkeypatch.setattr(SliceCommit, "_replace", replace)
     lake.update(3, value="merged")
+    assert len(tries) == 2
     assert by_datafusion(lake.uri) == lake.expected
 
 
