@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.merging import slice_commit
 from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, apply_changes, slices
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import quote_identifier
@@ -71,11 +72,14 @@ class Lake:
         return int(open_table(self.uri).version())
 
 
-@pytest.fixture(autouse=True, params=["rewrite", "merge_on_read"])
+@pytest.fixture(autouse=True, params=["rewrite", "merge_on_read", "deltalake"])
 def merge(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test holds for both strategies."""
-    monkeypatch.setattr(Lake, "merge", request.param)
-    return str(request.param)
+    """Every test holds for both strategies, and where only deltalake may write."""
+    if request.param == "deltalake":
+        monkeypatch.setattr(slice_commit, "can_commit", lambda table: False)
+    strategy = "merge_on_read" if request.param == "merge_on_read" else "rewrite"
+    monkeypatch.setattr(Lake, "merge", strategy)
+    return strategy
 
 
 @pytest.fixture

@@ -101,9 +101,10 @@ class SliceCommit:
                 # What it read may have been compacted, and then deleted, meanwhile.
                 failed = error
             self.read(self.table.update_incremental)
-            if failed is not None and int(self.table.version()) == version:
+            is_ours_still = app_version(self.table, self.app) == before
+            if failed is not None and not (is_ours_still and int(self.table.version()) > version):
                 raise failed
-            if app_version(self.table, self.app) != before:
+            if not is_ours_still:
                 break
         raise FencedError(f"{self.table.table_uri}: another process has written this table", FENCED_HINT)
 
