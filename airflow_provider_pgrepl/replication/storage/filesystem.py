@@ -13,8 +13,8 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 
-# Hadoop's names of schemes that Arrow knows under another one.
 _LOCAL = fs.LocalFileSystem()
+# Hadoop's names of schemes that Arrow knows under another one.
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "abfss": "abfss"}
 
 

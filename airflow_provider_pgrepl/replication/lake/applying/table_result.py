@@ -41,24 +41,15 @@ class TableResult:
     @classmethod
     def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
         """Of a table that cannot be worked on, which is its own trouble."""
-        return cls(
-            relation_id,
-            error=error.message,
-            hint=error.hint,
-            error_kind=type(error).__name__,
-            remedy=error.remedy,
-        )
+        return cls(relation_id)._with(error)
 
     def stopped(self, lsn: LSN, error: PgReplError) -> TableResult:
         """The same, for a table that stops before the transaction at an LSN."""
-        return replace(
-            self,
-            error=error.message,
-            hint=error.hint,
-            error_kind=type(error).__name__,
-            error_lsn=int(lsn),
-            remedy=error.remedy,
-        )
+        return replace(self._with(error), error_lsn=int(lsn))
+
+    def _with(self, error: PgReplError) -> TableResult:
+        kind = type(error).__name__
+        return replace(self, error=error.message, hint=error.hint, error_kind=kind, remedy=error.remedy)
 
     def to_error(self, table: TableName) -> PgReplError:
         """What went wrong, as it was raised in the task; what stops the table alone has a way out."""

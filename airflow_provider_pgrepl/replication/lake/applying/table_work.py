@@ -144,18 +144,23 @@ def _follow(
     """The table's changes, or the outline of those that are too many, and what relations they bring."""
     filesystem, root = open_storage(work.changelog)
     large = LargeChanges(filesystem, root, paths, work.relation.oid, lake.position, upto_lsn)
-    may_be_large = lake.history is None and large.bytes > _LARGE * work.slice_bytes
-    for lake.large in (large, None) if may_be_large else (None,):
-        rows = large.all() if lake.large is None else large.outline()
-        work.relations.remember(rows)
-        stop = _first_stop(rows, work)
-        if stop is not None:
-            rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
-        timeline = relation_timeline(lake.first, rows, work.relations.find, work.choices)
-        if not any(span.before for span in timeline.spans):
-            break
-        # The table was altered in the middle of a transaction: what comes before is read as what it became.
-    return rows, timeline, stop
+    if lake.history is None and large.bytes > _LARGE * work.slice_bytes:
+        followed = _follow_rows(work, lake, large.outline())
+        # It may be altered in the middle of a transaction: what comes before is read as what it became.
+        if not any(span.before for span in followed[1].spans):
+            lake.large = large
+            return followed
+    return _follow_rows(work, lake, large.all())
+
+
+def _follow_rows(
+    work: TableWork, lake: EvolvingTable, rows: pa.Table
+) -> tuple[pa.Table, RelationTimeline, _Stop | None]:
+    work.relations.remember(rows)
+    stop = _first_stop(rows, work)
+    if stop is not None:
+        rows = rows.filter(pc.less(rows["commit_lsn"], stop[0]))
+    return rows, relation_timeline(lake.first, rows, work.relations.find, work.choices), stop
 
 
 def _written(lake: EvolvingTable, opened: int, history_opened: int) -> int:

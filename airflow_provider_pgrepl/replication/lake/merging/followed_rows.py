@@ -113,10 +113,8 @@ def key_hashes(changes: pa.Table, relation: Relation) -> tuple[Hashes, Hashes]:
     read = read_changes(changes, relation)
     is_key = [column.is_key for column in relation.columns]
     before, after = _value_hashes(read)
-    old, new = (
-        _row_hashes(before[:, is_key], read.old.present),
-        _row_hashes(after[:, is_key], read.new.present),
-    )
+    old = _row_hashes(before[:, is_key], read.old.present)
+    new = _row_hashes(after[:, is_key], read.new.present)
     return np.where(read.new.present, new, old), np.where(read.old.present, old, new)
 
 

@@ -18,7 +18,6 @@ from deltalake import DeltaTable, Schema
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, TruncatedError
 from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.lake.delta.log_entry import can_commit
 from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import TEXTS, array_of
@@ -182,7 +181,7 @@ def _make_large(
         or (is_truncated and choices.policy.follows_keys)
         or _has_keys_of_many_texts(relation, choices)
     )
-    if bytes_of(outline) > slice_bytes and can_commit(commit.table) and not goes_whole:
+    if bytes_of(outline) > slice_bytes and commit.is_ours and not goes_whole:
         after = pc.max(outline.filter(truncates)["ordinal"]).as_py() if is_truncated else -1
         parts = large.parts(last, after, weight(outline), relation)
         make = partial(_make, relation=relation, choices=choices, commit=commit)

@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import 
     relation_timeline,
 )
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
+from airflow_provider_pgrepl.replication.lake.merging.changed_rows import CHANGES
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.reading.base import Base, Bases, membership, no_relation
 from airflow_provider_pgrepl.replication.lake.reading.kept_changes import KeptChanges
@@ -32,8 +33,6 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
-
-_CHANGES = ["I", "U", "D", "T"]
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Planner:
                 before=before,
                 first=span.before,
                 received=self._received(heads) if span.before else (),
-                count=sum(ops[op] for op in _CHANGES),
+                count=sum(ops[op] for op in CHANGES.to_pylist()),
                 truncated="T" in ops,
             )
             above, before = overlay.upto, span.relation
@@ -211,7 +210,7 @@ class Planner:
         """Whether a later change shows that the table never left the publication."""
         lsn = self._moment.lsn
         rows = self._kept.rows(self._kept.files(relation.oid, lsn), relation.oid, lsn)
-        rows = rows.filter(pc.is_in(rows["op"], pa.array(_CHANGES)))
+        rows = rows.filter(pc.is_in(rows["op"], CHANGES))
         if rows.num_rows == 0:
             return False
         record = self._kept.find_record(relation.oid, rows["relation_version"][0].as_py())

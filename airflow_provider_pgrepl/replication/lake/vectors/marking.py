@@ -97,16 +97,15 @@ def replace_rows(
     One commit. Raises what `fenced` does; VersionTakenError when somebody has committed since the rows were
     found, whose places may be others now.
     """
-    if rows.version != int(table.version()):
-        raise VersionTakenError
-    narrow_bounds(table, app, bounded(files, rows.schema))
-    check_version(table, rows.version)
-    marked = _marked(rows, gone)
-    records = _write(rows.uri, {path: vector for path, vector in marked.items() if vector is not None})
-    first = _allow_vectors(table) if records and not has_vectors(table) else []
-    actions = [*first, *_replacing(rows, gone, records), *map(added, files)]
-    commit = partial(commit_actions, table, "MERGE", properties, actions)
-    fenced(table, app, position, commit, passing=(VersionTakenError,))
+
+    def mark() -> Iterator[dict[str, Any]]:
+        marked = _marked(rows, gone)
+        records = _write(rows.uri, {path: vector for path, vector in marked.items() if vector is not None})
+        if records and not has_vectors(table):
+            yield from _allow_vectors(table)
+        yield from _replacing(rows, gone, records)
+
+    _replace(table, app, position, rows, mark(), files, properties)
 
 
 def rewrite_files(
@@ -120,11 +119,26 @@ def rewrite_files(
 ) -> None:
     """Put files in place of those of these numbers, which hold the rows that stay of them as well as others,
     and move the position. One commit; raises what `replace_rows` does."""
+    leaving = (removed(rows.files[number]) for number in gone)
+    _replace(table, app, position, rows, leaving, files, properties)
+
+
+def _replace(
+    table: DeltaTable,
+    app: str,
+    position: LSN,
+    rows: FileRows,
+    replacing: Iterable[dict[str, Any]],
+    files: Sequence[WrittenFile],
+    properties: CommitProperties,
+) -> None:
+    """Commit what becomes of the files that `rows` knows, and others that come. `replacing` is read only
+    once nobody was faster."""
     if rows.version != int(table.version()):
         raise VersionTakenError
     narrow_bounds(table, app, bounded(files, rows.schema))
     check_version(table, rows.version)
-    actions = [*(removed(rows.files[number]) for number in gone), *map(added, files)]
+    actions = [*replacing, *map(added, files)]
     commit = partial(commit_actions, table, "MERGE", properties, actions)
     fenced(table, app, position, commit, passing=(VersionTakenError,))
 
