@@ -100,8 +100,9 @@ class ReplicationStream:
             raise self._ended()
         get = self._connection.get_copy_data
         messages: list[bytes | memoryview] = []
+        keepalive: Keepalive | None = None
         size = 0
-        while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
+        for _ in range(_CHUNK_MESSAGES):
             length, data = get(1)
             if length > 0:
                 kind = data[0]
@@ -110,18 +111,24 @@ class ReplicationStream:
                         data = without_content(data, HEADER, self._message_bytes)
                     messages.append(bytes(data) if len(data) <= _COPIED_BYTES else data)
                     size += len(data)
+                    keepalive = None
+                    if size >= max_bytes:
+                        break
                 elif kind == _IS_KEEPALIVE:
-                    return Chunk(messages, size, _parse_keepalive(bytes(data)))
+                    # One comes after nearly each small transaction: only the last says something new.
+                    keepalive = _parse_keepalive(bytes(data))
+                    if keepalive.wants_reply:
+                        break
                 else:
                     raise WireError(f"unknown replication message {chr(kind)!r}")
             elif length < 0:
-                if not messages:
+                if not messages and keepalive is None:
                     raise self._ended()
                 self._has_ended = True
                 break
-            elif not self._wait(0 if messages else timeout_s):
+            elif not self._wait(0 if messages or keepalive else timeout_s):
                 break
-        return Chunk(messages, size)
+        return Chunk(messages, size, keepalive)
 
     def send_status(self, received: LSN, told: LSN, *, wants_reply: bool = False) -> None:
         """Send a standby status update; `told` is what the slot may forget."""
