@@ -86,7 +86,7 @@ def ensure_compiled() -> None:
 
     If that fails each process compiles for itself what it calls.
     """
-    marker = folder() / f"complete-{_fingerprint()}"
+    marker = _marker()
     if marker.exists():
         return
     with _locked(folder() / "compiling"):
@@ -97,6 +97,11 @@ def ensure_compiled() -> None:
         if _compile_in_processes():
             marker.touch()
             log.info("compiled in %.0f s", time.monotonic() - began)
+
+
+def is_compiled() -> bool:
+    """Whether the loops are on disk."""
+    return _marker().exists()
 
 
 def begin_compiling() -> None:
@@ -137,6 +142,10 @@ def _wait(process: subprocess.Popen[bytes], deadline: float) -> int:
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def _marker() -> Path:
+    return folder() / f"complete-{_fingerprint()}"
 
 
 def _fingerprint() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,13 @@ def test_no_folder_is_needed_when_delta_comes_as_a_package(monkeypatch: pytest.M
 def test_a_cluster_keeps_its_own_addresses_and_a_local_master_is_bound_to_loopback() -> None:
     assert "spark.driver.host" not in session_settings({}, "spark://master:7077", {}, delta=False)
     assert session_settings({}, None, {}, delta=False)["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_workers_come_from_our_daemon_where_it_can_be_imported() -> None:
+    daemon = "spark.python.daemon.module"
+    assert import_module(session_settings({}, None, {}, delta=False)[daemon])
+    assert daemon not in session_settings({"spark.submit.pyFiles": "a.whl"}, "local[2]", {}, delta=False)
+    assert daemon not in session_settings({}, "spark://master:7077", {}, delta=False)
 
 
 def test_no_java_names_the_apt_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

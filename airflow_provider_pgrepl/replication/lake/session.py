@@ -29,6 +29,7 @@ DELTA_ARTIFACTS = (
 )
 """What Delta needs beyond the jars that pyspark brings."""
 
+_WORKER_DAEMON = "airflow_provider_pgrepl.replication.lake.applying.worker_daemon"
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -106,6 +107,9 @@ def session_settings(
     settings = dict(_SETTINGS)
     if chosen.startswith("local"):
         settings |= _LOCAL_SETTINGS if delta else {**_LOCAL_SETTINGS, **_WITHOUT_ROWS}
+        if not given.get("spark.submit.pyFiles"):
+            # Of what comes with --py-files workers know, but not their daemon.
+            settings["spark.python.daemon.module"] = _WORKER_DAEMON
     if delta:
         settings |= _DELTA_SETTINGS
     settings |= {**given, "spark.master": chosen}

@@ -104,23 +104,17 @@ class ReplicationStream:
         size = 0
         for _ in range(_CHUNK_MESSAGES):
             length, data = get(1)
-            if length > 0:
-                kind = data[0]
-                if kind == _IS_DATA:
-                    if length > self._message_bytes:
-                        data = without_content(data, HEADER, self._message_bytes)
-                    messages.append(bytes(data) if len(data) <= _COPIED_BYTES else data)
-                    size += len(data)
-                    keepalive = None
-                    if size >= max_bytes:
-                        break
-                elif kind == _IS_KEEPALIVE:
-                    # One comes after nearly each small transaction: only the last says something new.
-                    keepalive = _parse_keepalive(bytes(data))
-                    if keepalive.wants_reply:
-                        break
-                else:
-                    raise WireError(f"unknown replication message {chr(kind)!r}")
+            if length > 0 and data[0] == _IS_DATA:
+                messages.append(self._kept(data))
+                size += len(messages[-1])
+                keepalive = None
+                if size >= max_bytes:
+                    break
+            elif length > 0:
+                # One comes after nearly each small transaction: only the last says something new.
+                keepalive = _parse_keepalive(bytes(data))
+                if keepalive.wants_reply:
+                    break
             elif length < 0:
                 if not messages and keepalive is None:
                     raise self._ended()
@@ -129,6 +123,11 @@ class ReplicationStream:
             elif not self._wait(0 if messages or keepalive else timeout_s):
                 break
         return Chunk(messages, size, keepalive)
+
+    def _kept(self, data: memoryview) -> bytes | memoryview:
+        if len(data) > self._message_bytes:
+            data = without_content(data, HEADER, self._message_bytes)
+        return bytes(data) if len(data) <= _COPIED_BYTES else data
 
     def send_status(self, received: LSN, told: LSN, *, wants_reply: bool = False) -> None:
         """Send a standby status update; `told` is what the slot may forget."""
@@ -236,6 +235,8 @@ def _start_command(slot: str, publication: str, messages: bool) -> str:
 
 
 def _parse_keepalive(data: bytes) -> Keepalive:
+    if data[0] != _IS_KEEPALIVE:
+        raise WireError(f"unknown replication message {chr(data[0])!r}")
     try:
         _, lsn, _, wants_reply = _KEEPALIVE.unpack(data)
     except struct.error:

@@ -18,10 +18,11 @@ if TYPE_CHECKING:
 def warm_up(spark: SparkSession) -> None:
     """Have each Python worker that merges may use merge a row; one slot is the streaming query's own."""
     tasks = max(1, spark.sparkContext.defaultParallelism - 1)
-    spark.sparkContext.parallelize(range(tasks), tasks).foreach(_load)
+    spark.sparkContext.parallelize(range(tasks), tasks).foreach(lambda _number: merge_a_row())
 
 
-def _load(_number: int) -> None:
+def merge_a_row() -> None:
+    """Load in this process what merging needs."""
     relation = Relation(0, TableName("none", "none"), (Column("key", 1, 23, -1, "integer", is_key=True),))
     change = {"commit_lsn": 1, "ordinal": 0, "relation_id": 0, "op": "I", "new": ["1"]}
     collapse(pa.Table.from_pylist([change], schema=ROW_SCHEMA), relation)
