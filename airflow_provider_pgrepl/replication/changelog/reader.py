@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogFileGoneError, LakeUnavailableError, NoChangelogError
+from airflow_provider_pgrepl.replication.changelog.kept_files import KeptFiles
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -30,6 +31,9 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_delta, open_storage, read_commit_actions
+
+_SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
+_kept = KeptFiles(_KEPT_BYTES)
 
 
 class Transactions(Protocol):
@@ -205,7 +209,19 @@ def rows_before(rows: pa.Table, lsn: LSN) -> pa.Table:
 def _read_file(
     filesystem: pafs.FileSystem, path: str, relation_id: int, columns: Sequence[str] | None = None
 ) -> Sequence[pa.Table]:
-    """Only the row groups that can hold the relation are read."""
+    if value_bytes(path) > _SMALL_BYTES:
+        with _open_file(filesystem, path) as file:
+            return _read_groups(file, relation_id, columns)
+    kept = _kept.get(path)
+    if kept is None:
+        with _open_file(filesystem, path) as file:
+            kept = _kept.keep(path, file.read(use_threads=False))
+    rows = kept.rows_of(relation_id)
+    return [rows if columns is None else rows.select(columns)]
+
+
+@contextmanager
+def _open_file(filesystem: pafs.FileSystem, path: str) -> Iterator[pq.ParquetFile]:
     try:
         source = filesystem.open_input_file(path)
     except FileNotFoundError:
@@ -215,17 +231,22 @@ def _read_file(
             " that lag, which pgrepl status FILE.json names",
         ) from None
     with source, pq.ParquetFile(source) as file:
-        column = file.schema_arrow.get_field_index("relation_id")
-        pieces = []
-        for group in range(file.metadata.num_row_groups):
-            statistics = file.metadata.row_group(group).column(column).statistics
-            if not statistics.min <= relation_id <= statistics.max:
-                continue
-            piece = file.read_row_group(group, columns=columns, use_threads=False)
-            if statistics.min != statistics.max:
-                piece = piece.filter(pc.equal(piece["relation_id"], relation_id))
-            pieces.append(piece)
-        return pieces
+        yield file
+
+
+def _read_groups(file: pq.ParquetFile, relation_id: int, columns: Sequence[str] | None) -> Sequence[pa.Table]:
+    """Only the row groups that can hold the relation are read."""
+    column = file.schema_arrow.get_field_index("relation_id")
+    pieces = []
+    for group in range(file.metadata.num_row_groups):
+        statistics = file.metadata.row_group(group).column(column).statistics
+        if not statistics.min <= relation_id <= statistics.max:
+            continue
+        piece = file.read_row_group(group, columns=columns, use_threads=False)
+        if statistics.min != statistics.max:
+            piece = piece.filter(pc.equal(piece["relation_id"], relation_id))
+        pieces.append(piece)
+    return pieces
 
 
 def _is_sorted(rows: pa.Table) -> bool:

@@ -31,6 +31,8 @@ from airflow_provider_pgrepl.replication.values import PARTITION
 _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
 """A file says how many bytes its rows take encoded; where many have one long value that is far less."""
 _ROWS_AT_ONCE = 256 << 10
+_WITH_THREADS_BYTES = 1 << 20
+"""Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
 _NOWHERE = np.empty(0, np.int64)
 
 
@@ -144,7 +146,8 @@ class FileRows:
         by their number in it."""
         gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
         with self._reading(), self._open(file) as parquet:
-            for batch in parquet.iter_batches(_batch_rows(parquet.metadata)):
+            is_long = self.files[file].size > _WITH_THREADS_BYTES
+            for batch in parquet.iter_batches(_batch_rows(parquet.metadata), use_threads=is_long):
                 rows = self._aligned(file, pa.Table.from_batches([batch]), len(batch), names)
                 marked = gone[np.searchsorted(gone, first) : np.searchsorted(gone, first + len(batch))]
                 first += len(batch)
@@ -227,9 +230,12 @@ class FileRows:
     def _read(
         self, file: int, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]
     ) -> pa.Table:
-        count = sum(parquet.metadata.row_group(number).num_rows for number in groups)
+        read = [parquet.metadata.row_group(number) for number in groups]
+        count = sum(group.num_rows for group in read)
         held = [name for name in names if name in parquet.schema_arrow.names]
-        return self._aligned(file, parquet.read_row_groups(list(groups), columns=held), count, names)
+        is_long = sum(group.total_byte_size for group in read) > _WITH_THREADS_BYTES
+        rows = parquet.read_row_groups(list(groups), columns=held, use_threads=is_long)
+        return self._aligned(file, rows, count, names)
 
     def _aligned(self, file: int, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
         """In the table's types. A file from before a column was added has none of it; the partition stands
