@@ -29,7 +29,6 @@ DELTA_ARTIFACTS = (
 )
 """What Delta needs beyond the jars that pyspark brings."""
 
-_WORKER_DAEMON = "airflow_provider_pgrepl.replication.lake.applying.worker_daemon"
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
@@ -51,6 +50,11 @@ _WITHOUT_ROWS = {
     # No row goes through this JVM: it starts tasks. By itself it begins with a 1/64 of the host's memory.
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m"
     " -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=25",
+}
+_WORKERS = {
+    "spark.python.daemon.module": "airflow_provider_pgrepl.replication.lake.applying.worker_daemon",
+    # Workers of SQL would have this in their environment, and Spark starts one more daemon for each of those.
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
 _DELTA_SETTINGS = {
     "spark.sql.extensions": _DELTA_EXTENSION,
@@ -109,7 +113,7 @@ def session_settings(
         settings |= _LOCAL_SETTINGS if delta else {**_LOCAL_SETTINGS, **_WITHOUT_ROWS}
         if not given.get("spark.submit.pyFiles"):
             # Of what comes with --py-files workers know, but not their daemon.
-            settings["spark.python.daemon.module"] = _WORKER_DAEMON
+            settings |= _WORKERS
     if delta:
         settings |= _DELTA_SETTINGS
     settings |= {**given, "spark.master": chosen}
