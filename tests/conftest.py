@@ -20,7 +20,7 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, build_session
+from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, WORKERS, build_session
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from demo.postgres import Server
 from tests.support.debian_server import TEMPLATE, debian_server
@@ -205,6 +205,6 @@ def pg(dsn: str) -> Iterator[Connection]:
 def spark() -> Iterator[SparkSession]:
     """One Spark session a run: two slots and a spare one, with Delta; `make jars` fetches what it needs."""
     os.environ.setdefault(JARS_VARIABLE, str(Path(__file__).parents[1] / ".jars"))
-    session = build_session("pgrepl-tests", master="local[2]", spare_slot=True)
+    session = build_session("pgrepl-tests", master="local[2]", extra_conf=WORKERS, spare_slot=True)
     yield session
     session.stop()

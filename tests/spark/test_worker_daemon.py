@@ -1,12 +1,17 @@
-"""Python workers begin with what merging needs."""
+"""Python workers begin with what their daemon has loaded."""
 
 from __future__ import annotations
 
 import gc
+import os
 import sys
+from pathlib import Path
+
+import numpy as np
 
 LEAST_OBJECTS = 50_000
 """Far more than a Python process begins with."""
+TASKS = 6
 
 
 def test_workers_share_what_their_daemon_has_loaded(spark):
@@ -17,3 +22,28 @@ def test_workers_share_what_their_daemon_has_loaded(spark):
     for objects, has_loaded in spark.sparkContext.parallelize(range(2), 2).map(look).collect():
         assert has_loaded
         assert objects > LEAST_OBJECTS
+
+
+def test_the_daemon_has_no_threads_that_end_where_it_forks(spark):
+    """But those of the memory allocators of pyarrow and deltalake, which see to that themselves."""
+
+    def threads(_number: int) -> list[str]:
+        tasks = Path(f"/proc/{os.getppid()}/task").glob("*/comm")
+        return [name.read_text().strip() for name in tasks]
+
+    names = spark.sparkContext.parallelize([0], 1).map(threads).collect()[0]
+    assert sorted(names)[-1] != "jemalloc_bg_thd"
+    assert set(names) - {"jemalloc_bg_thd"} == {sorted(names)[-1]}
+
+
+def test_no_two_workers_draw_the_same_numbers(spark):
+    def draw(_number: int) -> tuple[int, float]:
+        # Long enough that each of the others has to take a worker of its own.
+        import time
+
+        time.sleep(0.3)
+        return os.getpid(), float(np.random.random())
+
+    found = spark.sparkContext.parallelize(range(TASKS), TASKS).map(draw).collect()
+    assert len({pid for pid, _ in found}) > 1
+    assert len({number for _, number in found}) == TASKS

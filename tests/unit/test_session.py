@@ -85,11 +85,16 @@ def test_a_cluster_keeps_its_own_addresses_and_a_local_master_is_bound_to_loopba
     assert session_settings({}, None, {}, delta=False)["spark.driver.bindAddress"] == "127.0.0.1"
 
 
-def test_workers_come_from_our_daemon_where_it_can_be_imported() -> None:
+def test_workers_come_from_our_daemon_where_it_can_be_imported(
+    jars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     daemon = "spark.python.daemon.module"
     assert import_module(session_settings({}, None, {}, delta=False)[daemon])
     assert daemon not in session_settings({"spark.submit.pyFiles": "a.whl"}, "local[2]", {}, delta=False)
     assert daemon not in session_settings({}, "spark://master:7077", {}, delta=False)
+    assert daemon not in session_settings({}, None, {}, delta=True), "sessions of readers are their own"
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--py-files a.whl pyspark-shell")
+    assert daemon not in session_settings({}, None, {}, delta=False)
 
 
 def test_no_java_names_the_apt_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,15 +209,16 @@ def rows_before(rows: pa.Table, lsn: LSN) -> pa.Table:
 def _read_file(
     filesystem: pafs.FileSystem, path: str, relation_id: int, columns: Sequence[str] | None = None
 ) -> Sequence[pa.Table]:
-    if value_bytes(path) > _SMALL_BYTES:
+    kept = _kept.get(path)
+    # Who wants all columns merges, and so does who comes next; others pass over many files, once.
+    if kept is None and (columns is not None or value_bytes(path) > _SMALL_BYTES):
         with _open_file(filesystem, path) as file:
             return _read_groups(file, relation_id, columns)
-    kept = _kept.get(path)
     if kept is None:
         with _open_file(filesystem, path) as file:
             kept = _kept.keep(path, file.read(use_threads=False))
     rows = kept.rows_of(relation_id)
-    return [rows if columns is None else rows.select(columns)]
+    return [rows if columns is None else rows.select([n for n in rows.schema.names if n in columns])]
 
 
 @contextmanager

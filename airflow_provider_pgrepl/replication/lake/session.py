@@ -51,11 +51,12 @@ _WITHOUT_ROWS = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m"
     " -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=25",
 }
-_WORKERS = {
+WORKERS = {
     "spark.python.daemon.module": "airflow_provider_pgrepl.replication.lake.applying.worker_daemon",
     # Workers of SQL would have this in their environment, and Spark starts one more daemon for each of those.
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
 }
+"""Of the apps' own sessions: in others somebody else's code runs in workers, too."""
 _DELTA_SETTINGS = {
     "spark.sql.extensions": _DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -111,9 +112,8 @@ def session_settings(
     settings = dict(_SETTINGS)
     if chosen.startswith("local"):
         settings |= _LOCAL_SETTINGS if delta else {**_LOCAL_SETTINGS, **_WITHOUT_ROWS}
-        if not given.get("spark.submit.pyFiles"):
-            # Of what comes with --py-files workers know, but not their daemon.
-            settings |= _WORKERS
+        if not delta and not _brings_files(given):
+            settings |= WORKERS
     if delta:
         settings |= _DELTA_SETTINGS
     settings |= {**given, "spark.master": chosen}
@@ -212,6 +212,13 @@ def _brings_delta(given: Mapping[str, str]) -> bool:
         given.get(key, "") for key in ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
     )
     return "delta-spark" in named
+
+
+def _brings_files(given: Mapping[str, str]) -> bool:
+    """Whether Python files are shipped: workers are told of them, their daemon is not."""
+    return bool(given.get("spark.submit.pyFiles")) or "--py-files" in os.environ.get(
+        "PYSPARK_SUBMIT_ARGS", ""
+    )
 
 
 def _load_into_running_jvm(jars: str) -> None:

@@ -166,6 +166,7 @@ class Receiver:
                 chunk = self._stream.read(_POLL_S, _CHUNK_BYTES)
                 if chunk.messages or chunk.keepalive:
                     self._hand_over(chunk)
+                if chunk.has_heard:
                     self._liveness.heard()
                 elif self._liveness.must_ask():
                     self.request_keepalive()

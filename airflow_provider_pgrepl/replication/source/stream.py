@@ -39,6 +39,8 @@ _CONNECTING: dict[int, tuple[bool, bool]] = {
 }
 
 _CHUNK_MESSAGES = 65_536
+_READING_S = 0.5
+"""After that a reading ends with what it has, whatever goes on to come but whole messages."""
 _COPIED_BYTES = 64 << 10
 """Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went
 over all objects of the process again and again, which took longer than receiving. Long ones stay."""
@@ -54,11 +56,15 @@ class Keepalive:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Data messages in the order received, then at most one keepalive that came after all of them."""
+    """Data messages in the order received, then at most one keepalive that came after all of them.
+
+    `has_heard`: whether anything came, if only a part of a message.
+    """
 
     messages: list[bytes | memoryview]
     size: int
     keepalive: Keepalive | None = None
+    has_heard: bool = False
 
 
 class ReplicationStream:
@@ -101,28 +107,30 @@ class ReplicationStream:
         get = self._connection.get_copy_data
         messages: list[bytes | memoryview] = []
         keepalive: Keepalive | None = None
-        size = 0
-        for _ in range(_CHUNK_MESSAGES):
+        size, has_heard = 0, False
+        until = time.monotonic() + _READING_S
+        while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
             length, data = get(1)
             if length > 0 and data[0] == _IS_DATA:
                 messages.append(self._kept(data))
                 size += len(messages[-1])
                 keepalive = None
-                if size >= max_bytes:
-                    break
-            elif length > 0:
+                continue
+            if length > 0:
                 # One comes after nearly each small transaction: only the last says something new.
                 keepalive = _parse_keepalive(bytes(data))
-                if keepalive.wants_reply:
-                    break
+                goes_on = not keepalive.wants_reply
             elif length < 0:
                 if not messages and keepalive is None:
                     raise self._ended()
-                self._has_ended = True
+                self._has_ended, goes_on = True, False
+            else:
+                # Of a message that is large, and whose line is slow, a part may come each time.
+                goes_on = self._wait(0 if messages or keepalive else timeout_s)
+                has_heard |= goes_on
+            if not goes_on or time.monotonic() >= until:
                 break
-            elif not self._wait(0 if messages or keepalive else timeout_s):
-                break
-        return Chunk(messages, size, keepalive)
+        return Chunk(messages, size, keepalive, has_heard or bool(messages or keepalive))
 
     def _kept(self, data: memoryview) -> bytes | memoryview:
         if len(data) > self._message_bytes:

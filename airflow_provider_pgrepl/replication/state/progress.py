@@ -14,7 +14,8 @@ _START = LSN(0)
 @dataclass(frozen=True)
 class TableBytes:
     """What a lake table takes in its storage. `live`: its newest version; `kept`: removed files that are
-    still there, for points and readers; `written`: all that its log tells of, since its oldest entry when the app started."""
+    still there, for points and readers; `written`: all that its log tells of, since the entry that was its
+    oldest when the app started."""
 
     live: int
     kept: int

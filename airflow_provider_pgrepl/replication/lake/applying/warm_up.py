@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.compiled import ensure_compiled
 from airflow_provider_pgrepl.replication.lake.merging.collapse import collapse
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
@@ -16,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Have each Python worker that merges may use merge a row; one slot is the streaming query's own."""
+    """Have each Python worker that merges may use merge a row; one slot is the streaming query's own.
+
+    The loops are compiled first, so that Spark's daemon of workers finds them.
+    """
+    ensure_compiled()
     tasks = max(1, spark.sparkContext.defaultParallelism - 1)
     spark.sparkContext.parallelize(range(tasks), tasks).foreach(lambda _number: merge_a_row())
 

@@ -8,30 +8,44 @@ shares it with the others, and is ready at once. Spark's `PythonWorkerFactory` r
 from __future__ import annotations
 
 import gc
+import os
+import sys
 from importlib import import_module
 
 from pyspark.daemon import manager
 
 from airflow_provider_pgrepl.replication.compiled import is_compiled
-from airflow_provider_pgrepl.replication.lake.applying import warm_up
 
-_OF_SPARK = ("pyspark.worker", "pyspark.sql.streaming.python_streaming_source_runner")
-_OURS = tuple(
-    f"airflow_provider_pgrepl.replication.lake.applying.{name}" for name in ("changelog_source", "merge_job")
+_ROOM = "airflow_provider_pgrepl.replication.lake.applying"
+_MODULES = (
+    "pyspark.worker",
+    "pyspark.sql.worker.plan_data_source_read",
+    f"{_ROOM}.changelog_source",
+    f"{_ROOM}.merge_job",
 )
 
 
 def load() -> None:
     """Load all of it. Python's collector leaves it alone then: what that looks at each worker copies."""
-    for name in (*_OF_SPARK, *_OURS):
+    for name in _MODULES:
         import_module(name)
     # Where loops have to be compiled first, Spark would wait for that; then each worker loads them itself.
     if is_compiled():
-        warm_up.merge_a_row()
+        import_module(f"{_ROOM}.warm_up").merge_a_row()
+    # It has been seeded by now, and each worker would draw the same numbers.
+    os.register_at_fork(after_in_child=import_module("numpy.random").seed)
     gc.collect()
     gc.freeze()
 
 
+def _load_or_say() -> None:
+    """What fails here fails again in the task that needs it, which says so in words of its own."""
+    try:
+        load()
+    except Exception as error:  # noqa: BLE001 - without a daemon there is no task
+        sys.stderr.write(f"pgrepl: Python workers load all for themselves: {type(error).__name__}\n")
+
+
 if __name__ == "__main__":
-    load()
+    _load_or_say()
     manager()

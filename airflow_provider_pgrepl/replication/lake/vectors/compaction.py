@@ -42,6 +42,8 @@ from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
 """Sizes below which files are alike, in bytes; from the last on they are not small."""
+_ROW_BYTES = 32
+"""A row counts as so many at least: rows that compress well are as much work."""
 _PURGED_SHARE = 0.25
 _AT_ONCE_BYTES = 32 * MIB
 """Of how many bytes files are joined, and purged, at once: the table's next changes wait for it."""
@@ -49,19 +51,25 @@ _AT_ONCE_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class FileSize:
-    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition."""
+    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition, and
+    how many rows it has."""
 
     bytes: int
     gone: float
     partition: str | None = None
+    rows: int = 0
 
     @property
     def live_bytes(self) -> int:
-        return int(self.bytes * (1 - self.gone))
+        return int(self._weight * (1 - self.gone))
 
     @property
     def gone_bytes(self) -> int:
-        return self.bytes - self.live_bytes
+        return self._weight - self.live_bytes
+
+    @property
+    def _weight(self) -> int:
+        return max(self.bytes, self.rows * _ROW_BYTES)
 
 
 def compact(
@@ -219,7 +227,7 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
 
 def _sizes(rows: FileRows) -> list[FileSize]:
     return [
-        FileSize(file.size, _share_gone(rows, number), file.partition)
+        FileSize(file.size, _share_gone(rows, number), file.partition, rows.count(number))
         for number, file in enumerate(rows.files)
     ]
 

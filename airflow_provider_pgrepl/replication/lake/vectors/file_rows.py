@@ -146,8 +146,8 @@ class FileRows:
         by their number in it."""
         gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
         with self._reading(), self._open(file) as parquet:
-            is_long = self.files[file].size > _WITH_THREADS_BYTES
-            for batch in parquet.iter_batches(_batch_rows(parquet.metadata), use_threads=is_long):
+            groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+            for batch in parquet.iter_batches(_batch_rows(groups), use_threads=_is_long(groups)):
                 rows = self._aligned(file, pa.Table.from_batches([batch]), len(batch), names)
                 marked = gone[np.searchsorted(gone, first) : np.searchsorted(gone, first + len(batch))]
                 first += len(batch)
@@ -233,8 +233,7 @@ class FileRows:
         read = [parquet.metadata.row_group(number) for number in groups]
         count = sum(group.num_rows for group in read)
         held = [name for name in names if name in parquet.schema_arrow.names]
-        is_long = sum(group.total_byte_size for group in read) > _WITH_THREADS_BYTES
-        rows = parquet.read_row_groups(list(groups), columns=held, use_threads=is_long)
+        rows = parquet.read_row_groups(list(groups), columns=held, use_threads=_is_long(read))
         return self._aligned(file, rows, count, names)
 
     def _aligned(self, file: int, rows: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
@@ -284,8 +283,11 @@ def _many_at_once(files: int) -> Iterator[Callable[..., Iterator[Any]]]:
         yield threads.map
 
 
-def _batch_rows(metadata: pq.FileMetaData) -> int:
-    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+def _is_long(groups: Sequence[pq.RowGroupMetaData]) -> bool:
+    return bool(sum(group.total_byte_size for group in groups) > _WITH_THREADS_BYTES)
+
+
+def _batch_rows(groups: Sequence[pq.RowGroupMetaData]) -> int:
     size = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(size, 1)))
 
