@@ -35,7 +35,8 @@ class MaintainedTable:
             why = "; too busy: its writer was faster each time. Run it again when less is written"
         elif self.compaction.is_left:
             why = "; there is more to do: run it again, with a larger --limit-s"
-        return f"{self.table}: {before.files} files of {show_bytes(before.bytes)}{now}{why}"
+        files = "1 file" if before.files == 1 else f"{before.files} files"
+        return f"{self.table}: {files} of {show_bytes(before.bytes)}{now}{why}"
 
     def to_report(self) -> dict[str, object]:
         """The same for programs."""
