@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from psycopg import OperationalError
 
 from airflow_provider_pgrepl.errors import (
     BusyError,
@@ -67,6 +68,53 @@ def test_a_stream_is_ended_in_time_though_the_server_goes_on_sending() -> None:
         began = time.monotonic()
         stream.end(0.3)
         assert time.monotonic() - began < 10
+
+
+class Arriving:
+    """A connection on which come, one after the other: parts of a message (None), messages, and the line's
+    loss (an error)."""
+
+    def __init__(self, *coming: bytes | OperationalError | None) -> None:
+        self._line, theirs = socket.socketpair()
+        theirs.send(b"x")
+        self._theirs = theirs
+        self.socket = self._line.fileno()
+        self._coming = list(coming)
+        self._here: list[bytes] = []
+
+    def consume_input(self) -> None:
+        came = self._coming.pop(0) if self._coming else None
+        if isinstance(came, OperationalError):
+            raise came
+        if came is not None:
+            self._here.append(came)
+        time.sleep(0.01)
+
+    def get_copy_data(self, _: int) -> tuple[int, memoryview]:
+        if not self._here:
+            return 0, memoryview(b"")
+        came = self._here.pop(0)
+        return len(came), memoryview(came)
+
+    def stream(self) -> ReplicationStream:
+        stream = ReplicationStream.__new__(ReplicationStream)
+        stream._connection, stream._message_bytes = self, 1 << 30
+        stream.has_ended, stream._lost = False, None
+        return stream
+
+
+def test_a_reading_says_that_a_part_of_a_message_came_and_ends() -> None:
+    """Taken for silence, a large row over a slow line would be given up, and come again without end."""
+    chunk = Arriving().stream().read(0.05, 1 << 20)
+    assert not chunk.messages
+    assert chunk.has_heard
+
+
+def test_what_came_before_the_line_was_lost_is_read_first() -> None:
+    stream = Arriving(b"w1", OperationalError("gone")).stream()
+    assert stream.read(0.05, 1 << 20).messages == [b"w1"]
+    with pytest.raises(SourceConnectionError):
+        stream.read(0.05, 1 << 20)
 
 
 class Lost:

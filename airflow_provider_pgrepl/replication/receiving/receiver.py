@@ -171,7 +171,7 @@ class Receiver:
                 elif self._liveness.must_ask():
                     self.request_keepalive()
                 wants_reply = chunk.keepalive is not None and chunk.keepalive.wants_reply
-                is_small = 0 < chunk.size < _SMALL_BYTES
+                is_small = chunk.has_heard and not wants_reply and chunk.size < _SMALL_BYTES
                 del chunk  # while the next one comes, it need not be there as well
                 self._send_status_if_due(asked=wants_reply)
                 if is_small:
@@ -186,7 +186,7 @@ class Receiver:
         while self._writing.is_alive():
             self._writing.join(_POLL_S)
             self._send_status_if_due()
-        if self.error is None:
+        if self.error is None and not self._stream.has_ended:
             self._send_status()
             self._stream.end()
 
@@ -227,6 +227,9 @@ class Receiver:
                 return
 
     def _send_status_if_due(self, *, asked: bool = False) -> None:
+        if self._stream.has_ended:
+            # Nobody hears it any more, and why it has ended is still to be read.
+            return
         moved = self._confirmable_lsn > self.progress.confirmed_lsn
         overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
         if asked or moved or overdue or self._ask_for_reply.is_set():

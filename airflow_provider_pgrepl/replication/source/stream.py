@@ -40,7 +40,7 @@ _CONNECTING: dict[int, tuple[bool, bool]] = {
 
 _CHUNK_MESSAGES = 65_536
 _READING_S = 0.5
-"""After that a reading ends with what it has, whatever goes on to come but whole messages."""
+"""So long after its timeout a reading ends with what it has, whatever goes on to come but whole messages."""
 _COPIED_BYTES = 64 << 10
 """Python's collector follows each memoryview, none of bytes: with as many as a chunk has messages, it went
 over all objects of the process again and again, which took longer than receiving. Long ones stay."""
@@ -81,7 +81,9 @@ class ReplicationStream:
     ) -> None:
         self._message_bytes = sys.maxsize if message_bytes is None else message_bytes
         self._connection = _connect(stream_conninfo(dsn, f"receive {slot}"))
-        self._has_ended = False
+        self.has_ended = False
+        """Whether the server has ended the stream; nobody hears a status any more. `read` says why."""
+        self._lost: SourceConnectionError | None = None
         try:
             self._execute(pin_statement(), pq.ExecStatus.TUPLES_OK)
             self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
@@ -102,13 +104,13 @@ class ReplicationStream:
         When the stream has ended, and all that came before has been read, raises SlotError, PublicationError,
         UnsendableError or SourceConnectionError.
         """
-        if self._has_ended:
+        if self.has_ended:
             raise self._ended()
         get = self._connection.get_copy_data
         messages: list[bytes | memoryview] = []
         keepalive: Keepalive | None = None
         size, has_heard = 0, False
-        until = time.monotonic() + _READING_S
+        until = time.monotonic() + timeout_s + _READING_S
         while size < max_bytes and len(messages) < _CHUNK_MESSAGES:
             length, data = get(1)
             if length > 0 and data[0] == _IS_DATA:
@@ -123,14 +125,28 @@ class ReplicationStream:
             elif length < 0:
                 if not messages and keepalive is None:
                     raise self._ended()
-                self._has_ended, goes_on = True, False
+                self.has_ended, goes_on = True, False
             else:
                 # Of a message that is large, and whose line is slow, a part may come each time.
-                goes_on = self._wait(0 if messages or keepalive else timeout_s)
+                has_some = bool(messages or keepalive)
+                goes_on = self._more(0 if has_some else timeout_s, has_some=has_some)
                 has_heard |= goes_on
             if not goes_on or time.monotonic() >= until:
                 break
         return Chunk(messages, size, keepalive, has_heard or bool(messages or keepalive))
+
+    def _more(self, timeout_s: float, *, has_some: bool) -> bool:
+        """Whether more has arrived. When the line was lost, raises so only once all that came before has been
+        read: the server's last word may be among it."""
+        if self._lost is None:
+            try:
+                return self._wait(timeout_s)
+            except SourceConnectionError as error:
+                self._lost = error
+                return True
+        if has_some:
+            return False
+        raise self._lost
 
     def _kept(self, data: memoryview) -> bytes | memoryview:
         if len(data) > self._message_bytes:

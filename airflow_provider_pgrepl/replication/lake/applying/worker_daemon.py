@@ -27,15 +27,17 @@ _MODULES = (
 
 def load() -> None:
     """Load all of it. Python's collector leaves it alone then: what that looks at each worker copies."""
-    for name in _MODULES:
-        import_module(name)
-    # Where loops have to be compiled first, Spark would wait for that; then each worker loads them itself.
-    if is_compiled():
-        import_module(f"{_ROOM}.warm_up").merge_a_row()
-    # It has been seeded by now, and each worker would draw the same numbers.
-    os.register_at_fork(after_in_child=import_module("numpy.random").seed)
-    gc.collect()
-    gc.freeze()
+    try:
+        for name in _MODULES:
+            import_module(name)
+        # Where loops have to be compiled first Spark would wait for that: each worker loads them itself then.
+        if is_compiled():
+            import_module(f"{_ROOM}.warm_up").merge_a_row()
+    finally:
+        # It has been seeded by now, and each worker would draw the same numbers.
+        os.register_at_fork(after_in_child=import_module("numpy.random").seed)
+        gc.collect()
+        gc.freeze()
 
 
 def _load_or_say() -> None:

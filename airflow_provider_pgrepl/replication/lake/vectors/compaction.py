@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     fenced,
     narrow_bounds,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
     added,
@@ -227,9 +227,14 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
 
 def _sizes(rows: FileRows) -> list[FileSize]:
     return [
-        FileSize(file.size, _share_gone(rows, number), file.partition, rows.count(number))
+        FileSize(file.size, _share_gone(rows, number), file.partition, _told_rows(file))
         for number, file in enumerate(rows.files)
     ]
+
+
+def _told_rows(file: LiveFile) -> int:
+    """As far as the log says: none, where somebody else has written it without."""
+    return int(file.statistics.get("numRecords") or 0)
 
 
 def _share_gone(rows: FileRows, number: int) -> float:
