@@ -67,9 +67,3 @@ def test_files_stay_few_and_each_byte_is_written_once_a_tier(batches: list[int])
             written += joined
         assert len(files) <= 5 * 10 + sum(batches) // (16 * MIB)
     assert written <= 6 * sum(batches)
-
-
-def test_files_of_many_rows_are_not_small_however_well_these_compress() -> None:
-    """As those that a snapshot of a large table leaves: joining them would write the whole table again."""
-    assert files_to_compact([FileSize(9 * MIB, 0, rows=1_600_000)] * 32, 10, 0.25) == []
-    assert files_to_compact([FileSize(9 * MIB, 0, rows=10_000)] * 32, 10, 0.25) == [0, 1, 2]

@@ -53,6 +53,13 @@ def test_small_files_and_marked_rows_are_gone(lake: Lake) -> None:
     assert open_table(lake.uri).version() == version, "nothing was left to do"
 
 
+def test_files_of_many_rows_are_small_only_where_all_is_to_be_joined(lake: Lake) -> None:
+    """As those that a snapshot of a large table leaves: beside changes, joining them would write the whole
+    table again."""
+    assert compact(open_table(lake.uri), APP, at_least=2, gone_share=1.0, row_bytes=16 << 20) == 0
+    assert compact(open_table(lake.uri), APP, at_least=2, gone_share=1.0, row_bytes=0) == 7
+
+
 def test_nothing_begins_when_it_is_time_to_end(lake: Lake) -> None:
     version = open_table(lake.uri).version()
     done = thoroughly(lake, is_over=lambda: True)

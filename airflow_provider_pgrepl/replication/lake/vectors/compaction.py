@@ -42,8 +42,8 @@ from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
 """Sizes below which files are alike, in bytes; from the last on they are not small."""
-_ROW_BYTES = 32
-"""A row counts as so many at least: rows that compress well are as much work."""
+ROW_BYTES = 32
+"""A row counts as so many at least, beside changes: rows that compress well are as much work."""
 _PURGED_SHARE = 0.25
 _AT_ONCE_BYTES = 32 * MIB
 """Of how many bytes files are joined, and purged, at once: the table's next changes wait for it."""
@@ -51,25 +51,19 @@ _AT_ONCE_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class FileSize:
-    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition, and
-    how many rows it has."""
+    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition."""
 
     bytes: int
     gone: float
     partition: str | None = None
-    rows: int = 0
 
     @property
     def live_bytes(self) -> int:
-        return int(self._weight * (1 - self.gone))
+        return int(self.bytes * (1 - self.gone))
 
     @property
     def gone_bytes(self) -> int:
-        return self._weight - self.live_bytes
-
-    @property
-    def _weight(self) -> int:
-        return max(self.bytes, self.rows * _ROW_BYTES)
+        return self.bytes - self.live_bytes
 
 
 def compact(
@@ -79,11 +73,12 @@ def compact(
     *,
     at_least: int = 10,
     gone_share: float = _PURGED_SHARE,
+    row_bytes: int = ROW_BYTES,
     among: Collection[str] | None = None,
 ) -> int:
-    """Join small files once there are `at_least` of a size, and write those again of which so much is gone;
-    of all, or of those `among` some paths. Their rows are ordered by `cluster_by`, as far as the table has
-    such columns.
+    """Join small files once there are `at_least` of a size, in which a row counts as `row_bytes` at least,
+    and write those again of which so much is gone; of all, or of those `among` some paths. Their rows are
+    ordered by `cluster_by`, as far as the table has such columns.
 
     How many files went. Changes no row and not the position (`dataChange` is false), and leaves the table to
     who has committed meanwhile. Raises FencedError when that was another writer of this pipeline, or when the
@@ -93,24 +88,26 @@ def compact(
     if position is None or not can_commit(table):
         return 0
     rows = FileRows(table)
-    chosen = _chosen(rows, at_least, gone_share, among)
+    chosen = _chosen(rows, at_least, gone_share, row_bytes, among)
     if not chosen:
         return 0
     return len(chosen) if _rewrite(table, app, position, rows, chosen, cluster_by) else 0
 
 
 def is_compactable(
-    table: DeltaTable, app: str, *, at_least: int, gone_share: float, among: Collection[str]
+    table: DeltaTable, app: str, *, at_least: int, gone_share: float, row_bytes: int, among: Collection[str]
 ) -> bool:
     """Whether `compact` would write any file again. Raises FencedError when the epoch is over,
     LakeTableError, LakeUnavailableError."""
     if read_position(table, app) is None or not can_commit(table):
         return False
-    return bool(_chosen(FileRows(table), at_least, gone_share, among))
+    return bool(_chosen(FileRows(table), at_least, gone_share, row_bytes, among))
 
 
-def _chosen(rows: FileRows, at_least: int, gone_share: float, among: Collection[str] | None) -> list[int]:
-    sizes = _sizes(rows)
+def _chosen(
+    rows: FileRows, at_least: int, gone_share: float, row_bytes: int, among: Collection[str] | None
+) -> list[int]:
+    sizes = _sizes(rows, row_bytes)
     numbers = [number for number, file in enumerate(rows.files) if among is None or file.path in among]
     chosen = files_to_compact([sizes[number] for number in numbers], at_least, gone_share)
     return [numbers[place] for place in chosen]
@@ -225,9 +222,9 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
     return purged
 
 
-def _sizes(rows: FileRows) -> list[FileSize]:
+def _sizes(rows: FileRows, row_bytes: int) -> list[FileSize]:
     return [
-        FileSize(file.size, _share_gone(rows, number), file.partition, _told_rows(file))
+        FileSize(max(file.size, _told_rows(file) * row_bytes), _share_gone(rows, number), file.partition)
         for number, file in enumerate(rows.files)
     ]
 

@@ -62,7 +62,7 @@ def compact_thoroughly(
     table = open_table(uri)
     before, began = FilesOf.table(table), set(live_files(table))
     refused, is_left = 0, False
-    while is_compactable(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE, among=began):
+    while is_compactable(table, app, at_least=_AT_LEAST, gone_share=_ANY_SHARE, row_bytes=0, among=began):
         is_left = is_time_to_end()
         if is_left or refused == _ATTEMPTS:
             break
@@ -79,7 +79,15 @@ def compact_thoroughly(
 def _is_compacted(table: DeltaTable, app: str, cluster_by: Sequence[str], among: Collection[str]) -> bool:
     """Whether the table's writer was not faster."""
     try:
-        gone = compact(table, app, cluster_by, at_least=_AT_LEAST, gone_share=_ANY_SHARE, among=among)
+        gone = compact(
+            table,
+            app,
+            cluster_by,
+            at_least=_AT_LEAST,
+            gone_share=_ANY_SHARE,
+            row_bytes=0,
+            among=among,
+        )
         return gone > 0
     except FencedError:
         return False
