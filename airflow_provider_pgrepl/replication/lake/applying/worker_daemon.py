@@ -12,8 +12,6 @@ import os
 import sys
 from importlib import import_module
 
-from pyspark.daemon import manager
-
 from airflow_provider_pgrepl.replication.compiled import is_compiled
 
 _ROOM = "airflow_provider_pgrepl.replication.lake.applying"
@@ -50,4 +48,4 @@ def _load_or_say() -> None:
 
 if __name__ == "__main__":
     _load_or_say()
-    manager()
+    import_module("pyspark.daemon").manager()

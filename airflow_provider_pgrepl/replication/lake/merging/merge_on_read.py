@@ -12,7 +12,8 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.merging.slice_commit import MISSING, SliceCommit, Way
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Bools, Ints, replaced, take
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
+from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.values import Partitioning
 
 

@@ -16,8 +16,9 @@ from airflow_provider_pgrepl.replication.lake.merging.slice_commit import (
     write_left,
     write_rows,
 )
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import rewrite_files
+from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,9 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import VersionTake
 from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside, is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
-from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows, Places
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows, rewrite_files
+from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"

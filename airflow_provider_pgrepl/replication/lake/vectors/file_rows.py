@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, 
 from airflow_provider_pgrepl.replication.lake.delta.partitions import is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import column_places
 from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
+from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lake.vectors.search import Search
 from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
 from airflow_provider_pgrepl.replication.values import PARTITION
@@ -34,39 +35,6 @@ _ROWS_AT_ONCE = 256 << 10
 _WITH_THREADS_BYTES = 1 << 20
 """Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
 _NOWHERE = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True)
-class Places:
-    """Rows of a table's files, in the order of the files and of the rows in each.
-
-    `file`: its number; `row`: the row's in it, from 0, counting those that are gone; `which`: the number of
-    the wanted row that it equals.
-    """
-
-    file: Ints
-    row: Ints
-    which: Ints
-
-    def __len__(self) -> int:
-        return len(self.file)
-
-    def by_file(self) -> list[tuple[int, Ints]]:
-        """The number of each file that has any, and the rows in it."""
-        files, starts = np.unique(self.file, return_index=True)
-        ends = [*starts[1:].tolist(), len(self)]
-        return [
-            (file, self.row[start:end])
-            for file, start, end in zip(files.tolist(), starts.tolist(), ends, strict=False)
-        ]
-
-    def marks(self) -> dict[int, BitMap64]:
-        """By the number of each file that has any, the rows in it."""
-        return {file: BitMap64(rows.tolist()) for file, rows in self.by_file()}
-
-    def where(self, chosen: np.ndarray) -> Places:
-        """Some of them, by a mask or by numbers."""
-        return Places(self.file[chosen], self.row[chosen], self.which[chosen])
 
 
 @dataclass(frozen=True)
@@ -146,7 +114,7 @@ class FileRows:
         by their number in it."""
         gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
         with self._reading(), self._open(file) as parquet:
-            groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+            groups = _groups(parquet)
             for batch in parquet.iter_batches(_batch_rows(groups), use_threads=_is_long(groups)):
                 rows = self._aligned(file, pa.Table.from_batches([batch]), len(batch), names)
                 marked = gone[np.searchsorted(gone, first) : np.searchsorted(gone, first + len(batch))]
@@ -218,7 +186,7 @@ class FileRows:
 
     def _read_rows(self, file: int, parquet: pq.ParquetFile, rows: Ints, names: Sequence[str]) -> pa.Table:
         """Some rows, ascending, of only those row groups that have any."""
-        sizes = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
+        sizes = [group.num_rows for group in _groups(parquet)]
         ends = np.cumsum(np.array(sizes, np.int64))
         group_of = np.searchsorted(ends, rows, side="right")
         parts = [pa.schema([self.schema.field(name) for name in names]).empty_table()]
@@ -230,7 +198,7 @@ class FileRows:
     def _read(
         self, file: int, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]
     ) -> pa.Table:
-        read = [parquet.metadata.row_group(number) for number in groups]
+        read = [_groups(parquet)[number] for number in groups]
         count = sum(group.num_rows for group in read)
         held = [name for name in names if name in parquet.schema_arrow.names]
         rows = parquet.read_row_groups(list(groups), columns=held, use_threads=_is_long(read))
@@ -281,6 +249,10 @@ def _many_at_once(files: int) -> Iterator[Callable[..., Iterator[Any]]]:
         return
     with ThreadPoolExecutor(max(1, pa.cpu_count())) as threads:
         yield threads.map
+
+
+def _groups(parquet: pq.ParquetFile) -> list[pq.RowGroupMetaData]:
+    return [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
 
 
 def _is_long(groups: Sequence[pq.RowGroupMetaData]) -> bool:
