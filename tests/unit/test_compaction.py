@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import FileSize, files_to_compact
+from airflow_provider_pgrepl.replication.lake.vectors.vector_bytes import bytes_written, marked_by
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -67,3 +69,35 @@ def test_files_stay_few_and_each_byte_is_written_once_a_tier(batches: list[int])
             written += joined
         assert len(files) <= 5 * 10 + sum(batches) // (16 * MIB)
     assert written <= 6 * sum(batches)
+
+
+def test_a_file_whose_vectors_have_cost_as_much_as_it_has_is_purged_early() -> None:
+    sizes = [FileSize(MIB, 0.05, vectors=2 * MIB), FileSize(MIB, 0.05, vectors=MIB // 2), FileSize(MIB, 0)]
+    assert files_to_compact(sizes, 10, 0.25) == [0]
+
+
+def test_what_vectors_have_cost_is_seen_in_the_newest_commit() -> None:
+    def vector(rows: int) -> dict[str, object]:
+        size = 2 * rows
+        return {
+            "storageType": "u",
+            "pathOrInlineDv": "x",
+            "offset": 1,
+            "sizeInBytes": size,
+            "cardinality": rows,
+        }
+
+    actions = [
+        {"remove": {"path": "a%20b", "deletionVector": vector(90)}},
+        {"add": {"path": "a%20b", "deletionVector": vector(100)}},
+        {"remove": {"path": "first"}},
+        {"add": {"path": "first", "deletionVector": vector(7)}},
+        {"add": {"path": "new"}},
+        {"remove": {"path": "gone"}},
+    ]
+    marked = marked_by(actions)
+    assert marked == {"a b": 10, "first": 7}
+    file = LiveFile({"path": "a%20b", "size": 1, "deletionVector": vector(100)})
+    # Ten commits: 20, 40, … 200 bytes, as half of 200 ten times, nearly.
+    assert bytes_written(file, marked["a b"]) == 1_000
+    assert bytes_written(file, 0) == 0

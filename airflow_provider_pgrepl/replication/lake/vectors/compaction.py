@@ -2,7 +2,8 @@
 
 What is written for a change must not grow with the table. So files are joined by tiers: ten that are small
 make one of the next size, and each row is written once for each tier, however many there are. A file whose
-rows are marked one by one is written again when a quarter of them is gone: three rows at most for each.
+rows are marked one by one is written again when a quarter of them is gone: three rows at most for each. Or
+earlier, once its vectors, each of which names all of them, have cost as much as the file.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, re
 from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustered
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import has_vectors, without_vectors
+from airflow_provider_pgrepl.replication.lake.vectors.vector_bytes import bytes_written, rows_marked
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
@@ -51,11 +53,17 @@ _AT_ONCE_BYTES = 32 * MIB
 
 @dataclass(frozen=True)
 class FileSize:
-    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition."""
+    """What compaction looks at of a file: its bytes, the share of its rows that is gone, its partition, and
+    how many bytes were written to say which these are."""
 
     bytes: int
     gone: float
     partition: str | None = None
+    vectors: int = 0
+
+    @property
+    def costs_itself(self) -> bool:
+        return self.vectors >= self.live_bytes > 0
 
     @property
     def live_bytes(self) -> int:
@@ -211,7 +219,11 @@ def _by_partition(numbers: Iterable[int], partitions: Sequence[str | None]) -> C
 
 def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: float) -> set[int]:
     """Those of which most is gone, in bytes, up to so many that are left, but one at least."""
-    worth = [number for number, size in enumerate(sizes) if size.gone >= gone_share and size.gone > 0]
+    worth = [
+        number
+        for number, size in enumerate(sizes)
+        if (size.gone >= gone_share or size.costs_itself) and size.gone > 0
+    ]
     purged: set[int] = set()
     total = 0
     for number in sorted(set(worth) - set(chosen), key=lambda number: -sizes[number].gone_bytes):
@@ -223,8 +235,15 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
 
 
 def _sizes(rows: FileRows, row_bytes: int) -> list[FileSize]:
+    with storage_errors(rows.uri):
+        marked = rows_marked(rows.uri, rows.version)
     return [
-        FileSize(max(file.size, _told_rows(file) * row_bytes), _share_gone(rows, number), file.partition)
+        FileSize(
+            max(file.size, _told_rows(file) * row_bytes),
+            _share_gone(rows, number),
+            file.partition,
+            bytes_written(file, marked.get(file.path, 0)),
+        )
         for number, file in enumerate(rows.files)
     ]
 
