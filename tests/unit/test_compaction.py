@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
+from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, _take
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import FileSize, files_to_compact
-from airflow_provider_pgrepl.replication.lake.vectors.vector_bytes import bytes_written, marked_by
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -78,15 +77,11 @@ def test_a_file_whose_vectors_have_cost_as_much_as_it_has_is_purged_early() -> N
 
 def test_what_vectors_have_cost_is_seen_in_the_newest_commit() -> None:
     def vector(rows: int) -> dict[str, object]:
-        size = 2 * rows
-        return {
-            "storageType": "u",
-            "pathOrInlineDv": "x",
-            "offset": 1,
-            "sizeInBytes": size,
-            "cardinality": rows,
-        }
+        place = {"storageType": "u", "pathOrInlineDv": "x", "offset": 1}
+        return {**place, "sizeInBytes": 2 * rows, "cardinality": rows}
 
+    files = {path: LiveFile({"path": path, "size": 1}) for path in ("first", "gone")}
+    files["a b"] = LiveFile({"path": "a%20b", "size": 1, "deletionVector": vector(90)})
     actions = [
         {"remove": {"path": "a%20b", "deletionVector": vector(90)}},
         {"add": {"path": "a%20b", "deletionVector": vector(100)}},
@@ -95,9 +90,8 @@ def test_what_vectors_have_cost_is_seen_in_the_newest_commit() -> None:
         {"add": {"path": "new"}},
         {"remove": {"path": "gone"}},
     ]
-    marked = marked_by(actions)
-    assert marked == {"a b": 10, "first": 7}
-    file = LiveFile({"path": "a%20b", "size": 1, "deletionVector": vector(100)})
+    _take(files, {}, actions)
+    assert {path: file.marked for path, file in files.items() if file.marked} == {"a b": 10, "first": 7}
     # Ten commits: 20, 40, … 200 bytes, as half of 200 ten times, nearly.
-    assert bytes_written(file, marked["a b"]) == 1_000
-    assert bytes_written(file, 0) == 0
+    assert files["a b"].vector_bytes == 1_000
+    assert LiveFile({"path": "a%20b", "size": 1, "deletionVector": vector(100)}).vector_bytes == 0

@@ -39,9 +39,11 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
 
 @dataclass(frozen=True)
 class LiveFile:
-    """One data file of a table. `action`: the `add` by which the log names it."""
+    """One data file of a table. `action`: the `add` by which the log names it; `marked`: how many more of its
+    rows than before are gone by that, as far as this process has seen."""
 
     action: Mapping[str, Any]
+    marked: int = 0
 
     @cached_property
     def path(self) -> str:
@@ -68,6 +70,14 @@ class LiveFile:
     def vector(self) -> VectorRecord | None:
         """Of the rows in it that are gone."""
         return VectorRecord.of_action(self.action.get("deletionVector"))
+
+    @property
+    def vector_bytes(self) -> int:
+        """What its vectors have cost: each commit that marks rows in it writes its vector whole. As if all
+        had marked as many as the last one, half the present one's size was written that many times."""
+        if self.vector is None or self.marked <= 0:
+            return 0
+        return self.vector.size * self.vector.rows // (2 * self.marked)
 
 
 @dataclass(frozen=True)
@@ -176,7 +186,8 @@ def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
         rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["add", "txn"])
         for action in rows["add"].to_pylist():
             if action is not None:
-                _add(files, _as_in_log(action))
+                file = LiveFile(_as_in_log(action))
+                files[file.path] = file
         apps |= {action["appId"]: action["version"] for action in rows["txn"].to_pylist() if action}
     return _Followed(newest, "", files, apps)
 
@@ -201,16 +212,17 @@ def _newest_checkpoint(filesystem: fs.FileSystem, root: str, version: int) -> tu
 def _take(files: dict[str, LiveFile], apps: dict[str, int], actions: Iterable[Mapping[str, Any]]) -> None:
     """A commit's actions have no order: a file that gets another vector is both removed and added."""
     actions = list(actions)
+    gone: dict[str, int] = {}
     for action in actions:
         if "remove" in action:
-            files.pop(unquote(action["remove"]["path"]), None)
+            file = files.pop(unquote(action["remove"]["path"]), None)
+            if file is not None:
+                gone[file.path] = 0 if file.vector is None else file.vector.rows
     for action in actions:
         if "add" in action:
-            _add(files, action["add"])
+            file = LiveFile(action["add"])
+            if file.vector is not None and file.path in gone:
+                file = replace(file, marked=file.vector.rows - gone[file.path])
+            files[file.path] = file
         elif "txn" in action:
             apps[action["txn"]["appId"]] = action["txn"]["version"]
-
-
-def _add(files: dict[str, LiveFile], action: Mapping[str, Any]) -> None:
-    file = LiveFile(action)
-    files[file.path] = file

@@ -38,7 +38,6 @@ from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, re
 from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustered
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import has_vectors, without_vectors
-from airflow_provider_pgrepl.replication.lake.vectors.vector_bytes import bytes_written, rows_marked
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import durable, storage_errors
 
@@ -235,14 +234,12 @@ def _purged(sizes: Sequence[FileSize], chosen: Collection[int], gone_share: floa
 
 
 def _sizes(rows: FileRows, row_bytes: int) -> list[FileSize]:
-    with storage_errors(rows.uri):
-        marked = rows_marked(rows.uri, rows.version)
     return [
         FileSize(
             max(file.size, _told_rows(file) * row_bytes),
             _share_gone(rows, number),
             file.partition,
-            bytes_written(file, marked.get(file.path, 0)),
+            file.vector_bytes,
         )
         for number, file in enumerate(rows.files)
     ]
