@@ -198,7 +198,7 @@ class FileRows:
     def _read(
         self, file: int, parquet: pq.ParquetFile, names: Sequence[str], groups: Sequence[int]
     ) -> pa.Table:
-        read = [_groups(parquet)[number] for number in groups]
+        read = [parquet.metadata.row_group(number) for number in groups]
         count = sum(group.num_rows for group in read)
         held = [name for name in names if name in parquet.schema_arrow.names]
         rows = parquet.read_row_groups(list(groups), columns=held, use_threads=_is_long(read))
