@@ -186,7 +186,7 @@ class Receiver:
         while self._writing.is_alive():
             self._writing.join(_POLL_S)
             self._send_status_if_due()
-        if self.error is None and not self._stream.has_ended:
+        if self.error is None:
             self._send_status()
             self._stream.end()
 
@@ -227,9 +227,6 @@ class Receiver:
                 return
 
     def _send_status_if_due(self, *, asked: bool = False) -> None:
-        if self._stream.has_ended:
-            # Nobody hears it any more, and why it has ended is still to be read.
-            return
         moved = self._confirmable_lsn > self.progress.confirmed_lsn
         overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
         if asked or moved or overdue or self._ask_for_reply.is_set():
@@ -240,6 +237,9 @@ class Receiver:
         return self.progress.durable_lsn if self._feed.has_passed_resent else self._feed.confirmed_lsn
 
     def _send_status(self) -> None:
+        if self._stream.has_ended:
+            # Nobody hears it any more, and why it has ended is still to be read.
+            return
         asks = self._ask_for_reply.is_set()
         self._ask_for_reply.clear()
         confirmed = self._confirmable_lsn

@@ -118,17 +118,17 @@ class ReplicationStream:
                 size += len(messages[-1])
                 keepalive = None
                 continue
+            has_some = bool(messages or keepalive)
             if length > 0:
                 # One comes after nearly each small transaction: only the last says something new.
                 keepalive = _parse_keepalive(bytes(data))
                 goes_on = not keepalive.wants_reply
             elif length < 0:
-                if not messages and keepalive is None:
+                if not has_some:
                     raise self._ended()
                 self.has_ended, goes_on = True, False
             else:
                 # Of a message that is large, and whose line is slow, a part may come each time.
-                has_some = bool(messages or keepalive)
                 goes_on = self._more(0 if has_some else timeout_s, has_some=has_some)
                 has_heard |= goes_on
             if not goes_on or time.monotonic() >= until:
