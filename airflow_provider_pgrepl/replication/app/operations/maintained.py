@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.app import process
-from airflow_provider_pgrepl.replication.app.status.text import show_bytes
+from airflow_provider_pgrepl.replication.app.status.text import show_bytes, show_count
 from airflow_provider_pgrepl.replication.lake.maintenance import MaintenanceResult
 from airflow_provider_pgrepl.replication.lake.vectors.thorough_compaction import Compaction
 
@@ -35,8 +35,7 @@ class MaintainedTable:
             why = "; too busy: its writer was faster each time. Run it again when less is written"
         elif self.compaction.is_left:
             why = "; there is more to do: run it again, with a larger --limit-s"
-        files = "1 file" if before.files == 1 else f"{before.files} files"
-        return f"{self.table}: {files} of {show_bytes(before.bytes)}{now}{why}"
+        return f"{self.table}: {show_count(before.files, 'file')} of {show_bytes(before.bytes)}{now}{why}"
 
     def to_report(self) -> dict[str, object]:
         """The same for programs."""

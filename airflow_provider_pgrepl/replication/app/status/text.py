@@ -48,6 +48,11 @@ def to_text(status: PipelineStatus) -> str:
     return "\n\n".join("\n".join(lines) for lines in parts if lines)
 
 
+def show_count(number: int, what: str) -> str:
+    """A number of things, of one of them their name: `1 file`, `2 files`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def show_bytes(count: int | None) -> str:
     """`0 B`, `12.3 MiB`; `-` when not known."""
     if count is None:
@@ -147,14 +152,14 @@ def _point(status: PipelineStatus) -> list[str]:
     age = status.last_applied_commit_age_s
     committed = f", last commit {show_duration(age)} ago" if age is not None else ""
     held = sum(not is_history(key) for key in point.tables)
-    return [_line("point", f"{LSN(point.lsn)}{committed}, holds {_count(held, 'table')}")]
+    return [_line("point", f"{LSN(point.lsn)}{committed}, holds {show_count(held, 'table')}")]
 
 
 def _changelog(changelog: ChangelogStatus | None) -> list[str]:
     if changelog is None:
         return []
     since = f" since {changelog.since:%Y-%m-%d %H:%M} UTC" if changelog.since else ""
-    size = f"{show_bytes(changelog.bytes)} in {_count(changelog.files, 'file')}{since}"
+    size = f"{show_bytes(changelog.bytes)} in {show_count(changelog.files, 'file')}{since}"
     needed = (
         f"; {show_bytes(changelog.needed_bytes)} of it for {changelog.slowest}" if changelog.slowest else ""
     )
@@ -185,7 +190,7 @@ def _tables(tables: tuple[TableStatus, ...]) -> list[str]:
         )
     lines = _aligned(rows, right={2, 4, 5, 6, 7, 8})
     notes = [line for table in tables for line in (*_note(table), *_waiting(table))]
-    return [f"{_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
+    return [f"{show_count(len(tables), 'table')}: {summary}", *lines, *(["", *notes] if notes else [])]
 
 
 def _publishers(publishers: tuple[PublisherStatus, ...]) -> list[str]:
@@ -271,10 +276,6 @@ def _aligned(rows: Sequence[tuple[str, ...]], right: set[int]) -> list[str]:
 
 def _line(label: str, text: str) -> str:
     return f"{label:<{_LABEL}}{text}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _lsn(lsn: LSN | None) -> str:
