@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.support.changes import work_of
 
 TABLES = (7, 8, 9)
-AT_ONCE = Cadence(0, 60, 20)
+AT_ONCE = Cadence(0, 60, 20, 2)
 SNAPSHOT = LSN(5)
 
 steps = st.lists(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
@@ -14,7 +16,7 @@ from airflow_provider_pgrepl.replication.lake.applying.table_result import Table
 from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.support.changes import work_of
 
-CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10)
+CADENCE = Cadence(freshness_s=2, max_staleness_s=30, write_amplification=10, points_bytes=2)
 MIB = 1 << 20
 
 
@@ -54,6 +56,34 @@ def test_a_small_table_may_write_a_little_however_little_changes():
         assert pace.turn(CADENCE, now, 10, now).reason != "write_amplification"
         pace.start(now)
         pace.end(now, 0.1, FREE_BYTES_PER_S // 2, 10)
+
+
+def settled_spacing(cadence: Cadence, live: int, written: int) -> float:
+    """How far apart merges come to be of a table of so many bytes, each of which writes so many over it."""
+    pace, now, began = TablePace(), 0.0, 0.0
+    for _ in range(1000):
+        pace.start(now)
+        pace.end(now, 0.1, written, 100 * written, live=live)
+        began, now = now, pace.turn(cadence, now, 1, now).at
+    return now - began
+
+
+def test_what_merges_replace_is_bounded_by_what_the_table_has():
+    assert settled_spacing(CADENCE, 1000 * MIB, 2 * MIB) == 2.0
+    spacing = settled_spacing(CADENCE, 100 * MIB, 2 * MIB)
+    assert 2.0 < spacing < 4.0
+    assert 150 / spacing * 2 <= 1.4 * 100 * 2 / 3, "what is replaced in two and a half minutes"
+    assert settled_spacing(replace(CADENCE, points_bytes=6), 100 * MIB, 2 * MIB) == 2.0
+    assert settled_spacing(CADENCE, MIB, 200 << 10) == 2.0, "a small table may leave some"
+    assert settled_spacing(CADENCE, MIB, 500 * MIB) == 30.0, "it waits as long as it may"
+
+
+def test_bytes_that_make_a_table_larger_replace_nothing():
+    pace = TablePace()
+    for now in range(600):
+        pace.start(now)
+        pace.end(now, 0.1, 10 * MIB, 10 * MIB, live=(now + 1) * 10 * MIB)
+        assert pace.turn(CADENCE, now, 1, now).reason == "freshness"
 
 
 def test_what_was_written_long_ago_counts_no_more():

@@ -14,7 +14,7 @@ from deltalake import DeltaTable, write_deltalake
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.maintenance import HOLD, Maintenance
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.points_budget import LetGo, within_budget
+from airflow_provider_pgrepl.replication.lake.points_budget import LetGo, left_for_points, within_budget
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 NOW = datetime(2026, 1, 2, 12, 0, 30, tzinfo=UTC)
@@ -54,9 +54,9 @@ def test_points_over_it_are_kept_at_the_finest_even_spacing_that_fits():
     assert {round(gap / SECOND) for gap in gaps} <= {112, 113}, "an hour in 32"
 
 
-def test_the_newest_of_the_last_minutes_stay_whatever_they_cost():
+def test_the_newest_of_the_last_minute_stay_whatever_they_cost():
     kept = thinned(every(SECOND, since=HOUR), at_most(0))
-    assert [age // MINUTE for age in ages(kept) if age <= 3 * MINUTE] == [2, 1, 0, 0]
+    assert [age // MINUTE for age in ages(kept) if age <= MINUTE] == [0, 0]
     assert ages(kept)[-1] == timedelta(0)
 
 
@@ -103,6 +103,12 @@ def test_points_of_a_clock_that_is_ahead_grow_old(off: timedelta):
         points.append(ConsistentPoint(1, LSN(100 + number), now + off, {"public.hot": number}))
         points = thinned(points, at_most(0), now, keep)
         assert now + off - points[0].commit_ts >= min(keep / 2, now - began)
+
+
+def test_points_have_at_least_half_of_the_budget():
+    assert left_for_points(100, 0) == 100
+    assert left_for_points(100, 30) == 40
+    assert left_for_points(100, 1000) == 25
 
 
 def test_points_of_two_epochs_are_not_taken_for_one_another():
@@ -154,25 +160,27 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
     assert kept[0].commit_ts < began + HOUR / 2, "so can older moments, as far as the budget goes"
 
 
-def hot_for_half_an_hour(lake: Path) -> None:
-    points = Points(str(lake))
+def hot_for_half_an_hour(lake: Path) -> datetime:
+    """A version a minute, up to now, and when readers hold nothing any more that was replaced meanwhile."""
+    points, now = Points(str(lake)), datetime.now(UTC)
     for minute in range(30):
-        moment = NOW - MINUTE * (30 - minute)
+        moment = now - MINUTE * (30 - minute)
         points.append(ConsistentPoint(1, LSN(100 + minute), moment, {"public.hot": merge(lake)}))
+    return datetime.now(UTC) + HOLD + SECOND
 
 
 def test_all_points_may_be_kept_longer_than_thinned_ones(tmp_path: Path) -> None:
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_keep_h": 0.02}
-    hot_for_half_an_hour(tmp_path)
-    Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)
+    now = hot_for_half_an_hour(tmp_path)
+    Maintenance(Pipeline.from_dict(settings)).keep_budget(now)
     assert len(Points(str(tmp_path)).all()) <= 8
 
 
 def test_the_largest_settings_are_no_obstacle(tmp_path: Path) -> None:
     hours = dict.fromkeys(("points_keep_all_h", "points_keep_h", "changelog_retention_h"), 876_000)
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 2**53}
-    hot_for_half_an_hour(tmp_path)
-    done = Maintenance(Pipeline.from_dict(settings | hours)).run(NOW, needed_above={1: 200})
+    now = hot_for_half_an_hour(tmp_path)
+    done = Maintenance(Pipeline.from_dict(settings | hours)).run(now, needed_above={1: 200})
     assert done.failed == {}
     assert len(Points(str(tmp_path)).all()) == 30
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_BUDGET_INTERVAL_S = 30.0
+_BUDGET_INTERVAL_S = 15.0
 _LAST_MERGES_S = 10.0
 """For merges that still run when something has failed; what is not committed then is done again."""
 

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Poi
 from airflow_provider_pgrepl.replication.lake.points_budget import (
     LetGo,
     budget,
+    left_for_points,
     versions_by_path,
     within_budget,
 )
@@ -140,7 +141,7 @@ class Maintenance:
     def _maintain_tables(self, done: MaintenanceResult, now: datetime, *, only_over: bool = False) -> None:
         paths = [path for path in self._table_paths(done) if self._is_readable(path, done)]
         if only_over:
-            paths = [path for path in paths if self._is_over(path)]
+            paths = [path for path in paths if self._is_over(path, now)]
             if not paths:
                 return
         kept = self._thin(done, now)
@@ -167,13 +168,17 @@ class Maintenance:
             )
             # As long as thinning keeps any: `points_keep_all_h` may be the longer one.
             keep = timedelta(hours=max(settings.points_keep_h, settings.points_keep_all_h))
-            done.points += points.rewrite(lambda points: within_budget(points, now, self._fits, keep))
+            done.points += points.rewrite(
+                lambda points: within_budget(points, now, lambda kept: self._fits(kept, now), keep)
+            )
         return self._let_go.needed(before, versions_by_path(points.all()), now)
 
-    def _fits(self, points: Sequence[ConsistentPoint]) -> bool:
+    def _fits(self, points: Sequence[ConsistentPoint], now: datetime) -> bool:
         """Whether no table has more than its budget in versions that only these points keep."""
+        held_since = now - self._hold
         return all(
-            self._files_of(path).bytes_of(versions) <= self._budget(path)
+            self._files_of(path).bytes_of(versions, held_since)
+            <= left_for_points(self._budget(path), self._files_of(path).bytes_since(held_since))
             for path, versions in versions_by_path(points).items()
             if path in self._files and not is_history(path)
         )
@@ -186,15 +191,19 @@ class Maintenance:
     def _budget(self, path: str) -> int:
         return budget(self._files_of(path).measured.live, self._pipeline.points_bytes)
 
-    def _is_over(self, path: str) -> bool:
-        return self._files_of(path).measured.kept > self._budget(path)
+    def _is_over(self, path: str, now: datetime) -> bool:
+        """Or will be, before what goes now is gone: as much is to come as came while a file is held."""
+        coming = self._files_of(path).bytes_since(now - self._hold)
+        return self._files_of(path).measured.kept + coming > self._budget(path)
 
     def _maintain(self, path: str, kept: Collection[int], done: MaintenanceResult, now: datetime) -> None:
         files = self._files_of(path)
         # Who follows a history commit by commit may be as far behind as the oldest point.
         unread = timedelta(hours=self._pipeline.points_keep_h) if is_history(path) else timedelta(0)
-        grace = min(self._grace, self._hold) if self._is_over(path) else self._grace
-        grace, log_age = max(grace, unread), max(self._log_age, unread)
+        grace, log_age = self._grace, self._log_age
+        if self._is_over(path, now):
+            grace, log_age = min(grace, self._hold), min(log_age, grace)
+        grace, log_age = max(grace, unread), max(log_age, unread)
         done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
         done.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint
 
-RECENT = timedelta(minutes=3)
+RECENT = timedelta(minutes=1)
 """So long the newest point of every minute is kept, whatever it costs."""
 LEAST_BUDGET = 8 << 20
 """Bytes that any table may have in versions that only points keep: less is not worth a commit."""
@@ -23,8 +23,14 @@ Fits = Callable[[Sequence[ConsistentPoint]], bool]
 
 
 def budget(live_bytes: int, factor: float) -> int:
-    """What a table may take besides its newest version, in versions that only points keep."""
+    """What a table may take besides its newest version."""
     return max(LEAST_BUDGET, int(live_bytes * factor))
+
+
+def left_for_points(budget: int, held: int) -> int:
+    """What of a budget points may keep, when so many bytes were replaced while a version is held for readers:
+    as many are there anyway, and as many come before what goes now is gone. A quarter of it at least."""
+    return max(budget - 2 * held, budget // 4)
 
 
 def within_budget(

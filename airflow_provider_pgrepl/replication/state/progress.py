@@ -26,7 +26,7 @@ class TableBytes:
 class TableMerges:
     """How a table is merged. `seconds` that the last merge took; bytes that merges have `written` to the lake
     for so many bytes `changed`, in the last hour; `waiting_s`: for how long the oldest change has waited that
-    is not merged yet, and what for: '' for its turn, `write_amplification` for that budget."""
+    is not merged yet, and which budget for, `write_amplification` or `points_bytes`; '' when for its turn."""
 
     seconds: float
     written: int

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.replication.app.status import budgets
 from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus
 from airflow_provider_pgrepl.replication.app.status.reading import PipelineStatus, SlotStatus, TableStatus
@@ -235,11 +236,9 @@ def _waiting(table: TableStatus) -> list[str]:
     merges = table.merges
     if merges is None or not merges.waits_for:
         return []
-    share = merges.written / max(merges.changed, 1)
     return _wrapped(
-        f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now: in"
-        f" the last hour it wrote {share:.0f} bytes to the lake for each byte of change, which is more than"
-        " write_amplification allows. It merges them within max_staleness_s at the latest"
+        f"{table.table}: the applier waits for more changes, for {show_duration(merges.waiting_s)} now:"
+        f" {budgets.told(merges)}. It merges them within max_staleness_s at the latest"
     )
 
 

@@ -227,7 +227,10 @@ class MergeRounds:
         if table not in self._cadences:
             policy = self._pipeline.choices(table).policy
             self._cadences[table] = Cadence(
-                policy.freshness_s, policy.max_staleness_s, policy.write_amplification
+                policy.freshness_s,
+                policy.max_staleness_s,
+                policy.write_amplification,
+                self._pipeline.points_bytes,
             )
         return self._cadences[table]
 

@@ -1,8 +1,8 @@
 """When a table is merged: as soon as it wishes, as long as the lake is not written too much for it. Pure.
 
 What a merge writes does not follow what has changed alone: a commit has its line in the log, a vector is
-written whole. Merged less often, the same changes write less. So a table's merges have a budget, and one that
-is over it waits for more changes, up to a limit.
+written whole. Merged less often, the same changes write less. So a table's merges have two budgets, for what
+they write and for what they leave behind, and one that is over either waits for more changes, up to a limit.
 """
 
 from __future__ import annotations
@@ -16,21 +16,28 @@ WINDOW_S = 3600.0
 FREE_BYTES_PER_S = 256 << 10
 """What any table may write, however little changes: a small one that is rewritten each second takes that."""
 
+REPLACED_S = 150.0
+"""So long what merges have replaced stays in the storage: for readers, and until maintenance comes by."""
+
 _SLOT_S = 60.0
+_FREE_REPLACED = 16 << 20
+_SMOOTHED_S = 600.0
+_LEAST_SPACING_S = 0.5
 _BYTES_PER_S = 32 << 20
 """What a merge takes at first guess, in bytes of changes."""
 
-Reason = Literal["", "freshness", "write_amplification"]
+Reason = Literal["", "freshness", "write_amplification", "points_bytes"]
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """What is chosen for a table: how late its changes may be at best and at worst, in seconds; and how many
-    bytes may be written for a byte of change."""
+    """What is chosen for a table: how late its changes may be at best and at worst, in seconds; how many
+    bytes may be written for a byte of change; and how many may lie beside a byte of the newest version."""
 
     freshness_s: float
     max_staleness_s: float
     write_amplification: float
+    points_bytes: float
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class TablePace:
 
     def __init__(self) -> None:
         self._slots: deque[_Slot] = deque()
+        self._replaced: deque[tuple[float, int]] = deque()
+        self._live = 0
         self._started: float | None = None
         self.seconds: float | None = None
         self._last_written = 0
@@ -64,9 +73,11 @@ class TablePace:
         """A merge begins."""
         self._started = now
 
-    def end(self, now: float, seconds: float, written: int, changed: int, listed: int = 0) -> None:
+    def end(
+        self, now: float, seconds: float, written: int, changed: int, *, listed: int = 0, live: int = 0
+    ) -> None:
         """It has ended: what it took, and the bytes that it wrote for so many bytes of changes, which lay in
-        files of so many bytes, beside those of other tables."""
+        files of so many bytes, beside those of other tables. So many bytes the table has now (0: unknown)."""
         if listed:
             self.share = min(1.0, changed / listed)
         if not self._slots or now - self._slots[-1].began >= _SLOT_S:
@@ -76,6 +87,8 @@ class TablePace:
         self._slots[-1].written += written
         self._slots[-1].changed += changed
         self.seconds, self._last_written, self.ended = seconds, written, now
+        if live:
+            self._replace(now, written, live)
 
     def expected_s(self, changed: int) -> float:
         """How long a merge of so many bytes of changes takes, as far as one can tell."""
@@ -96,9 +109,31 @@ class TablePace:
         """When the changes are to be merged that wait since then, of so many bytes."""
         at_best = 0.0 if self._started is None else self._started + cadence.freshness_s
         at_worst = max(at_best, waiting_since + cadence.max_staleness_s)
-        if self._is_within(cadence, changed, now):
+        if not self._is_within(cadence, changed, now):
+            return Turn(min(at_worst, max(at_best, now + cadence.freshness_s)), "write_amplification")
+        excess = self._excess(cadence, now)
+        if excess <= 1 or self._started is None:
             return Turn(at_best, "freshness")
-        return Turn(min(at_worst, max(at_best, now + cadence.freshness_s)), "write_amplification")
+        # Squared, as part of what is replaced follows the changes, however seldom they are merged.
+        spaced = self._started + max(cadence.freshness_s, _LEAST_SPACING_S) * excess**2
+        return Turn(min(at_worst, spaced), "points_bytes")
+
+    def _replace(self, now: float, written: int, live: int) -> None:
+        """What was written and has not made the table larger took the place of something."""
+        if self._live:
+            self._replaced.append((now, max(0, written - (live - self._live))))
+        self._live = live
+
+    def _excess(self, cadence: Cadence, now: float) -> float:
+        """What was replaced lately, in what may be: a third of what may lie beside the table, as consistent
+        points need most of it."""
+        while self._replaced and now - self._replaced[0][0] > _SMOOTHED_S:
+            self._replaced.popleft()
+        if not self._replaced:
+            return 0.0
+        allowed = max(_FREE_REPLACED, self._live * cadence.points_bytes / 3)
+        known_s = max(REPLACED_S, now - self._replaced[0][0])
+        return sum(size for _, size in self._replaced) * REPLACED_S / known_s / allowed
 
     def _is_within(self, cadence: Cadence, changed: int, now: float) -> bool:
         """Whether a merge that writes as much as the last one keeps to the budget."""

@@ -45,7 +45,12 @@ class TableOutcomes:
         """
         oid, job = result.relation_id, self._schedule.running[result.relation_id]
         self._schedule.pace(oid).end(
-            time.monotonic(), result.seconds, result.bytes_written, result.bytes_changed, job.bytes
+            time.monotonic(),
+            result.seconds,
+            result.bytes_written,
+            result.bytes_changed,
+            listed=job.bytes,
+            live=result.bytes_live,
         )
         caught_up = None
         if result.error is not None:

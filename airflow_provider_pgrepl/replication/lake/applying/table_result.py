@@ -17,7 +17,8 @@ class TableResult:
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
     for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
     `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, the
-    `bytes_changed`, of the table's own values, and the `bytes_written` to the lake, the history's too.
+    `bytes_changed`, of the table's own values, the `bytes_written` to the lake, the history's too, and the
+    `bytes_live` that the lake table has then.
     """
 
     relation_id: int
@@ -37,6 +38,7 @@ class TableResult:
     seconds: float = 0.0
     bytes_changed: int = 0
     bytes_written: int = 0
+    bytes_live: int = 0
 
     @classmethod
     def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:

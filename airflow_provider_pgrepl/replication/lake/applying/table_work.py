@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.lake.applying.table_result import Table
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
+from airflow_provider_pgrepl.replication.lake.delta.live_files import live_bytes
 from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, read_position
 from airflow_provider_pgrepl.replication.lake.delta.written_bytes import written_bytes
 from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
@@ -133,6 +134,7 @@ def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
         fingerprint=_leave(work, lake),
         bytes_changed=bytes_of(rows),
         bytes_written=_written(lake, opened, history_opened),
+        bytes_live=live_bytes(lake.table),
     )
     stop = timeline.stop or stop
     return result if stop is None else result.stopped(*stop)

@@ -102,6 +102,12 @@ def live_files(table: DeltaTable) -> dict[str, LiveFile]:
     return _follow(table).files
 
 
+def live_bytes(table: DeltaTable) -> int:
+    """The bytes of the data files and vectors of that version. Raises what `live_files` does."""
+    files = live_files(table).values()
+    return sum(file.size + (0 if file.vector is None else file.vector.size) for file in files)
+
+
 def app_version(table: DeltaTable, app: str) -> int | None:
     """What the last commit with this app id gave it, as of the version at which a handle stands.
 

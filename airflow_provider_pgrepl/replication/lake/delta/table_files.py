@@ -91,10 +91,19 @@ class TableFiles:
         self.measured = TableBytes(sum(self._sizes.values()), kept, self._written)
         return self.measured
 
-    def bytes_of(self, versions: Collection[int]) -> int:
-        """What is not in the newest version, and stays for these; as of the last use."""
-        in_order = sorted(versions)
-        return sum(life.size for life in self._removed.values() if life.holds_any(in_order))
+    def bytes_of(self, versions: Collection[int], before: datetime) -> int:
+        """What was removed before a moment, and stays for these versions; as of the last use."""
+        in_order, since_ms = sorted(versions), before.timestamp() * 1000
+        return sum(
+            life.size
+            for life in self._removed.values()
+            if life.removed_ms < since_ms and life.holds_any(in_order)
+        )
+
+    def bytes_since(self, moment: datetime) -> int:
+        """What was removed then or later; as of the last use."""
+        since_ms = moment.timestamp() * 1000
+        return sum(life.size for life in self._removed.values() if life.removed_ms >= since_ms)
 
     def vacuum(
         self,
