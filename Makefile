@@ -9,6 +9,7 @@ RATE ?= 200
 SCALE ?= 10
 DURATION ?= 60
 EVENTS ?=
+LAKE ?=
 PG_PORT ?= 15432
 AIRFLOW_PORT ?= 8180
 # Options of `make test`, as in: make test PYTEST_ARGS="-k handover"
@@ -46,13 +47,17 @@ registry: java ## Fetch a schema registry into .registry, once
 kafka: java ## Fetch Kafka's broker into .kafka, once
 	@sh setup/kafka.sh
 
+.PHONY: versitygw
+versitygw: setup ## Build a server that speaks S3 into .versitygw, once
+	@sh setup/versitygw.sh
+
 .PHONY: majors
 majors: setup ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
 
 .PHONY: demo
-demo: setup java jars ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
-	@exec $(PYTHON) -m demo $(if $(filter-out 0 no false,$(EXIT)),--exit) --rate $(RATE) --scale $(SCALE) --duration $(DURATION) --events "$(EVENTS)" \
+demo: setup java jars $(if $(filter s3,$(LAKE)),versitygw) ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
+	@exec $(PYTHON) -m demo $(if $(filter-out 0 no false,$(EXIT)),--exit) --rate $(RATE) --scale $(SCALE) --duration $(DURATION) --events "$(EVENTS)" --lake "$(LAKE)" \
 		--pg-port $(PG_PORT) --airflow-port $(AIRFLOW_PORT)
 
 .PHONY: check
@@ -65,7 +70,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars majors kafka debezium registry check ## Everything: the checks, then all tests
+test: setup java jars majors kafka debezium registry versitygw check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 
@@ -79,6 +84,6 @@ bench: setup java jars kafka debezium ## Measure speed against peers in the same
 	$(PYTHON) -m benchmarks
 
 .PHONY: clean
-clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry and .postgresql
+clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw and .postgresql
 	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -51,6 +51,10 @@ class Folder:
         return self.root / "broker"
 
     @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    @property
     def pipeline(self) -> Path:
         return self.root / "pipeline.json"
 
@@ -75,9 +79,13 @@ class Folder:
         self._lock.write(str(os.getpid()))
         self._lock.flush()
 
+    def _all(self) -> tuple[Path, ...]:
+        made = (self.airflow, self.lake, self.logs, self.temporary)
+        return (self.postgres, *made, self.broker, self.store)
+
     def clear(self) -> None:
         """Remove the data of the demo before this one."""
-        for path in (self.postgres, self.airflow, self.lake, self.logs, self.temporary, self.broker):
+        for path in self._all():
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():
                 raise DemoError(f"Cannot remove {path}; is it another user's? Remove it: sudo rm -rf {path}")

@@ -7,8 +7,8 @@ import socket
 import subprocess
 from pathlib import Path
 
-from demo.broker_process import BrokerProcess
 from demo.postgres import free_port
+from demo.server_process import ServerProcess
 
 JARS = Path(__file__).resolve().parents[1] / ".kafka"
 _CLUSTER = "cGdyZXBsLWthZmthLXRlc3Q"
@@ -26,7 +26,7 @@ def is_there() -> bool:
     return any(JARS.glob("kafka_*.jar")) and shutil.which("java") is not None
 
 
-class KafkaBroker(BrokerProcess):
+class KafkaBroker(ServerProcess):
     """One broker, its own controller, with its own data. `settings`: further lines of its properties."""
 
     name = "Kafka"

@@ -6,7 +6,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from demo.broker_process import BrokerProcess
+from demo.server_process import ServerProcess
 
 
 def program() -> str | None:
@@ -14,7 +14,7 @@ def program() -> str | None:
     return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/bin")
 
 
-class NatsServer(BrokerProcess):
+class NatsServer(ServerProcess):
     """One server with its own data. `settings`: further lines of its configuration."""
 
     name, start_s, stop_s = "NATS", 30.0, 20.0

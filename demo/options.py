@@ -16,6 +16,7 @@ class Options:
 
     exit_when_done: bool
     events: str
+    lake: str
     rate: int
     clients: int
     scale: int
@@ -40,6 +41,12 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
         default="",
         help="publish the changes there too",
     )
+    parser.add_argument(
+        "--lake",
+        choices=("", "s3"),
+        default="",
+        help="where the lake is: in a folder, or in S3",
+    )
     parser.add_argument("--clients", type=_positive, default=4, help="connections of the traffic (4)")
     parser.add_argument(
         "--scale", type=_positive, default=10, help="pgbench scale: times 100,000 accounts (10)"
@@ -54,6 +61,7 @@ def read_options(arguments: Sequence[str] | None = None) -> Options:
     return Options(
         exit_when_done=chosen.exit,
         events=chosen.events,
+        lake=chosen.lake,
         rate=chosen.rate,
         clients=chosen.clients,
         scale=chosen.scale,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, check_java, delta_jars
-from demo import kafka, nats, rabbitmq
+from demo import kafka, nats, rabbitmq, s3_lake
 from demo.errors import DemoError
 from demo.folder import ROOT
 from demo.options import Options
@@ -30,6 +30,8 @@ def check(options: Options, folder: Path) -> None:
         raise DemoError("EVENTS=nats needs NATS: sh setup/nats.sh")
     if options.events == "kafka" and not kafka.is_there():
         raise DemoError("EVENTS=kafka needs Kafka: sh setup/kafka.sh")
+    if options.lake == "s3" and not s3_lake.is_there():
+        raise DemoError("LAKE=s3 needs versitygw: sh setup/versitygw.sh")
     check_port("Airflow", options.airflow_port, "AIRFLOW_PORT")
     os.environ[JARS_VARIABLE] = str(ROOT / ".jars")
     try:

@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from demo.broker_process import BrokerProcess
 from demo.postgres import free_port
+from demo.server_process import ServerProcess
 
 _INSTALLATIONS = Path("/usr/lib/rabbitmq/lib")
 _START_S, _STOP_S = 90.0, 30.0
@@ -22,7 +22,7 @@ def programs() -> Path | None:
     return found[-1] if found else None
 
 
-class Broker(BrokerProcess):
+class Broker(ServerProcess):
     """One node with its own data, name server and ports; none of it outlives `stop`."""
 
     name = "RabbitMQ"

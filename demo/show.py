@@ -18,6 +18,7 @@ from demo.lake import Lake
 from demo.options import Options
 from demo.postgres import Server
 from demo.replication import PUBLISH_DAG, REPLICATE_DAG, Replication
+from demo.s3_lake import CONN_ID, S3Lake
 from demo.status import Status
 from demo.traffic import DATABASE, KEYLESS_TABLES, REPLICATOR, TABLES, Traffic
 
@@ -67,13 +68,16 @@ class Show:
         if options.events:
             self._events = _events_of(options.events, folder)
             publishers = self._events.publishers
+        self._store = S3Lake(folder) if options.lake else None
         pipeline = Pipeline(
             name="bench",
             tables=TABLES,
             insert_only=KEYLESS_TABLES,
-            lake=str(folder.lake),
+            lake=self._store.uri if self._store else str(folder.lake),
+            lake_conn_id=CONN_ID if self._store else None,
             publishers=publishers,
         )
+        self._lake_root = pipeline.lake
         folder.pipeline.write_text(pipeline.to_json())
         self._lake = Lake(pipeline)
         self._status = Status(self._server.dsn(DATABASE, REPLICATOR), pipeline, self._lake)
@@ -91,6 +95,7 @@ class Show:
                 "pgrepl", host="127.0.0.1", port=self._server.port, login=REPLICATOR, schema=DATABASE
             ),
             **(self._events.variables if self._events else {}),
+            **(self._store.variables if self._store else {}),
         }
 
     def _start(self) -> None:
@@ -100,6 +105,8 @@ class Show:
             self._server.start()
         except (RuntimeError, OSError) as error:
             raise DemoError(f"PostgreSQL did not start: {error}") from None
+        if self._store is not None:
+            self._say(self._store.start())
         if self._events is not None:
             self._say(self._events.start())
         self._say(f"Airflow starts; it will be at {self._airflow.url}")
@@ -178,7 +185,7 @@ class Show:
             + ("EQUAL: every row of every table" if self.equal else "NOT EQUAL: see above")
             + f"\n\n  Airflow      {self._airflow.url}"
             + f"\n  PostgreSQL   {self._server.bin / 'psql'} '{dsn}'"
-            + f"\n  lake         {self._folder.lake}"
+            + f"\n  lake         {self._lake_root}"
             + f"\n  logs         {self._folder.logs}\n",
             flush=True,
         )
@@ -203,6 +210,8 @@ class Show:
         if self._events is not None:
             self._events.stop()
         processes.end_descendants(spare=self._server.pid)
+        if self._store is not None:
+            self._store.stop()
         self._server.stop()
         processes.end_descendants()
 

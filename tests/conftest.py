@@ -23,7 +23,9 @@ import pytest
 from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, WORKERS, build_session
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from demo.postgres import Server
+from demo.versitygw import Gateway
 from tests.support.debian_server import TEMPLATE, debian_server
+from tests.support.s3 import new_lake, running_gateway
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,6 +135,21 @@ def debian() -> Iterator[Server]:
     """Debian's PostgreSQL, another major version with contrib's extensions and PostGIS."""
     with debian_server() as instance:
         yield instance
+
+
+@pytest.fixture(scope="session")
+def gateway() -> Iterator[Gateway]:
+    """A server that speaks S3, until the tests end."""
+    with running_gateway() as running:
+        yield running
+
+
+@pytest.fixture
+def s3_lake(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a lake of the test's own; the environment says how its store is reached."""
+    for name, value in gateway.client_environment.items():
+        monkeypatch.setenv(name, value)
+    return new_lake()
 
 
 @pytest.fixture

@@ -16,11 +16,13 @@ from airflow.providers.common.compat.openlineage.utils.spark import (
 from airflow.sdk import conf
 
 from airflow_provider_pgrepl.applications import quiet_logging
+from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.hooks.replication import PgReplicationHook
 from airflow_provider_pgrepl.hosting.following import RESULT_FILE
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.log_lines import FORMAT_VARIABLE, JSON, LEVEL_VARIABLE
 from airflow_provider_pgrepl.replication.run_result import RESULT_VARIABLE
+from airflow_provider_pgrepl.replication.store_variables import VARIABLES
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:
@@ -28,7 +30,7 @@ def connection_strings(pipeline: Pipeline) -> dict[str, str]:
     secrets = {"PGREPL_DSN": PgReplicationHook(pipeline.conn_id).dsn()}
     if pipeline.state_conn_id is not None:
         secrets["PGREPL_STATE_DSN"] = PgReplicationHook(pipeline.state_conn_id).dsn()
-    return secrets
+    return secrets | lake_variables(pipeline)
 
 
 def driver_environment(
@@ -40,6 +42,9 @@ def driver_environment(
     """
     # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
     inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
+    if any(name in secrets for name in VARIABLES):
+        # Nor a token that belongs to other keys.
+        inherited = {key: value for key, value in inherited.items() if key not in VARIABLES}
     environment = {**quiet_logging(), **inherited}
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if hook._connection["master"].startswith("local"):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.operators.failures import failure_of, translated
 from airflow_provider_pgrepl.operators.pipeline_argument import (
     PipelineArgument,
@@ -57,7 +57,7 @@ class PgMaintenanceOperator(BaseOperator):
         self._asked_to_end = threading.Event()
         with translated():
             done = maintain(
-                access_to(read_pipeline(self.pipeline)),
+                access_with_lake(read_pipeline(self.pipeline)),
                 read_tables(self.tables),
                 self.limit_s,
                 wait=self._asked_to_end.wait,

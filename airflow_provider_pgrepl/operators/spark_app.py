@@ -19,7 +19,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import applications
-from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hosting.adoption import Adoption
 from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError
 from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
@@ -197,7 +197,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def _launch(self, claim: Claim, secrets: dict[str, str], context: Any) -> LocalApp:
         if self.preflight:
-            self.check_start(access_to(self._resolved))
+            self.check_start(access_with_lake(self._resolved))
         pipeline_file = claim.folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
         self.conf = properties_with_lineage(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.operators.failures import translated
 from airflow_provider_pgrepl.operators.pipeline_argument import (
     PipelineArgument,
@@ -44,7 +44,9 @@ class TablesOperator(BaseOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         with translated():
-            return self.operate(access_to(read_pipeline(self.pipeline)), read_tables(self.tables), context)
+            return self.operate(
+                access_with_lake(read_pipeline(self.pipeline)), read_tables(self.tables), context
+            )
 
     def operate(self, access: Access, tables: list[str], context: Any) -> dict[str, Any]:
         """Do it; the result goes to XCom."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_pgrepl.hooks.access import access_to
+from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.operators.failures import translated
 from airflow_provider_pgrepl.operators.pipeline_argument import (
     PipelineArgument,
@@ -56,7 +56,7 @@ class PgTeardownOperator(BaseOperator):
 
         with translated():
             result = teardown(
-                access_to(read_pipeline(self.pipeline)),
+                access_with_lake(read_pipeline(self.pipeline)),
                 drop_lake=read_flag("drop_lake", self.drop_lake),
                 timeout_s=self.timeout_s,
                 dry_run=read_flag("only_say", self.only_say),

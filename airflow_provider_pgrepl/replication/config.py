@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.choices import (
     Truncate,
 )
 from airflow_provider_pgrepl.replication.config_checks import check_settings, check_texts
+from airflow_provider_pgrepl.replication.lake_location import canonical, is_object_store
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
@@ -49,6 +50,7 @@ class Pipeline:
     insert_only: tuple[str, ...] = ()
     conn_id: str = "pgrepl_default"
     state_conn_id: str | None = None
+    lake_conn_id: str | None = None
     slot: str = ""
     publication: str = ""
     publication_mode: Literal["create", "use"] = "create"
@@ -155,10 +157,12 @@ class Pipeline:
 
     @property
     def lake_root(self) -> str:
-        """The lake's path, absolute and without a trailing slash.
+        """The lake's path, absolute, or the URI of its place in a store; without a trailing slash.
 
         Raises ConfigError where it is in the home of a user whom this host does not know.
         """
+        if is_object_store(self.lake):
+            return canonical(self.lake)
         try:
             return str(Path(self.lake).expanduser().absolute())
         except RuntimeError:

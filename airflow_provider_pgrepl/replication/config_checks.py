@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
+from airflow_provider_pgrepl.replication.lake_location import fault_of_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.partition_by import PartitionBy
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
@@ -115,11 +116,13 @@ def _check_lake(pipeline: Pipeline) -> None:
         )
     if pipeline.lake != pipeline.lake.strip():
         raise ConfigError("lake: begins or ends with a blank", "give the path without it")
-    if scheme := _SCHEME.match(pipeline.lake):
+    if _SCHEME.match(pipeline.lake) and (fault := fault_of_uri(pipeline.lake)):
         raise ConfigError(
-            f"lake: is a URI ({scheme[0]}…), not a path; object stores are not supported yet",
-            "give a directory of this host, or of a file system that all hosts share",
+            f"lake: {fault}",
+            "give s3://bucket/path, or a directory of this host or of a file system that all hosts share",
         )
+    if pipeline.lake_conn_id is not None and not is_object_store(pipeline.lake):
+        raise ConfigError("lake_conn_id: the lake is a directory", "leave it out, or give s3://bucket/path")
     if "%" in pipeline.lake:
         raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import PgReplError, Retry
-from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.messages import read_messages
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -120,8 +118,6 @@ class Ordeal:
             for after in (False, True):
                 ends.append(lambda owner=owner, name=name, after=after: self._break(owner, name, after=after))
         self.chance.choice(ends)()
-        if self.chance.random() < 0.2:
-            shutil.rmtree(Path(system_folder(self.replicated.pipeline.lake_root)) / "checkpoint", True)
         if self.chance.random() < 0.2:
             self._take_anew()
 

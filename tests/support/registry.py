@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from demo.broker_process import BrokerProcess
+from demo.server_process import ServerProcess
 
 _APP = Path(__file__).resolve().parents[2] / ".registry" / "app"
 _REQUIRED = "PGREPL_REQUIRE_DEBIAN"
 _WHY = "needs a schema registry: sh setup/registry.sh"
 
 
-class Registry(BrokerProcess):
+class Registry(ServerProcess):
     """Apicurio's; it keeps schemas in memory alone."""
 
     name = "the schema registry"

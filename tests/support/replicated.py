@@ -16,12 +16,13 @@ from typing import Any
 
 import psycopg2
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import QueryBuilder
 from psycopg2.extras import register_default_json, register_default_jsonb
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.storage import open_delta
 from demo.postgres import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,8 @@ class Replicated:
         # The tests connect as a superuser, who owns all tables.
         options.setdefault("trust_table_owners", True)
         self.dsn = dsn
-        self.pipeline = Pipeline(name=name, lake=str(folder / "lake"), tables=tables, **options)
+        options.setdefault("lake", str(folder / "lake"))
+        self.pipeline = Pipeline(name=name, tables=tables, **options)
         self.file = folder / "pipeline.json"
         self.file.write_text(self.pipeline.to_json())
         self.log = folder / "app.log"
@@ -84,7 +86,7 @@ class Replicated:
     def lake_rows(self, table: str) -> pa.Table:
         return (
             QueryBuilder()
-            .register("t", DeltaTable(self.lake_path(table)))
+            .register("t", open_delta(self.lake_path(table)))
             .execute("select * from t")
             .read_all()
         )

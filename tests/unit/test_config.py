@@ -20,6 +20,8 @@ FULL: dict[str, Any] = LEAST | {
     "insert_only": ["sales.log"],
     "conn_id": "source",
     "state_conn_id": "state",
+    "lake": "s3://bucket/lake",
+    "lake_conn_id": "aws",
     "slot": "mine",
     "publication": "Mine",
     "publication_mode": "use",
@@ -90,7 +92,15 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
         ("lake", " "),
         ("lake", None),
         ("lake", "s3a://key:secret@bucket/lake"),
-        ("lake", "s3a://bucket/lake/"),
+        ("lake", "s3://bucket"),
+        ("lake", "s3://bucket/"),
+        ("lake", "s3://Bucket_/lake"),
+        ("lake", "s3:///lake"),
+        ("lake", "s3://bucket//lake"),
+        ("lake", "s3://bucket/../lake"),
+        ("lake", "s3://bucket/lake?versionId=1"),
+        ("lake", "gs://bucket/lake"),
+        ("lake_conn_id", "aws"),
         ("lake", "abfss://box@account.dfs.core.windows.net/x"),
         ("lake", "file:///srv/lake"),
         ("lake", "file:/srv/lake"),
@@ -172,6 +182,7 @@ def test_the_lake_root_is_absolute_and_has_no_slash_at_its_end(
     assert made(lake="lake/").lake_root == str(tmp_path / "lake")
     assert made(lake="~/lake").lake_root == "/home/me/lake"
     assert made(lake="./a:b").lake_root == str(tmp_path / "a:b")
+    assert made(lake="s3a://bucket/a/lake/").lake_root == "s3://bucket/a/lake"
 
 
 def test_the_reference_lists_every_field_with_its_default() -> None:

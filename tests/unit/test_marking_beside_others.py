@@ -69,8 +69,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[str], Any]) -> No
     """Done by somebody right behind our next commit."""
     put, done = getattr(log_entry, "put_commit"), list[bool]()  # noqa: B009 - it is not its to export
 
-    def put_and_lose(uri: str, version: int, actions: Any) -> bool:
-        is_ours = put(uri, version, actions)
+    def put_and_lose(uri: str, version: int, about: Any, actions: Any) -> bool:
+        is_ours = put(uri, version, about, actions)
         if not done:
             done.append(True)
             what(uri)

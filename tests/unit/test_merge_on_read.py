@@ -206,7 +206,7 @@ def test_of_many_writers_of_one_version_one_wins(lake: Lake) -> None:
 
     def write(number: int) -> None:
         ready.wait()
-        if put_commit(lake.uri, version, [{"commitInfo": {"writer": number}}]):
+        if put_commit(lake.uri, version, {"writer": number}, []):
             won.append(number)
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]

@@ -43,6 +43,7 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_rol
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,6 +71,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         closing(open_reconnecting_store(process.state_dsn(), role, pipeline.reconnect_s, stop.wait)) as store,
     ):
         store.lock(pipeline.name, "replicate")
+        check_store(pipeline.lake_root)
         settle_lake(pipeline, dsn)
         record = begun_epoch(store, pipeline)
         check_record(pipeline, record)

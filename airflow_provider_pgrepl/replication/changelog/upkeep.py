@@ -12,7 +12,7 @@ from deltalake.transaction import RemoveAction
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, UPKEEP_APP
 from airflow_provider_pgrepl.replication.changelog.parts import Part
-from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage import commit_token, committing, durable
 
 
 def removal(path: str, size: int, hour: str) -> RemoveAction:
@@ -39,15 +39,18 @@ def replace_files(
     """
     sequence = (table.transaction_version(UPKEEP_APP) or 0) + 1
     try:
-        table.create_write_transaction(
-            [*removes, *(part.add_action(changes_data=False) for part in parts)],
-            mode="append",
-            schema=table.schema(),
-            partition_by=[PARTITION],
-            commit_properties=CommitProperties(
-                custom_metadata=dict(told), app_transactions=[Transaction(UPKEEP_APP, sequence), *apps]
-            ),
+        properties = CommitProperties(
+            custom_metadata={**told, **commit_token()},
+            app_transactions=[Transaction(UPKEEP_APP, sequence), *apps],
         )
+        with committing(table, properties):
+            table.create_write_transaction(
+                [*removes, *(part.add_action(changes_data=False) for part in parts)],
+                mode="append",
+                schema=table.schema(),
+                partition_by=[PARTITION],
+                commit_properties=properties,
+            )
         durable.flush_newest(table.table_uri)
         table.update_incremental()
     except CommitFailedError as error:

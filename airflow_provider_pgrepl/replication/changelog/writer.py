@@ -30,7 +30,15 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import create_delta, durable, is_refusal, refusal, torn
+from airflow_provider_pgrepl.replication.storage import (
+    commit_token,
+    committing,
+    create_delta,
+    durable,
+    is_refusal,
+    refusal,
+    torn,
+)
 
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
 _TABLE_PROPERTIES = {
@@ -71,9 +79,9 @@ def begin_epoch(uri: str, record: EpochRecord) -> None:
     table = open_changelog(uri)
     sequence = (table.transaction_version(RECEIVER_APP) or 0) + 1
     try:
-        table.alter.set_table_description(
-            record.to_json(), commit_properties=_epoch_properties(record, sequence)
-        )
+        properties = _epoch_properties(record, sequence)
+        with committing(table, properties):
+            table.alter.set_table_description(record.to_json(), commit_properties=properties)
         durable.flush_newest(uri)
     except CommitFailedError as error:
         raise FencedError("the changelog was written to while a new epoch began; run it again") from error
@@ -88,7 +96,7 @@ def _epoch_properties(record: EpochRecord, sequence: int) -> CommitProperties:
 
 def _properties(commit: CommitRecord, sequence: int, published: int = 0) -> CommitProperties:
     return CommitProperties(
-        custom_metadata=commit.to_metadata(),
+        custom_metadata={**commit.to_metadata(), **commit_token()},
         app_transactions=[
             Transaction(RECEIVER_APP, sequence),
             Transaction(EPOCH_APP, commit.epoch),
@@ -240,13 +248,7 @@ class ChangelogWriter:
     def _commit(self, actions: list[AddAction], commit: CommitRecord) -> None:
         before, sequence = self.version, self._sequence + 1
         try:
-            self._table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=self._table.schema(),
-                partition_by=[PARTITION],
-                commit_properties=_properties(commit, sequence, self.published),
-            )
+            self._put(actions, _properties(commit, sequence, self.published))
             self._table.update_incremental()
             # The handle now also holds what others committed since; a fence among it must not go unseen,
             # before the flush: what that cannot flush it sets aside, and a successor's are not ours.
@@ -261,6 +263,16 @@ class ChangelogWriter:
         # Not before: who took over has written that number, and who continues us must not pass for them.
         self._sequence = sequence
         self.durable_lsn = commit.durable_lsn
+
+    def _put(self, actions: list[AddAction], properties: CommitProperties) -> None:
+        with committing(self._table, properties):
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                partition_by=[PARTITION],
+                commit_properties=properties,
+            )
 
 
 def _fenced() -> FencedError:

@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.lake.point_files import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import durable, refusal, torn
+from airflow_provider_pgrepl.replication.storage import commit_token, committing, durable, refusal, torn
 
 __all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
 
@@ -203,12 +203,16 @@ class Points:
             before = table.version()
             upgrade(table)
             sequence = (table.transaction_version(POINTS_APP) or 0) + 1
-            table.create_write_transaction(
-                [write_points(self._uri, points)] if points else [],
-                mode=mode,
-                schema=table.schema(),
-                commit_properties=CommitProperties(app_transactions=[Transaction(POINTS_APP, sequence)]),
+            properties = CommitProperties(
+                custom_metadata=commit_token(), app_transactions=[Transaction(POINTS_APP, sequence)]
             )
+            with committing(table, properties):
+                table.create_write_transaction(
+                    [write_points(self._uri, points)] if points else [],
+                    mode=mode,
+                    schema=table.schema(),
+                    commit_properties=properties,
+                )
             table.update_incremental()
             durable.flush_commits(self._uri, before, table.version())
         except CommitFailedError as error:

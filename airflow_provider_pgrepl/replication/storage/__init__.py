@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit_actions,
     read_parquet,
 )
+from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing
 from airflow_provider_pgrepl.replication.storage.put_commit import put_commit
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
@@ -28,6 +29,8 @@ from airflow_provider_pgrepl.replication.storage.refusal import (
 __all__ = [
     "append_delta",
     "commit_path",
+    "commit_token",
+    "committing",
     "create_delta",
     "delta_errors",
     "has_commit",

@@ -14,6 +14,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import make_folder
+from airflow_provider_pgrepl.replication.storage.object_store import store_options
 
 
 def open_delta(uri: str, version: int | None = None) -> DeltaTable:
@@ -21,12 +22,12 @@ def open_delta(uri: str, version: int | None = None) -> DeltaTable:
 
     Raises TableNotFoundError when there is none, DeltaError, OSError.
     """
-    return DeltaTable(uri, version=version)
+    return DeltaTable(uri, version=version, storage_options=store_options(uri))
 
 
 def has_delta(uri: str) -> bool:
     """Whether there is a Delta table."""
-    return bool(DeltaTable.is_deltatable(uri))
+    return bool(DeltaTable.is_deltatable(uri, store_options(uri)))
 
 
 def create_delta(
@@ -53,6 +54,7 @@ def create_delta(
         description=description,
         configuration=dict(configuration),
         commit_properties=properties,
+        storage_options=store_options(uri),
     )
     durable.flush_commits(uri, -1, 0)
 
@@ -63,7 +65,7 @@ def append_delta(uri: str, rows: pa.Table) -> None:
     Raises DeltaError, OSError.
     """
     make_folder(uri)
-    write_deltalake(uri, rows, mode="append", schema_mode="merge")
+    write_deltalake(uri, rows, mode="append", schema_mode="merge", storage_options=store_options(uri))
     durable.flush_newest(uri)
 
 

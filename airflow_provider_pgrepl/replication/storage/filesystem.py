@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake_location import canonical, parse_uri
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
+from airflow_provider_pgrepl.replication.storage.object_store import open_bucket
 
 _LOCAL = fs.LocalFileSystem()
-# Hadoop's names of schemes that Arrow knows under another one.
-_SCHEMES = {"s3a": "s3", "s3n": "s3", "gs": "gs", "abfss": "abfss"}
 
 
 def open_storage(root: str) -> tuple[fs.FileSystem, str]:
@@ -23,15 +23,10 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     local = local_path(root)
     if local is not None:
         return _LOCAL, str(local)
-    scheme, _, rest = root.partition("://")
-    uri = f"{_SCHEMES.get(scheme, scheme)}://{rest}"
-    try:
-        filesystem, path = fs.FileSystem.from_uri(uri)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise LakeError(
-            f"the lake {root} cannot be opened: {error.__class__.__name__}", "give a directory or a URI"
-        ) from error
-    return filesystem, path.rstrip("/")
+    parts = parse_uri(canonical(root))
+    if parts is None or parts[0] != "s3":
+        raise LakeError(f"the lake {root} cannot be opened", "give a directory or a URI as s3://bucket/path")
+    return open_bucket(parts[1]), f"{parts[1]}{parts[2]}".rstrip("/")
 
 
 def log_path(root: str) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (PermissionError, NotADirectoryError, FileExistsError)
@@ -42,6 +43,8 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
         return LakeUnavailableError(
             f"{doing}: the storage is full", "free some space, then run it again: it goes on where it stopped"
         )
+    if fault := fault_of(error):
+        return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
     reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
     return LakeUnavailableError(
         f"{doing}: {reason}", "may the process write there, can the storage be reached?"

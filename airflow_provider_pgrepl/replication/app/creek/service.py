@@ -8,6 +8,7 @@ import logging
 import os
 from contextlib import closing, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication import log_lines
@@ -21,6 +22,7 @@ from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake_location import is_object_store
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,11 @@ def _log(deployment: Deployment) -> None:
         log.warning("without effect, as with creek: %s", ", ".join(deployment.without_effect))
 
 
+def _folder_of(lake_root: str) -> str:
+    """Where its programs, and whoever runs commands, find the pipeline's file on this host."""
+    return mkdtemp(prefix="pgrepl-") if is_object_store(lake_root) else system_folder(lake_root)
+
+
 class Service:
     """One run."""
 
@@ -56,7 +63,7 @@ class Service:
     ) -> None:
         self._source, self._stop = source, stop
         self._slot = deployment.replaced_slot
-        self._file = Path(system_folder(pipeline.lake_root), "pipeline.json")
+        self._file = Path(_folder_of(pipeline.lake_root), "pipeline.json")
         self._environment = {
             process.DSN_VARIABLE: deployment.dsn,
             process.TARGET_VARIABLE: deployment.nats_uri,

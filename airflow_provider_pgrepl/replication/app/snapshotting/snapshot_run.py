@@ -37,6 +37,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
     another run is at work.
     """
     pipeline = access.pipeline
+    check_store(pipeline.lake_root)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
         settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)

@@ -21,6 +21,8 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
 from airflow_provider_pgrepl.replication.storage import (
     append_delta,
+    commit_token,
+    committing,
     create_delta,
     delta_errors,
     durable,
@@ -168,11 +170,15 @@ class PublisherLog:
     def save(self, record: PublisherRecord) -> None:
         """Write the record down, on the disk. Raises FencedError, LakeUnavailableError."""
         assert self._table is not None
-        properties = CommitProperties(app_transactions=[Transaction(PUBLISHER_APP, self._sequence + 1)])
+        properties = CommitProperties(
+            custom_metadata=commit_token(),
+            app_transactions=[Transaction(PUBLISHER_APP, self._sequence + 1)],
+        )
         try:
-            self._table.alter.set_table_properties(
-                {_RECORD: record.to_json()}, raise_if_not_exists=False, commit_properties=properties
-            )
+            with committing(self._table, properties):
+                self._table.alter.set_table_properties(
+                    {_RECORD: record.to_json()}, raise_if_not_exists=False, commit_properties=properties
+                )
             self._sequence += 1
             durable.flush_newest(self._uri)
         except CommitFailedError:

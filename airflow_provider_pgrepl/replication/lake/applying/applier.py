@@ -2,7 +2,7 @@
 
 A table's position in the lake is the truth; what the applier remembers only saves looking. A table it does
 not know to have caught up (after a start, a snapshot, an error mended) is brought forward from the
-changelog's live files, whatever Spark's checkpoint says, while the others go on.
+changelog's live files, while the others go on.
 
 Spark's streaming query tells what has come. A thread of the applier's own gives it out: no table waits for
 the merge of another, nor does the query.
@@ -15,6 +15,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors
@@ -23,7 +25,6 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
 from airflow_provider_pgrepl.replication.lake.applying.changelog_source import FORMAT, ChangelogSource
-from airflow_provider_pgrepl.replication.lake.applying.checkpoint import checkpoint_uri, drop_checkpoint
 from airflow_provider_pgrepl.replication.lake.applying.merge_rounds import MergeRounds
 from airflow_provider_pgrepl.replication.lake.applying.warm_up import warm_up
 from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
@@ -64,6 +65,9 @@ class Applier:
         self._reading = threading.Lock()
         self._thread: threading.Thread | None = None
         self._query: StreamingQuery | None = None
+        # Tables say themselves where they are: what Spark writes down of its query is for this run alone, and
+        # only its driver reads and writes it.
+        self._scratch = TemporaryDirectory(prefix="pgrepl-checkpoint-", ignore_cleanup_errors=True)
         spark.dataSource.register(ChangelogSource)
 
     def start(self, *, available_now: bool = False) -> StreamingQuery:
@@ -73,7 +77,6 @@ class Applier:
 
     def _start(self, *, available_now: bool) -> StreamingQuery:
         if not self._is_warm:
-            drop_checkpoint(self._pipeline.lake_root)
             warm_up(self._spark)
             self._is_warm = True
         self._until_settled = available_now
@@ -86,7 +89,7 @@ class Applier:
             .option("batch_bytes", str(self._pipeline.batch_bytes))
             .load()
         )
-        checkpoint = checkpoint_uri(self._pipeline.lake_root)
+        checkpoint = Path(self._scratch.name).as_uri()
         stream = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(self._on_batch)
         if available_now:
             stream = stream.trigger(availableNow=True)
@@ -116,6 +119,7 @@ class Applier:
         if self._query is not None:
             with suppress(Exception):
                 self._query.stop()
+        self._scratch.cleanup()
 
     def end(self, timeout_s: float | None = None) -> None:
         """Begin no merge any more, and wait so long for those that run."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import Share, run_share
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+from airflow_provider_pgrepl.replication.store_variables import reaching_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +41,8 @@ class ShareRunner:
         failed: Exception | None = None
         try:
             with spark_errors("applying changes"):
-                frames = self._context.parallelize([list(share)], 1).map(run_share).collect()
+                task = reaching_store(run_share)
+                frames = self._context.parallelize([list(share)], 1).map(task).collect()
             results = frames[0]
         except Exception as error:  # noqa: BLE001 - whoever waits for the share raises it
             failed = error

@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_worker
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+from airflow_provider_pgrepl.replication.store_variables import reaching_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -131,7 +132,7 @@ class RangeCopies:
         """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
         context = self._spark.sparkContext
         gathered = context.accumulator([], _Gathered())
-        copy: Callable[[int, CopyRange], RangeOutcome] = self._job.copy
+        copy: Callable[[int, CopyRange], RangeOutcome] = reaching_store(self._job.copy)
         crash: errors.PgReplError | None = None
         table = self._job.relation.table
         try:

@@ -43,6 +43,8 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
+    commit_token,
+    committing,
     delta_errors,
     durable,
     is_refusal,
@@ -70,7 +72,7 @@ def commit_properties(
             Transaction(app, position),
             *(Transaction(*other) for other in (others or {}).items()),
         ],
-        custom_metadata={COMMIT_METADATA: json.dumps(about)},
+        custom_metadata={COMMIT_METADATA: json.dumps(about), **commit_token()},
     )
 
 
@@ -184,7 +186,8 @@ def _add_files(
     table: DeltaTable, adds: list[AddAction], mode: str, schema: Schema, properties: CommitProperties
 ) -> None:
     by = table.metadata().partition_columns or None
-    table.create_write_transaction(adds, mode, schema, partition_by=by, commit_properties=properties)
+    with committing(table, properties):
+        table.create_write_transaction(adds, mode, schema, partition_by=by, commit_properties=properties)
     # Unlike the other ways to commit, this one leaves the handle where it was.
     table.update_incremental()
 
@@ -222,14 +225,15 @@ def _declare_bounds(table: DeltaTable, app: str, columns: Sequence[str]) -> None
     about = json.dumps({"kind": "bounds", "position": position, "commit_ts": None})
     properties = CommitProperties(
         app_transactions=[] if position is None else [Transaction(app, position)],
-        custom_metadata={COMMIT_METADATA: about},
+        custom_metadata={COMMIT_METADATA: about, **commit_token()},
     )
     fenced(table, app, position, lambda: _set_properties(table, declaration(columns), properties))
 
 
 def _set_properties(table: DeltaTable, wanted: Mapping[str, str], properties: CommitProperties) -> None:
     if not can_commit(table):
-        table.alter.set_table_properties(dict(wanted), commit_properties=properties)
+        with committing(table, properties):
+            table.alter.set_table_properties(dict(wanted), commit_properties=properties)
         return
     commit_actions(table, "SET TBLPROPERTIES", properties, [metadata_action(table, wanted)])
 

@@ -72,7 +72,7 @@ def commit_actions(
         for app in properties.app_transactions or []
     ]
     with storage_errors(uri):
-        if not put_commit(uri, version, [{"commitInfo": about}, *apps, *actions]):
+        if not put_commit(uri, version, about, [*apps, *actions]):
             raise VersionTakenError
         durable.flush_commits(uri, version - 1, version, with_files=False)
     table.update_incremental()

@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage import committing
 from airflow_provider_pgrepl.replication.values import lake_schema, typed_columns
 
 _KIND = "evolution"
@@ -115,12 +116,12 @@ class _Place:
         allow_timestamp_without_tz(self.table, schema)
         position = self._position()
         properties = self._properties(position, marks)
-        fenced(
-            self.table,
-            self.app,
-            position,
-            lambda: self.table.alter.add_columns(fields, commit_properties=properties),
-        )
+
+        def commit() -> None:
+            with committing(self.table, properties):
+                self.table.alter.add_columns(fields, commit_properties=properties)
+
+        fenced(self.table, self.app, position, commit)
 
     def rewrite(self, schema: pa.Schema, convert: Convert, marks: Mapping[str, int]) -> None:
         """Write each file anew, and have the table consist of these, in one commit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -35,6 +34,7 @@ from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows, rewrite_files
 from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.storage import committing
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
 _DIVISION = "Divide by zero"
@@ -135,10 +135,15 @@ class SliceCommit:
             self._write_partitions(ordered, mode)
             return
         writer = self._writer(dict(zip(ordered.column_names, ordered.columns, strict=True)))
-        write = partial(
-            write_deltalake, mode=mode, commit_properties=self._properties, writer_properties=writer
-        )
-        fenced(self.table, self.app, self.position, lambda: write(self.table, ordered))
+        properties = self._properties
+
+        def commit() -> None:
+            with committing(self.table, properties):
+                write_deltalake(
+                    self.table, ordered, mode=mode, commit_properties=properties, writer_properties=writer
+                )
+
+        fenced(self.table, self.app, self.position, commit)
 
     def _write_partitions(self, rows: pa.Table, mode: Literal["append", "overwrite"]) -> None:
         """deltalake would make a folder of each partition's name, in which not all readers find the files."""

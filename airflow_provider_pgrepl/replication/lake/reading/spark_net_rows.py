@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.lake.reading.entries import MISSING
 from airflow_provider_pgrepl.replication.lake.reading.overlay import Overlay
 from airflow_provider_pgrepl.replication.lake.reading.spark_task import Batches, one_task, quoted, told
 from airflow_provider_pgrepl.replication.lake.row_codes import match_rows
+from airflow_provider_pgrepl.replication.store_variables import reaching_store
 from airflow_provider_pgrepl.replication.values import COMMIT_LSN
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class SparkNetRows:
 
         counted = [StructField(_WHICH, LongType()), StructField(_TIMES, LongType())]
         schema = StructType([*self.version.schema.fields, *counted])
-        return self.version.mapInArrow(_comparing(self.overlay), schema)
+        return self.version.mapInArrow(reaching_store(_comparing(self.overlay)), schema)
 
     def _remaining(self, compared: DataFrame) -> DataFrame:
         from pyspark.sql.window import Window

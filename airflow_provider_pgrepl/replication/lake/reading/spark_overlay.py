@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.lake.reading.spark_replaced import Spar
 from airflow_provider_pgrepl.replication.lake.reading.spark_task import Batches, one_task, quoted, told
 from airflow_provider_pgrepl.replication.lake.reading.table_plan import TablePlan
 from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.store_variables import reaching_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +40,7 @@ def _lay_over(version: DataFrame, overlay: Overlay) -> DataFrame:
     if overlay.fits(version.columns):
         version = version.select(*map(quoted, overlay.schema.names))
     else:
-        version = version.mapInArrow(_each(overlay.evolved), spark_schema(overlay.schema))
+        version = version.mapInArrow(reaching_store(_each(overlay.evolved)), spark_schema(overlay.schema))
     if not overlay.count:
         return version
     if overlay.key_names:
@@ -72,7 +73,7 @@ def evolved_frame(closed: DataFrame, plan: TablePlan, schema: pa.Schema) -> Data
     if not any(overlay.evolves for overlay in plan.overlays):
         return closed
     change = _each(lambda rows: aligned(evolved_closed(rows, plan.overlays), schema))
-    return closed.mapInArrow(change, spark_schema(schema))
+    return closed.mapInArrow(reaching_store(change), spark_schema(schema))
 
 
 def aligned_frame(frame: DataFrame, schema: pa.Schema) -> DataFrame:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError, PgReplError
+from airflow_provider_pgrepl.replication.store_variables import reaching_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,7 +34,7 @@ def one_task(spark: SparkSession, schema: StructType, work: Callable[[], pa.Tabl
                 if rows.num_rows:
                     yield from rows.select(names).combine_chunks().to_batches()
 
-    return spark.range(0, 1, 1, 1).mapInArrow(run, schema)
+    return spark.range(0, 1, 1, 1).mapInArrow(reaching_store(run), schema)
 
 
 def told(work: Callable[[], Told]) -> Told:

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake_location import hadoop_uri
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
 
@@ -62,7 +63,7 @@ class TableVersion:
         if self._is_known:
             self.open()
         try:
-            return spark.read.format("delta").option("versionAsOf", self.version).load(self.uri)
+            return spark.read.format("delta").option("versionAsOf", self.version).load(hadoop_uri(self.uri))
         except Exception as error:
             # Spark raises one of many classes; all that can be wrong here is the table or its version.
             raise self._unreadable() from error

@@ -1,4 +1,4 @@
-"""A broker of one's own, as a process on 127.0.0.1."""
+"""A server of one's own, as a process on 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from demo.postgres import free_port
 
 
-class BrokerProcess:
+class ServerProcess:
     """One with its own data in `folder`. Kinds say what is run, and when it answers."""
 
-    name = "the broker"
+    name = "the server"
     start_s = 60.0
     stop_s = 30.0
 

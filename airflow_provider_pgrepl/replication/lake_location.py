@@ -1,0 +1,63 @@
+"""Where a lake is, by its name: a directory, or a place in an object store. Pure.
+
+Delta, Arrow and Hadoop have names of their own for the same store: what is kept and passed on is Delta's.
+"""
+
+from __future__ import annotations
+
+import re
+
+_DELTA_SCHEMES = {"s3": "s3", "s3a": "s3"}
+_HADOOP_SCHEMES = {"s3": "s3a"}
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+
+
+def parse_uri(lake: str) -> tuple[str, str, str] | None:
+    """Scheme, bucket and path of a URI; None for a path of this host."""
+    match = _URI.fullmatch(lake)
+    return None if match is None else (match[1].lower(), match[2], match[3])
+
+
+def fault_of_uri(lake: str) -> str:
+    """What is wrong with a lake's URI, in words; empty when it can be used."""
+    parts = parse_uri(lake)
+    if parts is None:
+        return "is neither a path nor a URI with a bucket"
+    scheme, bucket, path = parts
+    if scheme not in _DELTA_SCHEMES:
+        return f"{scheme}:// is not supported yet"
+    if not _BUCKET.fullmatch(bucket):
+        return f"{bucket!r} cannot be the name of a bucket"
+    if not path.strip("/"):
+        return "names no folder in the bucket"
+    if "//" in path.rstrip("/") or any(part in (".", "..") for part in path.split("/")):
+        return "has an empty part, . or .. in its path"
+    if "?" in path or "#" in path:
+        return "must not contain ? or #"
+    return ""
+
+
+def canonical(lake: str) -> str:
+    """A store's URI as it is kept: Delta's scheme, no slash at the end."""
+    parts = parse_uri(lake)
+    if parts is None:
+        return lake
+    scheme, bucket, path = parts
+    return f"{_DELTA_SCHEMES.get(scheme, scheme)}://{bucket}{path.rstrip('/')}"
+
+
+def hadoop_uri(uri: str) -> str:
+    """The same place as Spark's own readers name it."""
+    parts = parse_uri(uri)
+    if parts is None:
+        return uri
+    scheme, bucket, path = parts
+    return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{bucket}{path}"
+
+
+def is_object_store(uri: str) -> bool:
+    """Whether what has been written there is durable, and nothing is there before all of it is."""
+    parts = parse_uri(uri)
+    return parts is not None and parts[0] != "file"

@@ -1,0 +1,65 @@
+"""Whether a lake's store can be used, asked before anything relies on it."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.lake_location import is_object_store, parse_uri
+from airflow_provider_pgrepl.replication.storage.object_store import open_store
+from airflow_provider_pgrepl.replication.storage.store_faults import Fault, fault_of
+
+_PATIENCE = timedelta(seconds=15)
+_UNREACHED = Fault(
+    "the store cannot be reached", "check the network, and AWS_ENDPOINT_URL_S3 where it is set"
+)
+
+
+def check_store(lake_root: str) -> None:
+    """Put an object beside the lake's tables, have a second put of it refused, and delete it.
+
+    Commits are safe against another writer only where a store refuses that. Nothing is asked of a directory.
+    Raises LakeError, LakeUnavailableError.
+    """
+    parts = parse_uri(lake_root)
+    if parts is None or not is_object_store(lake_root):
+        return
+    bucket, path = parts[1], f"{parts[2].strip('/')}/_pgrepl/probe-{uuid.uuid4().hex}"
+    failed: Exception | None = None
+    try:
+        store = open_store(bucket, _PATIENCE)
+        obstore.put(store, path, b"", mode="create")
+        try:
+            is_refused = _is_refused(store, path)
+        finally:
+            obstore.delete(store, path)
+    except (BaseError, OSError) as error:
+        failed = error
+    if failed is not None:
+        raise _unusable(lake_root, failed)
+    if not is_refused:
+        raise LakeError(
+            f"{lake_root}: the store does not refuse to write an object that is there (If-None-Match), by"
+            " which commits of two writers are kept apart",
+            "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
+        )
+
+
+def _is_refused(store: S3Store, path: str) -> bool:
+    try:
+        obstore.put(store, path, b"", mode="create")
+    except AlreadyExistsError:
+        return True
+    return False
+
+
+def _unusable(lake_root: str, error: Exception) -> LakeError:
+    known = fault_of(error)
+    fault = known or _UNREACHED
+    kind = LakeError if known else LakeUnavailableError
+    return kind(f"{lake_root}: {fault.sentence}", fault.hint)

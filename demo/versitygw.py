@@ -1,0 +1,66 @@
+"""A private server that speaks S3, on 127.0.0.1 alone; `setup/versitygw.sh` builds it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from demo.server_process import ServerProcess
+
+PROGRAM = Path(__file__).parents[1] / ".versitygw" / "versitygw"
+REGION = "us-east-1"
+
+
+def environment_of(port: int) -> dict[str, str]:
+    """What a client's environment says of the store behind a port of this host."""
+    return {
+        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "pgrepl",
+        "AWS_SECRET_ACCESS_KEY": "pgrepl-secret",
+        "AWS_REGION": REGION,
+    }
+
+
+class Gateway(ServerProcess):
+    """Keeps buckets as folders of `folder`/data, objects as files."""
+
+    name = "versitygw"
+
+    @property
+    def client_environment(self) -> dict[str, str]:
+        return environment_of(self.port)
+
+    @property
+    def data(self) -> Path:
+        """With a folder for each bucket."""
+        return self.folder / "data"
+
+    def prepare(self) -> None:
+        if not PROGRAM.exists():
+            raise RuntimeError("versitygw is not there: sh setup/versitygw.sh")
+        self.data.mkdir(exist_ok=True)
+
+    def make_bucket(self, name: str) -> None:
+        (self.data / name).mkdir(exist_ok=True)
+
+    def command(self) -> list[str]:
+        return [str(PROGRAM), "--port", f"127.0.0.1:{self.port}", "--quiet", "posix", str(self.data)]
+
+    def environment(self) -> Mapping[str, str]:
+        keys = self.client_environment
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "ROOT_ACCESS_KEY": keys["AWS_ACCESS_KEY_ID"],
+            "ROOT_SECRET_KEY": keys["AWS_SECRET_ACCESS_KEY"],
+            "VGW_REGION": REGION,
+        }
+
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1):
+                return True
+        except OSError:
+            return False

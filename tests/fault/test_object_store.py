@@ -1,0 +1,66 @@
+"""A lake in a store that speaks S3: whole as on a disk, after kills, and with two apps at once."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from demo.versitygw import environment_of
+from tests.support.faulty_store import Fault, faulty_store
+from tests.support.replicated import Replicated, execute, kill, wait_until
+from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
+
+FAULTS: tuple[Fault, ...] = ("throttled", "cut", "answer lost")
+DYING = Path(__file__).with_name("dying.py")
+
+
+@pytest.fixture
+def replicated(s3_lake: str, dsn: str, tmp_path: Path) -> Replicated:
+    execute(dsn, *SETUP)
+    return Replicated(dsn, tmp_path, TABLES, lake=s3_lake, insert_only=INSERT_ONLY, merge="merge_on_read")
+
+
+def test_a_stream_that_is_killed_and_run_again(replicated, dsn, monkeypatch):
+    replicated.snapshot()
+    with traffic(dsn, 1) as writing:
+        writing.wait_for_more(40)
+        for point in ("durable and not told", "rows marked and committed"):
+            monkeypatch.setenv("PGREPL_TEST_POINT", point)
+            process = replicated.start("replicate", "replicate", script=DYING)
+            try:
+                assert process.wait(120) == -signal.SIGKILL, replicated.log_tail()
+            finally:
+                kill(process)
+            writing.wait_for_more(10)
+    replicated.catch_up()
+    replicated.assert_equal(*TABLES)
+
+
+def test_an_outage_of_the_store_holds_the_stream_and_loses_nothing(replicated, gateway, dsn, monkeypatch):
+    """Requests are throttled, cut, done with their answer lost, and then nothing answers for a while."""
+    replicated.snapshot()
+    chance = random.Random(7)
+    with faulty_store(gateway.port) as faulty:
+        for name, value in environment_of(faulty.port).items():
+            monkeypatch.setenv(name, value)
+        process = replicated.start("replicate")
+        try:
+            with traffic(dsn, 1) as writing:
+                writing.wait_for_more(20)
+                faulty.fault = lambda _: chance.choice(FAULTS) if chance.random() < 0.1 else None
+                writing.wait_for_more(60)
+                wait_until(lambda: all(faulty.faults[fault] for fault in FAULTS))
+                faulty.fault = lambda _: "gone"
+                writing.wait_for_more(20)
+                time.sleep(5)
+                faulty.fault = lambda _: None
+                writing.wait_for_more(20)
+        finally:
+            kill(process, signal.SIGTERM)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", gateway.client_environment["AWS_ENDPOINT_URL_S3"])
+    replicated.catch_up()
+    replicated.assert_equal(*TABLES)

@@ -1,0 +1,132 @@
+"""What a store that speaks S3 is relied on for, on a real server, and on one that fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
+from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import (
+    append_delta,
+    open_delta,
+    open_storage,
+    put_commit,
+    read_commit,
+    read_parquet,
+)
+from demo.versitygw import Gateway, environment_of
+from tests.support.changelogs import Written, epoch_record
+from tests.support.faulty_store import Asked, FaultyStore, faulty_store
+
+ROUNDS = 300
+
+
+@pytest.fixture
+def faulty(gateway: Gateway, s3_lake: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """The way to the store; the environment leads there."""
+    with faulty_store(gateway.port) as store:
+        for name, value in environment_of(store.port).items():
+            monkeypatch.setenv(name, value)
+        yield store
+
+
+def race(uri: str, version: int, writers: int) -> list[int]:
+    """Who of so many has committed."""
+    ready, won = threading.Barrier(writers), list[int]()
+
+    def write(number: int) -> None:
+        ready.wait()
+        if put_commit(uri, version, {"writer": number}, []):
+            won.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return won
+
+
+def test_of_two_writers_of_a_version_one_wins_hundreds_of_times(s3_lake):
+    uri = f"{s3_lake}/public/t"
+    append_delta(uri, pa.table({"a": [1]}))
+    for version in range(1, ROUNDS + 1):
+        won = race(uri, version, 2)
+        assert len(won) == 1
+        said = read_commit(uri, version)
+        assert said is not None
+        assert f'"writer":{won[0]},'.encode() in said
+    assert open_delta(uri).version() == ROUNDS
+
+
+@pytest.mark.parametrize("fault", ["throttled", "cut", "answer lost"])
+def test_a_commit_whose_put_fails_once_is_the_writers_own(fault, faulty, s3_lake):
+    """That of a put which was done, and whose answer was lost, is found there when it is tried again."""
+    uri = f"{s3_lake}/public/t"
+    append_delta(uri, pa.table({"a": [1]}))
+    faulty.next(fault, when=lambda asked: asked.is_commit)
+    assert put_commit(uri, 1, {"operation": "test"}, [])
+    assert faulty.faults == {fault: 1}
+    assert not put_commit(uri, 1, {"operation": "test"}, [])
+
+
+def test_what_is_asked_of_the_store_for_a_commit_is_one_put(faulty, s3_lake):
+    uri = f"{s3_lake}/public/t"
+    append_delta(uri, pa.table({"a": [1]}))
+    faulty.asked.clear()
+    assert put_commit(uri, 1, {"operation": "test"}, [])
+    path = uri.removeprefix("s3:/")
+    assert faulty.asked == {Asked("PUT", f"{path}/_delta_log/{1:020d}.json"): 1}
+
+
+@pytest.mark.parametrize("fault", ["throttled", "cut", "answer lost"])
+def test_a_receivers_commit_whose_put_fails_once_is_its_own(fault, faulty, s3_lake):
+    """It is not taken for that of a successor, and nothing is written twice."""
+    uri = changelog_uri(s3_lake)
+    create_changelog(uri, epoch_record())
+    written = Written(uri)
+    for lsn in (100, 200):
+        faulty.next(fault, when=lambda asked: asked.is_commit)
+        written.transaction(lsn, r7=3)
+        written.buffer.flush(LSN(0))
+        assert faulty.faults[fault] == lsn // 100
+    faulty.fault = lambda _: None
+    # The first brings its relation, too.
+    assert rows_of(uri) == [100] * 4 + [200] * 3
+
+
+def test_a_receiver_that_was_fenced_is_told_so_there_too(faulty, s3_lake):
+    uri = changelog_uri(s3_lake)
+    create_changelog(uri, epoch_record())
+    written = Written(uri)
+    ChangelogWriter(uri)
+    written.transaction(100, r7=1)
+    with pytest.raises(FencedError):
+        written.buffer.flush(LSN(0))
+
+
+def rows_of(uri: str) -> list[int]:
+    """The commit LSNs of a changelog's rows, in order."""
+    filesystem, root = open_storage(uri)
+    files = pa.table(open_delta(uri).get_add_actions(flatten=True)).column("path").to_pylist()
+    rows = [read_parquet(filesystem, f"{root}/{path}", ["commit_lsn"]) for path in files]
+    return sorted(pa.concat_tables(rows).column(0).to_pylist())
+
+
+@pytest.mark.parametrize("fault", ["throttled", "cut", "answer lost"])
+def test_a_point_whose_put_fails_once_is_written_once(fault, faulty, s3_lake):
+    points = Points(s3_lake)
+    first, second = (ConsistentPoint(Epoch(1), LSN(lsn), None, {"public.t": lsn}) for lsn in (1, 2))
+    points.append(first)
+    faulty.next(fault, when=lambda asked: asked.is_commit)
+    points.append(second)
+    assert faulty.faults == {fault: 1}
+    assert Points(s3_lake).latest() == second

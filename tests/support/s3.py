@@ -1,0 +1,39 @@
+"""A real server that speaks S3, with a bucket, for tests of lakes that are no directory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from demo.versitygw import PROGRAM, Gateway
+
+BUCKET = "lakes"
+_REQUIRED = "PGREPL_REQUIRE_DEBIAN"
+_WHY = "needs versitygw: sh setup/versitygw.sh"
+
+
+@contextmanager
+def running_gateway() -> Iterator[Gateway]:
+    """With the bucket. Skips the test where the server is not built, unless it is required."""
+    if not PROGRAM.exists():
+        assert not os.environ.get(_REQUIRED), _WHY
+        pytest.skip(_WHY)
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-s3-") as folder:
+        gateway = Gateway(Path(folder))
+        gateway.start()
+        gateway.make_bucket(BUCKET)
+        try:
+            yield gateway
+        finally:
+            gateway.stop()
+
+
+def new_lake() -> str:
+    """The URI of a lake that nobody has written to."""
+    return f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}/lake"

@@ -1,0 +1,40 @@
+"""lake_location.py: one place, as Delta, Arrow and Hadoop name it."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgrepl.replication.lake_location import (
+    canonical,
+    fault_of_uri,
+    hadoop_uri,
+    is_object_store,
+)
+
+
+@pytest.mark.parametrize("lake", ["s3://bucket/a/b", "s3a://bucket/a/b/", "S3://bucket/a/b"])
+def test_a_bucket_has_one_name_here_and_another_in_hadoop(lake):
+    assert fault_of_uri(lake) == ""
+    assert canonical(lake) == "s3://bucket/a/b"
+    assert hadoop_uri(canonical(lake)) == "s3a://bucket/a/b"
+    assert is_object_store(lake)
+
+
+def test_a_directory_stays_what_it_is():
+    for path in ("/srv/lake", "lake", "file:///srv/lake"):
+        assert hadoop_uri(path) == path
+        assert not is_object_store(path)
+
+
+@pytest.mark.parametrize(
+    ("lake", "fault"),
+    [
+        ("gs://bucket/lake", "gs:// is not supported yet"),
+        ("s3://BUCKET/lake", "'BUCKET' cannot be the name of a bucket"),
+        ("s3://bucket", "names no folder in the bucket"),
+        ("s3://bucket/a/./b", "has an empty part, . or .. in its path"),
+        ("s3:bucket/lake", "is neither a path nor a URI with a bucket"),
+    ],
+)
+def test_what_is_wrong_is_said(lake, fault):
+    assert fault_of_uri(lake) == fault
