@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Literal
+from typing import Any, Literal
 
 Fault = Literal[
     "throttled", "cut", "answer lost", "gone", "ExpiredToken", "RequestTimeTooSkewed", "AccessDenied"
@@ -54,8 +54,7 @@ class FaultyStore:
         class Handler(_Handler):
             faulty = store
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -83,8 +82,17 @@ class FaultyStore:
             return fault
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client may be killed, or think better of it."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    # Head and body in one packet: otherwise each answer waits for an acknowledgement.
+    wbufsize = 1 << 16
     faulty: FaultyStore
 
     def log_message(self, *_: object) -> None:

@@ -18,7 +18,12 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA, hour_of
-from airflow_provider_pgrepl.replication.storage import durable, open_storage
+from airflow_provider_pgrepl.replication.storage import (
+    delete_files,
+    durable,
+    make_folders,
+    open_storage,
+)
 
 _ROW_GROUP_ROWS = 65_536
 _SMALL_GROUP_ROWS = 1_024
@@ -67,16 +72,15 @@ class PartFolder:
         except OSError:
             # What is half written would take up space that may be short.
             with suppress(OSError):
-                self._filesystem.delete_file(f"{self._root}/{path}")
+                delete_files(self._filesystem, [f"{self._root}/{path}"])
             raise
         size = self._filesystem.get_file_info(f"{self._root}/{path}").size
         return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
 
     def discard(self, parts: Iterable[Part]) -> None:
         """Delete what no commit will hold, as far as the storage lets us."""
-        for part in parts:
-            with suppress(OSError):
-                self._filesystem.delete_file(f"{self._root}/{part.path}")
+        with suppress(OSError):
+            delete_files(self._filesystem, [f"{self._root}/{part.path}" for part in parts])
 
     def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> None:
         with (
@@ -96,7 +100,7 @@ class PartFolder:
 
     def _make_folder(self, hour: str) -> None:
         if hour not in self._folders:
-            self._filesystem.create_dir(f"{self._root}/{hour}", recursive=True)
+            make_folders(self._filesystem, f"{self._root}/{hour}")
             self._folders.add(hour)
 
 

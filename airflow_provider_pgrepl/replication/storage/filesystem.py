@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake_location import canonical, parse_uri
+from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 from airflow_provider_pgrepl.replication.storage.object_store import open_bucket
 
@@ -42,15 +44,28 @@ def commit_path(root: str, version: int) -> str:
 def has_commit(uri: str, version: int) -> bool:
     """Whether the file of a commit is there, whatever it holds. Raises OSError."""
     filesystem, root = open_storage(uri)
-    return bool(filesystem.get_file_info(commit_path(root, version)).type == fs.FileType.File)
+    path = commit_path(root, version)
+    if is_store(filesystem):
+        return objects.look_at(path) is not None
+    return bool(filesystem.get_file_info(path).type == fs.FileType.File)
+
+
+def commit_mark(uri: str, version: int) -> str:
+    """What tells the file of a commit from another in its place; empty when there is none, or nothing in it.
+    Raises OSError."""
+    filesystem, root = open_storage(uri)
+    path = commit_path(root, version)
+    if is_store(filesystem):
+        return objects.mark_of(path)
+    found = filesystem.get_file_info(path)
+    return f"{found.size}@{found.mtime_ns}" if found.size else ""
 
 
 def read_commit(uri: str, version: int) -> bytes | None:
     """The file of a commit of a table; None when it is not there. Raises OSError."""
     filesystem, root = open_storage(uri)
     try:
-        with filesystem.open_input_stream(commit_path(root, version)) as source:
-            return bytes(source.read())
+        return _read(filesystem, commit_path(root, version))
     except FileNotFoundError:
         return None
 
@@ -60,8 +75,36 @@ def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> l
 
     Raises FileNotFoundError when its file is gone, OSError, ValueError when it is not whole.
     """
-    with filesystem.open_input_stream(commit_path(root, version)) as source:
-        return [json.loads(line) for line in source.read().splitlines() if line]
+    content = _read(filesystem, commit_path(root, version))
+    return [json.loads(line) for line in content.splitlines() if line]
+
+
+def _read(filesystem: fs.FileSystem, path: str) -> bytes:
+    if is_store(filesystem):
+        return objects.read(path)
+    with filesystem.open_input_stream(path) as source:
+        return bytes(source.read())
+
+
+def delete_files(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
+    """Those that are there. Raises OSError."""
+    if is_store(filesystem):
+        objects.delete(paths)
+        return
+    for path in paths:
+        with suppress(FileNotFoundError):
+            filesystem.delete_file(path)
+
+
+def make_folders(filesystem: fs.FileSystem, path: str) -> None:
+    """Have a folder that files can be written into: a store has none. Raises OSError."""
+    if not is_store(filesystem):
+        filesystem.create_dir(path, recursive=True)
+
+
+def is_store(filesystem: fs.FileSystem) -> bool:
+    """Whether it is one of an object store: a request each takes its time and its price."""
+    return isinstance(filesystem, fs.S3FileSystem)
 
 
 def read_parquet(filesystem: fs.FileSystem, path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -17,11 +17,14 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_pgrepl.replication.changelog.reader import Commit, read_commit
 from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
+from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.storage import open_delta, open_storage
 
 FORMAT = "pgrepl_changelog"
 _BEFORE_ALL = -1
 _POLL_S, _IDLE_POLL_S, _POLL_LIMIT_S = 0.02, 0.1, 1.0
+_STORE_POLL_S, _STORE_IDLE_POLL_S = 0.1, 0.5
+"""Of an object store, where each look is a request that is paid for."""
 _IDLE_AFTER_S = 5.0
 _CHECK_INTERVAL_S = 10.0
 
@@ -47,6 +50,9 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, uri: str, batch_bytes: int) -> None:
         self._uri = uri
         self._batch_bytes = batch_bytes
+        in_store = is_object_store(uri)
+        self._poll_s = _STORE_POLL_S if in_store else _POLL_S
+        self._idle_poll_s = _STORE_IDLE_POLL_S if in_store else _IDLE_POLL_S
         self._last_version: int | None = None
         self._next_check = 0.0
         self._commit_at = 0.0
@@ -75,7 +81,7 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if end > version or self._last_version is not None or time.monotonic() >= deadline:
                 return {"version": end}
             is_idle = time.monotonic() - self._commit_at > _IDLE_AFTER_S
-            time.sleep(_IDLE_POLL_S if is_idle else _POLL_S)
+            time.sleep(self._idle_poll_s if is_idle else self._poll_s)
 
     def _newest(self) -> int:
         return int(open_delta(self._uri).version())

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
-from airflow_provider_pgrepl.replication.storage import commit_path, log_path, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import commit_mark, log_path, open_storage, storage_errors
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
@@ -26,10 +26,8 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 
 def commit_fingerprint(uri: str, version: int) -> str:
     """What tells the commit of a version from another in its place; empty when there is none."""
-    filesystem, root = open_storage(uri)
     with storage_errors(uri):
-        found = filesystem.get_file_info(commit_path(root, version))
-    return f"{found.size}@{found.mtime_ns}" if found.size else ""
+        return commit_mark(uri, version)
 
 
 def settle_log(uri: str) -> None:

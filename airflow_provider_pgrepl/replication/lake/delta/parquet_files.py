@@ -16,7 +16,13 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import (
     columns_with_statistics,
     delta_statistics,
 )
-from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    delete_files,
+    durable,
+    make_folders,
+    open_storage,
+    storage_errors,
+)
 
 FILE_BYTES = 128 << 20
 ROW_GROUP_ROWS = 256 << 10
@@ -119,7 +125,7 @@ class ParquetFiles:
                 self.close_file()
 
     def _open_file(self) -> pq.ParquetWriter:
-        self._filesystem.create_dir(self._folder, recursive=True)
+        make_folders(self._filesystem, self._folder)
         self._names.append(f"part-{uuid.uuid4()}.zstd.parquet")
         self._sink = self._filesystem.open_output_stream(f"{self._folder}/{self._names[-1]}")
         self._writer = pq.ParquetWriter(
@@ -161,6 +167,5 @@ class ParquetFiles:
                 # Whatever it says: an unfinished file has no metadata that a writer could hand over.
                 with suppress(Exception):
                     part.close()
-        for name in self._names:
-            with suppress(OSError):
-                self._filesystem.delete_file(f"{self._folder}/{name}")
+        with suppress(OSError):
+            delete_files(self._filesystem, [f"{self._folder}/{name}" for name in self._names])

@@ -23,8 +23,10 @@ from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_f
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
+    delete_files,
     durable,
     has_commit,
+    is_store,
     log_path,
     open_delta,
     open_storage,
@@ -269,13 +271,11 @@ class TableFiles:
                 yield _LogEntry(int(match[1]), info.base_name, match[2], info.mtime)
 
     def _delete(self, paths: Iterable[str]) -> None:
-        for path in paths:
-            with suppress(FileNotFoundError):
-                self._filesystem.delete_file(f"{self._root}/{path}")
+        delete_files(self._filesystem, [f"{self._root}/{path}" for path in paths])
 
     def _delete_folders(self, folders: Iterable[str]) -> None:
         """Folders of partitions that are no more. One that is not empty after all stays."""
-        for folder in folders:
+        for folder in () if is_store(self._filesystem) else folders:
             selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
             if not self._filesystem.get_file_info(selector):
                 with suppress(FileNotFoundError):

@@ -1,0 +1,85 @@
+"""Objects of a store that speaks S3, a request each: Arrow's filesystem asks more, and for folders, too.
+
+`path` is always bucket and key, as Arrow has them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import obstore
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from airflow_provider_pgrepl.replication.storage.object_store import open_store
+from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
+
+if TYPE_CHECKING:
+    from obstore import ObjectMeta
+
+_MARK_S, _MARKS = 1.0, 4096
+_marks: dict[str, tuple[str, float]] = {}
+
+
+def read(path: str) -> bytes:
+    """An object. Raises FileNotFoundError, OSError."""
+    store, key = _of(path)
+    with _store_errors(path):
+        return bytes(obstore.get(store, key).bytes())
+
+
+def look_at(path: str) -> ObjectMeta | None:
+    """What the store says of an object; None when there is none. Raises OSError."""
+    store, key = _of(path)
+    try:
+        with _store_errors(path):
+            return obstore.head(store, key)
+    except FileNotFoundError:
+        return None
+
+
+def mark_of(path: str) -> str:
+    """What tells an object from another in its place; empty when there is none, or nothing in it.
+
+    It is remembered for a second: one merge asks for it often. Raises OSError.
+    """
+    mark, until = _marks.get(path, ("", 0.0))
+    if time.monotonic() < until:
+        return mark
+    found = look_at(path)
+    if found is None or not found["size"]:
+        _marks.pop(path, None)
+        return ""
+    if len(_marks) >= _MARKS:
+        _marks.clear()
+    mark = f"{found['size']}@{found['e_tag']}"
+    _marks[path] = mark, time.monotonic() + _MARK_S
+    return mark
+
+
+def delete(paths: Iterable[str]) -> None:
+    """Objects of one bucket, a thousand a request; those that are gone are none the less. Raises OSError."""
+    keys = [_of(path) for path in paths]
+    if keys:
+        with _store_errors(keys[0][1]):
+            obstore.delete(keys[0][0], [key for _, key in keys])
+
+
+def _of(path: str) -> tuple[S3Store, str]:
+    bucket, _, key = path.partition("/")
+    return open_store(bucket), key
+
+
+@contextmanager
+def _store_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        if fault_of(error) is None:
+            raise FileNotFoundError(f"{path} is not there") from None
+        raise OSError(str(error)) from None
+    except BaseError as error:
+        raise OSError(str(error)) from None
