@@ -11,6 +11,8 @@ _DELTA_SCHEMES = {"s3": "s3", "s3a": "s3"}
 _HADOOP_SCHEMES = {"s3": "s3a"}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+# deltalake encodes all else where it tells a table's place, and other readers decode it in some places only.
+_PATH = re.compile(r"[A-Za-z0-9_.~+=/-]*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -32,10 +34,10 @@ def fault_of_uri(lake: str) -> str:
         return f"{bucket!r} cannot be the name of a bucket"
     if not path.strip("/"):
         return "names no folder in the bucket"
+    if not _PATH.fullmatch(path):
+        return "may have ASCII letters, digits and _ . ~ + = - in its path, since all else would be encoded"
     if "//" in path.rstrip("/") or any(part in (".", "..") for part in path.split("/")):
         return "has an empty part, . or .. in its path"
-    if "?" in path or "#" in path:
-        return "must not contain ? or #"
     return ""
 
 

@@ -16,6 +16,8 @@ REGION, ENDPOINT = "AWS_REGION", "AWS_ENDPOINT_URL_S3"
 _OTHER_NAMES = {REGION: "AWS_DEFAULT_REGION", ENDPOINT: "AWS_ENDPOINT_URL"}
 """Which Amazon's tools read where the first is not set."""
 VARIABLES = (KEY_ID, SECRET, TOKEN, REGION, ENDPOINT)
+OF_STORES = (*VARIABLES, *_OTHER_NAMES.values(), "AWS_ENDPOINT", "AWS_PROFILE", "AWS_DEFAULT_PROFILE")
+"""All of which one of the libraries reads."""
 
 _given: dict[str, str] = {}
 
@@ -24,9 +26,16 @@ Result = TypeVar("Result")
 
 
 def use_store(variables: Mapping[str, str]) -> None:
-    """Have this process reach its store so, whatever its environment says. All of `VARIABLES`, or some."""
+    """Have this process reach its store so, whatever its environment says. All of `VARIABLES`, or some.
+
+    The libraries fill up what they are not told from the environment: from it goes what is not given. A token
+    of other keys, or another endpoint, would be mixed with these.
+    """
     _given.clear()
     _given.update({name: value for name, value in variables.items() if value})
+    for name in OF_STORES if _given else ():
+        if name not in _given:
+            os.environ.pop(name, None)
 
 
 def store_variables() -> dict[str, str]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.storage import open_storage
+from airflow_provider_pgrepl.replication.lake.dropping import check_droppable, drop_lake_tables
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.storage import append_delta, open_storage, store_probe
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 from demo.versitygw import environment_of
 from tests.support.faulty_store import FaultyStore, faulty_store
@@ -64,6 +70,34 @@ def test_a_bucket_that_is_not_there(s3_lake):
 def test_what_only_amazon_answers(code, said, faulty, s3_lake):
     faulty.next(code, times=100)
     assert refused(s3_lake) == said
+
+
+def test_a_store_that_is_busy_is_asked_again_by_the_next_run(faulty, s3_lake, monkeypatch):
+    monkeypatch.setattr(store_probe, "_PATIENCE", timedelta(seconds=1))
+    faulty.next("throttled", times=100)
+    assert refused(s3_lake, LakeUnavailableError) == "the store asks for fewer requests"
+
+
+def test_a_table_whose_owner_is_not_told_is_not_dropped(faulty, s3_lake):
+    """One denied request is not a table that nobody has."""
+    append_delta(f"{s3_lake}/public/t", pa.table({"a": [1]}))
+    faulty.next("AccessDenied")
+    with pytest.raises(LakeUnavailableError, match="the store denies access"):
+        check_droppable(s3_lake, [TableName("public", "t")], "p", 1)
+    with pytest.raises(LakeError, match="has not written it"):
+        check_droppable(s3_lake, [TableName("public", "t")], "p", 1)
+
+
+def test_what_is_dropped_is_gone_with_all_that_is_below_it(s3_lake):
+    append_delta(f"{s3_lake}/public/t", pa.table({"a": [1]}))
+    append_delta(f"{s3_lake}/public/t2", pa.table({"a": [1]}))
+    assert drop_lake_tables(s3_lake, [TableName("public", "t")]) == [TableName("public", "t")]
+    assert drop_lake_tables(s3_lake, [TableName("public", "t")]) == []
+    filesystem, root = open_storage(s3_lake)
+    left = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    assert left
+    assert all(info.path.startswith((f"{root}/public/t2", f"{root}/public")) for info in left)
+    assert not [info for info in left if info.path.startswith(f"{root}/public/t/")]
 
 
 def test_a_store_that_is_away(faulty, s3_lake):

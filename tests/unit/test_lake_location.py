@@ -33,6 +33,10 @@ def test_a_directory_stays_what_it_is():
         ("s3://BUCKET/lake", "'BUCKET' cannot be the name of a bucket"),
         ("s3://bucket", "names no folder in the bucket"),
         ("s3://bucket/a/./b", "has an empty part, . or .. in its path"),
+        (
+            "s3://bucket/my lake",
+            "may have ASCII letters, digits and _ . ~ + = - in its path, since all else would be encoded",
+        ),
         ("s3:bucket/lake", "is neither a path nor a URI with a bucket"),
     ],
 )

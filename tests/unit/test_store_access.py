@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -34,6 +35,17 @@ def test_what_was_given_stands_for_the_whole_environment(monkeypatch):
         "aws_region": "eu-west-1",
     }
     assert store_options("/srv/lake") == {}
+
+
+def test_no_library_finds_in_the_environment_what_was_not_given(monkeypatch):
+    """They fill up what they are not told: a token of other keys, or another store's endpoint."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://other")
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    use_store({})
+    assert os.environ["AWS_PROFILE"] == "other"
+    use_store(KEYS)
+    assert not {"AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_PROFILE"} & os.environ.keys()
 
 
 def test_a_task_reaches_the_store_as_its_driver_does():

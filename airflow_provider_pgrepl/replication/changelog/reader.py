@@ -16,7 +16,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import ChangelogFileGoneError, LakeUnavailableError, NoChangelogError
+from airflow_provider_pgrepl.errors import ChangelogFileGoneError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.kept_files import KeptFiles
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_delta, open_storage, read_commit_actions
+from airflow_provider_pgrepl.replication.storage import open_delta, open_storage, read_commit_actions, refusal
 
 _SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
 _kept = KeptFiles(_KEPT_BYTES)
@@ -82,9 +82,7 @@ def open_changelog(uri: str) -> DeltaTable:
             f"is that the lake? If so, begin its first epoch: {hints.SNAPSHOT}",
         ) from None
     except (DeltaError, OSError) as error:
-        raise LakeUnavailableError(
-            f"the changelog cannot be opened: {error.__class__.__name__}: {error}", "check the lake's storage"
-        ) from error
+        raise refusal("the changelog cannot be opened", error) from None
 
 
 def read_durable_lsn(table: Transactions) -> LSN:

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
     append_delta,
     has_commit,
+    is_refusal,
     open_delta,
     query_delta,
     refusal,
@@ -202,6 +203,10 @@ class RelationIndex:
         except TableNotFoundError:
             self._version = -1
             return []
+        except (DeltaError, OSError) as error:
+            if is_refusal(error):
+                raise refusal("the index of relations cannot be read", error) from None
+            raise
         self._version = int(table.version())
         found: list[dict[str, Any]] = query_delta(table, "select * from it").to_pylist()
         return found

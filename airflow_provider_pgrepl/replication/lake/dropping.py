@@ -13,7 +13,16 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import log_path, open_delta, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    delete_tree,
+    is_refusal,
+    is_store,
+    log_path,
+    open_delta,
+    open_storage,
+    refusal,
+    storage_errors,
+)
 
 
 def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:
@@ -33,8 +42,13 @@ def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, 
 def _may_be_ours(uri: str, pipeline: str, epoch: int) -> bool:
     try:
         table = open_delta(uri)
-    except (TableNotFoundError, DeltaError, OSError):
-        return True  # nothing there, or what an earlier try has left
+    except TableNotFoundError:
+        return True
+    except (DeltaError, OSError) as error:
+        if is_refusal(error):
+            # Whose it is cannot be known before the storage answers.
+            raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
+        return True  # what an earlier try has left
     apps = (app_id(pipeline, Epoch(number)) for number in range(1, epoch + 1))
     return any(table.transaction_version(app) is not None for app in apps)
 
@@ -70,13 +84,15 @@ def _delete(filesystem: fs.FileSystem, folder: str) -> bool:
     for place in (log_path(folder), folder):
         with storage_errors(place):
             if filesystem.get_file_info(place).type == fs.FileType.Directory:
-                filesystem.delete_dir(place)
+                delete_tree(filesystem, place)
                 there = True
     return there
 
 
 def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
     with storage_errors(folder):
+        if is_store(filesystem):
+            return  # It has no folders but by what is in them.
         if filesystem.get_file_info(folder).type != fs.FileType.Directory:
             return
         if not filesystem.get_file_info(fs.FileSelector(folder)):

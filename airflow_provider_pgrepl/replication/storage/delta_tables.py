@@ -7,11 +7,14 @@ table that is open goes through deltalake's handle of it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
+from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
+from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import make_folder
 from airflow_provider_pgrepl.replication.storage.object_store import store_options
@@ -26,8 +29,14 @@ def open_delta(uri: str, version: int | None = None) -> DeltaTable:
 
 
 def has_delta(uri: str) -> bool:
-    """Whether there is a Delta table."""
-    return bool(DeltaTable.is_deltatable(uri, store_options(uri)))
+    """Whether there is a Delta table. Raises DeltaError, OSError."""
+    if not is_object_store(uri):
+        return bool(DeltaTable.is_deltatable(uri))
+    # The other holds up all threads of Python until the store has answered.
+    with suppress(TableNotFoundError):
+        open_delta(uri)
+        return True
+    return False
 
 
 def create_delta(

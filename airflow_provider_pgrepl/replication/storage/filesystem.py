@@ -96,6 +96,15 @@ def delete_files(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
             filesystem.delete_file(path)
 
 
+def delete_tree(filesystem: fs.FileSystem, folder: str) -> None:
+    """A folder with all that is in it. Raises OSError."""
+    if is_store(filesystem):
+        # Arrow would put a marker in the place of the folder above, where we may have no rights.
+        objects.delete_below(folder)
+    else:
+        filesystem.delete_dir(folder)
+
+
 def make_folders(filesystem: fs.FileSystem, path: str) -> None:
     """Have a folder that files can be written into: a store has none. Raises OSError."""
     if not is_store(filesystem):

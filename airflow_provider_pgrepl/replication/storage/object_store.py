@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.store_variables import (
 
 _DEFAULT_REGION = "us-east-1"
 _PATIENCE = timedelta(minutes=3)
+_ATTEMPTS = 15
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,11 @@ class Access:
 
 @lru_cache(maxsize=8)
 def _region_of(bucket: str) -> str:
-    return str(fs.resolve_s3_region(bucket))
+    try:
+        return str(fs.resolve_s3_region(bucket))
+    except OSError as error:
+        unknown = f"<Code>NoSuchBucket</Code> {bucket}" if "not found" in str(error) else str(error)
+        raise OSError(unknown) from None
 
 
 def open_bucket(bucket: str) -> fs.FileSystem:
@@ -61,7 +66,12 @@ def open_bucket(bucket: str) -> fs.FileSystem:
 @lru_cache(maxsize=8)
 def _filesystem(access: Access) -> fs.FileSystem:
     # A small file is one request when it is opened late, otherwise three.
-    options: dict[str, Any] = {"region": access.region, "allow_delayed_open": True}
+    options: dict[str, Any] = {
+        "region": access.region,
+        "allow_delayed_open": True,
+        # It waits up to 20 s before each after the first few: some minutes in all.
+        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
+    }
     if access.url:
         scheme, _, host = access.url.rpartition("://")
         options |= {"endpoint_override": host.rstrip("/"), "scheme": scheme or "https"}

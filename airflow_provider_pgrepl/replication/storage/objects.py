@@ -15,7 +15,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from airflow_provider_pgrepl.replication.storage.object_store import open_store
-from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
+from airflow_provider_pgrepl.replication.storage.store_faults import code_in, fault_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -68,6 +68,14 @@ def delete(paths: Iterable[str]) -> None:
             obstore.delete(keys[0][0], [key for _, key in keys])
 
 
+def delete_below(path: str) -> None:
+    """All objects in what stands for a folder. Raises OSError."""
+    store, key = _of(path)
+    with _store_errors(path):
+        for listed in obstore.list(store, f"{key.strip('/')}/", chunk_size=1000):
+            obstore.delete(store, [one["path"] for one in listed])
+
+
 def _of(path: str) -> tuple[S3Store, str]:
     bucket, _, key = path.partition("/")
     return open_store(bucket), key
@@ -80,6 +88,11 @@ def _store_errors(path: str) -> Iterator[None]:
     except FileNotFoundError as error:
         if fault_of(error) is None:
             raise FileNotFoundError(f"{path} is not there") from None
-        raise OSError(str(error)) from None
+        raise _unread(path, error) from None
     except BaseError as error:
-        raise OSError(str(error)) from None
+        raise _unread(path, error) from None
+
+
+def _unread(path: str, error: Exception) -> OSError:
+    """With the store's code and no more: what it answers may tell a token."""
+    return OSError(f"{path}: {type(error).__name__} <Code>{code_in(error)}</Code>")

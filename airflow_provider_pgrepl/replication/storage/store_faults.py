@@ -26,7 +26,15 @@ _EXPIRED = Fault(
     f"get new credentials, {TOKEN} among them; for what runs long, give the hosts a role, which is renewed",
 )
 _CLOCK = Fault("this host's clock is not the store's, so that it refuses what is signed", "set the clock")
-_SLOW = Fault("the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less")
+PASSING = _SLOW = Fault(
+    "the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less"
+)
+
+NO_CONDITIONS = Fault(
+    "the store does not refuse to write an object that is there (If-None-Match), by which commits of two"
+    " writers are kept apart",
+    "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
+)
 
 # https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and versitygw's own of a key.
 FAULTS = {
@@ -46,12 +54,21 @@ FAULTS = {
         "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket under the lake's folder",
     ),
     "SlowDown": _SLOW,
+    "ServiceUnavailable": _SLOW,
+    "NotImplemented": NO_CONDITIONS,
 }
-# As the three libraries spell them, letters only.
-_SPELLED = {code.lower(): fault for code, fault in FAULTS.items()}
+# As the store spells it; as Arrow does, ACCESS_DENIED; and as Arrow does where it knows no name of its own.
+_CODE = re.compile(r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)")
+_BY_LETTERS = {code.lower(): code for code in FAULTS}
+
+
+def code_in(error: BaseException) -> str:
+    """The store's error code that a library passes on; empty when there is none."""
+    match = _CODE.search(str(error))
+    found = "" if match is None else match[1] or match[2] or match[3]
+    return _BY_LETTERS.get(found.replace("_", "").lower(), found)
 
 
 def fault_of(error: BaseException) -> Fault | None:
     """None when the store has said nothing that is known here."""
-    letters = re.sub("[^a-z]", "", str(error).lower())
-    return next((fault for code, fault in _SPELLED.items() if code in letters), None)
+    return FAULTS.get(code_in(error))

@@ -12,7 +12,12 @@ from obstore.store import S3Store
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake_location import is_object_store, parse_uri
 from airflow_provider_pgrepl.replication.storage.object_store import open_store
-from airflow_provider_pgrepl.replication.storage.store_faults import Fault, fault_of
+from airflow_provider_pgrepl.replication.storage.store_faults import (
+    NO_CONDITIONS,
+    PASSING,
+    Fault,
+    fault_of,
+)
 
 _PATIENCE = timedelta(seconds=15)
 _UNREACHED = Fault(
@@ -43,11 +48,7 @@ def check_store(lake_root: str) -> None:
     if failed is not None:
         raise _unusable(lake_root, failed)
     if not is_refused:
-        raise LakeError(
-            f"{lake_root}: the store does not refuse to write an object that is there (If-None-Match), by"
-            " which commits of two writers are kept apart",
-            "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
-        )
+        raise LakeError(f"{lake_root}: {NO_CONDITIONS.sentence}", NO_CONDITIONS.hint)
 
 
 def _is_refused(store: S3Store, path: str) -> bool:
@@ -61,5 +62,5 @@ def _is_refused(store: S3Store, path: str) -> bool:
 def _unusable(lake_root: str, error: Exception) -> LakeError:
     known = fault_of(error)
     fault = known or _UNREACHED
-    kind = LakeError if known else LakeUnavailableError
+    kind = LakeUnavailableError if known in (None, PASSING) else LakeError
     return kind(f"{lake_root}: {fault.sentence}", fault.hint)

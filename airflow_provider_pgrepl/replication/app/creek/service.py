@@ -8,6 +8,7 @@ import logging
 import os
 from contextlib import closing, suppress
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 from airflow_provider_pgrepl.errors import PgReplError
@@ -82,12 +83,16 @@ class Service:
         find_epoch(self._access.pipeline)
         self._write_file()
         log.info("the pipeline %s is in %s", self._access.pipeline.name, self._file)
-        code = self._begin()
-        if code == process.DONE and not self._stop.is_set:
-            try:
-                code = self._keep()
-            finally:
-                self._end()
+        try:
+            code = self._begin()
+            if code == process.DONE and not self._stop.is_set:
+                try:
+                    code = self._keep()
+                finally:
+                    self._end()
+        finally:
+            if is_object_store(self._access.pipeline.lake_root):
+                rmtree(self._file.parent, ignore_errors=True)
         return code
 
     def _write_file(self) -> None:

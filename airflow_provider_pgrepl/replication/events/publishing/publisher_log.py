@@ -179,6 +179,9 @@ class PublisherLog:
                 self._table.alter.set_table_properties(
                     {_RECORD: record.to_json()}, raise_if_not_exists=False, commit_properties=properties
                 )
+            # The handle may hold a successor's record by now, right behind ours.
+            if self._table.transaction_version(PUBLISHER_APP) != self._sequence + 1:
+                raise self._fenced()
             self._sequence += 1
             durable.flush_newest(self._uri)
         except CommitFailedError:

@@ -249,8 +249,13 @@ def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
     if not needed or "timestampNtz" in (table.protocol().writer_features or []):
         return
     before = table.version()
-    with delta_errors(f"{table.table_uri}: nothing was committed"):
-        table.alter.add_feature(TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True)
+    properties = CommitProperties(custom_metadata=commit_token())
+    with delta_errors(f"{table.table_uri}: nothing was committed"), committing(table, properties):
+        table.alter.add_feature(
+            TableFeatures.TimestampWithoutTimezone,
+            allow_protocol_versions_increase=True,
+            commit_properties=properties,
+        )
     if table.version() != before + 1:
         raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
     with storage_errors(table.table_uri):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 import pyarrow as pa
-from deltalake import DeltaTable, Field, Schema
+from deltalake import CommitProperties, DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
@@ -27,7 +27,14 @@ from airflow_provider_pgrepl.replication.lake.history.place import history_path,
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import delta_errors, durable, has_delta, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    commit_token,
+    committing,
+    delta_errors,
+    durable,
+    has_delta,
+    storage_errors,
+)
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 _KIND = "history"
@@ -125,8 +132,9 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
     if lacking:
         allow_timestamp_without_tz(history, schema)
         before = history.version()
-        with delta_errors(f"{history.table_uri}: nothing was committed"):
-            history.alter.add_columns(lacking)
+        properties = CommitProperties(custom_metadata=commit_token())
+        with delta_errors(f"{history.table_uri}: nothing was committed"), committing(history, properties):
+            history.alter.add_columns(lacking, commit_properties=properties)
         if history.version() != before + 1:
             raise FencedError(f"{history.table_uri}: another process has written this table")
         with storage_errors(history.table_uri):
