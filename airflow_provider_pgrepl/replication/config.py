@@ -91,7 +91,7 @@ class Pipeline:
     points_keep_all_h: float = 1.0
     points_thin_min: float = 10.0
     points_keep_h: float = 168.0
-    points_bytes: float = 1.5
+    points_bytes: float = 1.25
     maintenance_interval_s: float = 600.0
     snapshot_range_bytes: int = 128 * MIB
     lock_timeout_s: float = 10.0

@@ -58,12 +58,13 @@ def test_a_small_table_may_write_a_little_however_little_changes():
         pace.end(now, 0.1, FREE_BYTES_PER_S // 2, 10)
 
 
-def settled_spacing(cadence: Cadence, live: int, written: int) -> float:
+def settled_spacing(cadence: Cadence, live: int, written: int, changed: int = 1) -> float:
     """How far apart merges come to be of a table of so many bytes, each of which writes so many over it."""
     pace, now, began = TablePace(), 0.0, 0.0
+    cadence = replace(cadence, write_amplification=1e12)
     for _ in range(1000):
         pace.start(now)
-        pace.end(now, 0.1, written, 100 * written, live=live)
+        pace.end(now, 0.1, written, changed, live=live)
         began, now = now, pace.turn(cadence, now, 1, now).at
     return now - began
 
@@ -76,6 +77,12 @@ def test_what_merges_replace_is_bounded_by_what_the_table_has():
     assert settled_spacing(replace(CADENCE, points_bytes=6), 100 * MIB, 2 * MIB) == 2.0
     assert settled_spacing(CADENCE, MIB, 200 << 10) == 2.0, "a small table may leave some"
     assert settled_spacing(CADENCE, MIB, 500 * MIB) == 30.0, "it waits as long as it may"
+
+
+def test_what_is_written_of_the_changes_themselves_is_not_merged_less_often():
+    """However seldom it is: a table that takes 100,000 changes a second would only be late."""
+    assert settled_spacing(CADENCE, 10 * MIB, 20 * MIB, changed=40 * MIB) == 2.0
+    assert settled_spacing(CADENCE, 10 * MIB, 21 * MIB, changed=40 * MIB) > 2.0
 
 
 def test_bytes_that_make_a_table_larger_replace_nothing():

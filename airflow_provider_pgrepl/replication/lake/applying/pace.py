@@ -22,6 +22,8 @@ REPLACED_S = 150.0
 _SLOT_S = 60.0
 _FREE_REPLACED = 16 << 20
 _SMOOTHED_S = 600.0
+_WRITTEN_OF_CHANGES = 0.5
+"""Of their values' bytes: compressed to a sixth, written, and written again as small files are joined."""
 _LEAST_SPACING_S = 0.5
 _BYTES_PER_S = 32 << 20
 """What a merge takes at first guess, in bytes of changes."""
@@ -88,7 +90,7 @@ class TablePace:
         self._slots[-1].changed += changed
         self.seconds, self._last_written, self.ended = seconds, written, now
         if live:
-            self._replace(now, written, live)
+            self._replace(now, written, changed, live)
 
     def expected_s(self, changed: int) -> float:
         """How long a merge of so many bytes of changes takes, as far as one can tell."""
@@ -114,14 +116,16 @@ class TablePace:
         excess = self._excess(cadence, now)
         if excess <= 1 or self._started is None:
             return Turn(at_best, "freshness")
-        # Squared, as part of what is replaced follows the changes, however seldom they are merged.
+        # Squared, as a vector that is written less often marks more.
         spaced = self._started + max(cadence.freshness_s, _LEAST_SPACING_S) * excess**2
         return Turn(min(at_worst, spaced), "points_bytes")
 
-    def _replace(self, now: float, written: int, live: int) -> None:
-        """What was written and has not made the table larger took the place of something."""
+    def _replace(self, now: float, written: int, changed: int, live: int) -> None:
+        """What was written and has not made the table larger took the place of something. What is written of
+        the changes themselves does so however seldom they are merged."""
         if self._live:
-            self._replaced.append((now, max(0, written - (live - self._live))))
+            replaced = written - (live - self._live) - round(changed * _WRITTEN_OF_CHANGES)
+            self._replaced.append((now, max(0, replaced)))
         self._live = live
 
     def _excess(self, cadence: Cadence, now: float) -> float:
