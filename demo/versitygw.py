@@ -46,7 +46,18 @@ class Gateway(ServerProcess):
         (self.data / name).mkdir(exist_ok=True)
 
     def command(self) -> list[str]:
-        return [str(PROGRAM), "--port", f"127.0.0.1:{self.port}", "--quiet", "posix", str(self.data)]
+        listening = ["--port", f"127.0.0.1:{self.port}", "--quiet"]
+        return [str(PROGRAM), *listening, "posix", *self._sidecar(), str(self.data)]
+
+    def _sidecar(self) -> list[str]:
+        """What it knows of objects stands in their files' attributes, where the file system keeps any."""
+        try:
+            os.setxattr(self.data, "user.pgrepl", b"")
+        except OSError:
+            beside = self.folder / "sidecar"
+            beside.mkdir(exist_ok=True)
+            return ["--sidecar", str(beside)]
+        return []
 
     def environment(self) -> Mapping[str, str]:
         keys = self.client_environment
