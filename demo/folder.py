@@ -79,15 +79,12 @@ class Folder:
         self._lock.write(str(os.getpid()))
         self._lock.flush()
 
-    def _all(self) -> tuple[Path, ...]:
-        made = (self.airflow, self.lake, self.logs, self.temporary)
-        return (self.postgres, *made, self.broker, self.store)
-
     def clear(self) -> None:
         """Remove the data of the demo before this one."""
-        for path in self._all():
+        made = (self.airflow, self.lake, self.logs, self.temporary)
+        for path in (self.postgres, *made, self.broker, self.store):
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():
                 raise DemoError(f"Cannot remove {path}; is it another user's? Remove it: sudo rm -rf {path}")
-        for path in (self.airflow, self.lake, self.logs, self.temporary):
+        for path in made:
             path.mkdir()

@@ -6,13 +6,14 @@ Delta, Arrow and Hadoop have names of their own for the same store: what is kept
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _DELTA_SCHEMES = {"s3": "s3", "s3a": "s3"}
 _HADOOP_SCHEMES = {"s3": "s3a"}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)(.*)", re.DOTALL)
-# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 # deltalake encodes all else where it tells a table's place, and other readers decode it in some places only.
 _PATH = re.compile(r"[A-Za-z0-9_.~+=/-]*")
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -43,23 +44,30 @@ def fault_of_uri(lake: str) -> str:
 
 def canonical(lake: str) -> str:
     """A store's URI as it is kept: Delta's scheme, no slash at the end."""
-    parts = parse_uri(lake)
-    if parts is None:
-        return lake
-    scheme, bucket, path = parts
-    return f"{_DELTA_SCHEMES.get(scheme, scheme)}://{bucket}{path.rstrip('/')}"
+    return _named(lake, _DELTA_SCHEMES).rstrip("/") if is_object_store(lake) else lake
 
 
 def hadoop_uri(uri: str) -> str:
     """The same place as Spark's own readers name it."""
+    return _named(uri, _HADOOP_SCHEMES)
+
+
+def _named(uri: str, schemes: Mapping[str, str]) -> str:
     parts = parse_uri(uri)
     if parts is None:
         return uri
     scheme, bucket, path = parts
-    return f"{_HADOOP_SCHEMES.get(scheme, scheme)}://{bucket}{path}"
+    return f"{schemes.get(scheme, scheme)}://{bucket}{path}"
 
 
 def is_object_store(uri: str) -> bool:
     """Whether what has been written there is durable, and nothing is there before all of it is."""
+    return place_in_store(uri) is not None
+
+
+def place_in_store(uri: str) -> tuple[str, str] | None:
+    """Bucket and key of a place in an object store; None of a directory."""
     parts = parse_uri(uri)
-    return parts is not None and parts[0] != "file"
+    if parts is None or parts[0] == "file":
+        return None
+    return parts[1], parts[2].strip("/")

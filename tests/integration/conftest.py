@@ -1,11 +1,14 @@
 """Fixtures of the tests that need a server."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from demo.rabbitmq import Broker
+from demo.versitygw import Gateway, environment_of
+from tests.support.faulty_store import FaultyStore, faulty_store
 from tests.support.published import Published, begin_publishing
 
 
@@ -20,6 +23,15 @@ def run(pg):
             return cursor.fetchall() if cursor.description else None
 
     return execute
+
+
+@pytest.fixture
+def faulty(gateway: Gateway, s3_lake: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """The way to the store, which can fail; the environment leads there."""
+    with faulty_store(gateway.port) as store:
+        for name, value in environment_of(store.port).items():
+            monkeypatch.setenv(name, value)
+        yield store
 
 
 @pytest.fixture

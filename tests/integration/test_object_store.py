@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -22,20 +21,10 @@ from airflow_provider_pgrepl.replication.storage import (
     read_commit,
     read_parquet,
 )
-from demo.versitygw import Gateway, environment_of
 from tests.support.changelogs import Written, epoch_record
-from tests.support.faulty_store import Asked, FaultyStore, faulty_store
+from tests.support.faulty_store import Asked
 
 ROUNDS = 300
-
-
-@pytest.fixture
-def faulty(gateway: Gateway, s3_lake: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    """The way to the store; the environment leads there."""
-    with faulty_store(gateway.port) as store:
-        for name, value in environment_of(store.port).items():
-            monkeypatch.setenv(name, value)
-        yield store
 
 
 def race(uri: str, version: int, writers: int) -> list[int]:

@@ -13,8 +13,6 @@ from airflow_provider_pgrepl.replication.lake.dropping import check_droppable, d
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import append_delta, open_storage, store_probe
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
-from demo.versitygw import environment_of
-from tests.support.faulty_store import FaultyStore, faulty_store
 
 
 def refused(lake: str, kind: type[LakeError] = LakeError) -> str:
@@ -24,14 +22,6 @@ def refused(lake: str, kind: type[LakeError] = LakeError) -> str:
     assert "pgrepl-secret" not in str(caught.value)
     assert caught.value.hint
     return caught.value.message.removeprefix(f"{lake}: ")
-
-
-@pytest.fixture
-def faulty(gateway, s3_lake, monkeypatch) -> FaultyStore:
-    with faulty_store(gateway.port) as store:
-        for name, value in environment_of(store.port).items():
-            monkeypatch.setenv(name, value)
-        yield store
 
 
 def test_a_store_that_can_be_used_keeps_nothing_of_the_question(s3_lake):

@@ -10,7 +10,7 @@ from typing import Any
 from obstore.store import S3Store
 from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.lake_location import is_object_store, parse_uri
+from airflow_provider_pgrepl.replication.lake_location import place_in_store
 from airflow_provider_pgrepl.replication.store_variables import (
     ENDPOINT,
     KEY_ID,
@@ -104,8 +104,8 @@ def _store(access: Access, patience: timedelta) -> S3Store:
 
 def store_options(uri: str) -> dict[str, str]:
     """What deltalake is to be told of the store of a place; nothing of a directory. Raises OSError."""
-    parts = parse_uri(uri)
-    return {} if parts is None or not is_object_store(uri) else _options(Access.of(parts[1]))
+    place = place_in_store(uri)
+    return {} if place is None else _options(Access.of(place[0]))
 
 
 def _options(access: Access) -> dict[str, str]:

@@ -26,9 +26,7 @@ _EXPIRED = Fault(
     f"get new credentials, {TOKEN} among them; for what runs long, give the hosts a role, which is renewed",
 )
 _CLOCK = Fault("this host's clock is not the store's, so that it refuses what is signed", "set the clock")
-PASSING = _SLOW = Fault(
-    "the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less"
-)
+SLOW = Fault("the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less")
 
 NO_CONDITIONS = Fault(
     "the store does not refuse to write an object that is there (If-None-Match), by which commits of two"
@@ -53,8 +51,8 @@ FAULTS = {
         "the store denies access",
         "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket under the lake's folder",
     ),
-    "SlowDown": _SLOW,
-    "ServiceUnavailable": _SLOW,
+    "SlowDown": SLOW,
+    "ServiceUnavailable": SLOW,
     "NotImplemented": NO_CONDITIONS,
 }
 # As the store spells it; as Arrow does, ACCESS_DENIED; and as Arrow does where it knows no name of its own.

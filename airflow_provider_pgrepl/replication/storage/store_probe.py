@@ -10,11 +10,11 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import S3Store
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.lake_location import is_object_store, parse_uri
+from airflow_provider_pgrepl.replication.lake_location import place_in_store
 from airflow_provider_pgrepl.replication.storage.object_store import open_store
 from airflow_provider_pgrepl.replication.storage.store_faults import (
     NO_CONDITIONS,
-    PASSING,
+    SLOW,
     Fault,
     fault_of,
 )
@@ -31,10 +31,10 @@ def check_store(lake_root: str) -> None:
     Commits are safe against another writer only where a store refuses that. Nothing is asked of a directory.
     Raises LakeError, LakeUnavailableError.
     """
-    parts = parse_uri(lake_root)
-    if parts is None or not is_object_store(lake_root):
+    place = place_in_store(lake_root)
+    if place is None:
         return
-    bucket, path = parts[1], f"{parts[2].strip('/')}/_pgrepl/probe-{uuid.uuid4().hex}"
+    bucket, path = place[0], f"{place[1]}/_pgrepl/probe-{uuid.uuid4().hex}"
     failed: Exception | None = None
     try:
         store = open_store(bucket, _PATIENCE)
@@ -62,5 +62,5 @@ def _is_refused(store: S3Store, path: str) -> bool:
 def _unusable(lake_root: str, error: Exception) -> LakeError:
     known = fault_of(error)
     fault = known or _UNREACHED
-    kind = LakeUnavailableError if known in (None, PASSING) else LakeError
+    kind = LakeUnavailableError if known in (None, SLOW) else LakeError
     return kind(f"{lake_root}: {fault.sentence}", fault.hint)
