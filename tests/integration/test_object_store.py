@@ -119,3 +119,17 @@ def test_a_point_whose_put_fails_once_is_written_once(fault, faulty, s3_lake):
     points.append(second)
     assert faulty.faults == {fault: 1}
     assert Points(s3_lake).latest() == second
+
+
+def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty, s3_lake):
+    """Nor does a point's: what has been committed since the last checkpoint is not read again."""
+    uri = changelog_uri(s3_lake)
+    create_changelog(uri, epoch_record())
+    written, points, asked = Written(uri), Points(s3_lake), []
+    for lsn in range(100, 2600, 100):
+        faulty.asked.clear()
+        written.transaction(lsn, r7=1)
+        written.buffer.flush(LSN(0))
+        points.append(ConsistentPoint(Epoch(1), LSN(lsn), None, {"public.t": lsn}))
+        asked.append(sum(faulty.asked.values()))
+    assert max(asked[5:]) <= 25, asked

@@ -36,6 +36,7 @@ from airflow_provider_pgrepl.replication.storage import (
     create_delta,
     durable,
     is_refusal,
+    last_of_app,
     refusal,
     torn,
 )
@@ -43,7 +44,8 @@ from airflow_provider_pgrepl.replication.storage import (
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
 _TABLE_PROPERTIES = {
     # 86,400 commits a day: checkpoints are for opening the table, and each costs a rewrite of the file list.
-    "delta.checkpointInterval": "1000",
+    # A commit costs the reading of those since the last one: all of them of a store, a GET each.
+    "delta.checkpointInterval": "200",
     "delta.logRetentionDuration": "interval 30 days",
     "delta.enableExpiredLogCleanup": "false",
     # Of which each part has bounds: readers take any other column without them for one that never matches.
@@ -252,7 +254,7 @@ class ChangelogWriter:
             self._table.update_incremental()
             # The handle now also holds what others committed since; a fence among it must not go unseen,
             # before the flush: what that cannot flush it sets aside, and a successor's are not ours.
-            if self._table.transaction_version(RECEIVER_APP) != sequence:
+            if last_of_app(self._uri, RECEIVER_APP, before, self.version) != sequence:
                 raise _fenced()
             # Also what others committed in between: a version is durable with all before it.
             durable.flush_commits(self._uri, before, self.version, with_files=False)

@@ -42,8 +42,8 @@ HOLD = timedelta(minutes=2)
 LOG_AGE = timedelta(hours=1)
 """How long a log entry lives at least, for handles that were opened long ago."""
 
-# deltalake checkpoints every 100 commits by default, the changelog every 1,000: these only fill in.
-_TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 2_000
+# deltalake checkpoints every 100 commits by default, the changelog every 200: these only fill in.
+_TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
 _PUBLISHERS = "_pgrepl/publishers"
 _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")

@@ -28,7 +28,14 @@ from airflow_provider_pgrepl.replication.lake.point_files import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import commit_token, committing, durable, refusal, torn
+from airflow_provider_pgrepl.replication.storage import (
+    commit_token,
+    committing,
+    durable,
+    last_of_app,
+    refusal,
+    torn,
+)
 
 __all__ = ["POINTS_APP", "SCHEMA", "ConsistentPoint", "Points", "points_uri"]
 
@@ -71,6 +78,7 @@ class Points:
         self._uri = points_uri(lake_root)
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
+        self._sequence: int | None = None
         self._points: list[ConsistentPoint] | None = None
 
     def all(self) -> Sequence[ConsistentPoint]:
@@ -188,7 +196,7 @@ class Points:
         points.append(point)
 
     def _forget(self) -> None:
-        self._table = self._points = None
+        self._table = self._points = self._sequence = None
 
     def _loaded(self) -> list[ConsistentPoint]:
         with self._lock:
@@ -202,7 +210,9 @@ class Points:
             table = self._table = self._table or create(self._uri)
             before = table.version()
             upgrade(table)
-            sequence = (table.transaction_version(POINTS_APP) or 0) + 1
+            if self._sequence is None:
+                self._sequence = table.transaction_version(POINTS_APP) or 0
+            sequence = self._sequence + 1
             properties = CommitProperties(
                 custom_metadata=commit_token(), app_transactions=[Transaction(POINTS_APP, sequence)]
             )
@@ -214,6 +224,7 @@ class Points:
                     commit_properties=properties,
                 )
             table.update_incremental()
+            last = last_of_app(self._uri, POINTS_APP, before, table.version())
             durable.flush_commits(self._uri, before, table.version())
         except CommitFailedError as error:
             raise _fenced() from error
@@ -221,8 +232,9 @@ class Points:
             self._forget()
             raise refusal("the consistent points cannot be written", error) from error
         # The handle now also holds what others committed since.
-        if table.transaction_version(POINTS_APP) != sequence:
+        if last != sequence:
             raise _fenced()
+        self._sequence = sequence
         self._file_count = 1 if mode == "overwrite" else self._file_count + 1
 
 

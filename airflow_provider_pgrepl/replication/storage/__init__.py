@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit_actions,
     read_parquet,
 )
-from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing, last_of_app
 from airflow_provider_pgrepl.replication.storage.put_commit import put_commit
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
@@ -45,6 +45,7 @@ __all__ = [
     "has_delta",
     "is_refusal",
     "is_store",
+    "last_of_app",
     "log_path",
     "make_folder",
     "make_folders",

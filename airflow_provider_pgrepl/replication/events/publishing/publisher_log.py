@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.storage import (
     create_delta,
     delta_errors,
     durable,
+    last_of_app,
     open_delta,
     refusal,
     torn,
@@ -174,13 +175,15 @@ class PublisherLog:
             custom_metadata=commit_token(),
             app_transactions=[Transaction(PUBLISHER_APP, self._sequence + 1)],
         )
+        before = int(self._table.version())
         try:
             with committing(self._table, properties):
                 self._table.alter.set_table_properties(
                     {_RECORD: record.to_json()}, raise_if_not_exists=False, commit_properties=properties
                 )
             # The handle may hold a successor's record by now, right behind ours.
-            if self._table.transaction_version(PUBLISHER_APP) != self._sequence + 1:
+            last = last_of_app(self._uri, PUBLISHER_APP, before, int(self._table.version()))
+            if last != self._sequence + 1:
                 raise self._fenced()
             self._sequence += 1
             durable.flush_newest(self._uri)

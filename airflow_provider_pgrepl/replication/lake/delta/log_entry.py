@@ -17,11 +17,13 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
+from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable, put_commit, storage_errors
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT_EVERY = 100
+CHECKPOINT_EVERY, STORE_CHECKPOINT_EVERY = 100, 20
+"""So many commits at most, and a GET each of a store, are read where a table is opened."""
 """Versions, as deltalake has it for its own commits."""
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
@@ -76,7 +78,7 @@ def commit_actions(
             raise VersionTakenError
         durable.flush_commits(uri, version - 1, version, with_files=False)
     table.update_incremental()
-    if version % CHECKPOINT_EVERY == 0:
+    if version % (STORE_CHECKPOINT_EVERY if is_object_store(uri) else CHECKPOINT_EVERY) == 0:
         _checkpoint(table)
 
 
