@@ -21,7 +21,7 @@ FIRST_SEED ?= 1
 
 .PHONY: help
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: ## Make the virtual environment .venv (with uv, from PyPI when it is not on PATH)
@@ -34,6 +34,10 @@ java: ## Check for Java 17 or newer; install it where apt may
 .PHONY: jars
 jars: ## Fetch the seven Delta jars into .jars, once
 	@sh setup/jars.sh
+
+.PHONY: s3a
+s3a: java ## Fetch what Spark needs to read lakes on S3 into .jars/s3a, once
+	@sh setup/s3a.sh
 
 .PHONY: debezium
 debezium: java ## Fetch Debezium's engine into .debezium, once
@@ -70,7 +74,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars majors kafka debezium registry versitygw check ## Everything: the checks, then all tests
+test: setup java jars s3a majors kafka debezium registry versitygw check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 
@@ -80,7 +84,7 @@ soak: setup java jars ## Random tables, types, transactions and failures under m
 		tests/fault/test_drift_killed.py $(PYTEST_ARGS)
 
 .PHONY: bench
-bench: setup java jars kafka debezium ## Measure speed against peers in the same run; writes docs/benchmarks.md
+bench: setup java jars kafka debezium versitygw ## Measure speed against peers in the same run; writes docs/benchmarks.md
 	$(PYTHON) -m benchmarks
 
 .PHONY: clean

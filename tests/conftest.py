@@ -20,7 +20,8 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.session import JARS_VARIABLE, WORKERS, build_session
+from airflow_provider_pgrepl.replication.lake.session import WORKERS, build_session
+from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from demo.postgres import Server
 from demo.versitygw import Gateway

@@ -121,9 +121,9 @@ def test_every_file_that_the_architecture_names_is_there():
 
 
 def test_every_make_target_that_is_named_is_there():
-    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    known = set(re.findall(r"^([a-z0-9]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for page in PAGES:
-        commands = re.findall(r"(?:`|^\s*)make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
+        commands = re.findall(r"(?:`|^\s*)make ([a-z0-9]+)", page.read_text(encoding="utf-8"), re.MULTILINE)
         assert set(commands) <= known, of_page(page)
 
 

@@ -11,13 +11,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.lake.session import (
-    DELTA_ARTIFACTS,
-    JARS_VARIABLE,
     check_java,
-    delta_jars,
     session_settings,
     with_spare_slot,
 )
+from airflow_provider_pgrepl.replication.lake.spark_jars import DELTA_ARTIFACTS, JARS_VARIABLE, delta_jars
 
 
 @pytest.fixture
@@ -136,3 +134,31 @@ def test_java_17_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_a_local_master_gets_a_slot_for_the_streaming_query(master: str, with_spare: str) -> None:
     assert with_spare_slot(master) == with_spare
+
+
+def test_readers_of_a_store_get_the_connector_and_no_key_as_a_setting(
+    jars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (jars / "s3a").mkdir()
+    for name in ("hadoop-aws-3.5.0.jar", "s3-2.35.4.jar"):
+        (jars / "s3a" / name).touch()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "never-told")
+    settings = session_settings({}, None, {}, delta=True)
+    assert str(jars / "s3a" / "s3-2.35.4.jar") in settings["spark.jars"].split(",")
+    assert settings["spark.hadoop.fs.s3a.endpoint"] == "http://127.0.0.1:9"
+    assert settings["spark.hadoop.fs.s3a.endpoint.region"] == "eu-west-1"
+    assert settings["spark.hadoop.fs.s3a.path.style.access"] == "true"
+    assert "never-told" not in repr(settings)
+    own = session_settings({"spark.hadoop.fs.s3a.endpoint": "https://own"}, None, {}, delta=True)
+    assert own["spark.hadoop.fs.s3a.endpoint"] == "https://own"
+    packaged = {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.5.0"}
+    assert "s3a" not in session_settings(packaged, None, {}, delta=True)["spark.jars"]
+
+
+def test_a_jar_without_the_connector_is_not_taken(jars: Path) -> None:
+    (jars / "s3a").mkdir()
+    (jars / "s3a" / "s3-2.35.4.jar").touch()
+    assert "s3-2" not in session_settings({}, None, {}, delta=True)["spark.jars"]
+    assert not [name for name in session_settings({}, None, {}, delta=False) if "s3a" in name]

@@ -13,21 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.lake.spark_jars import added_jars, joined
+from airflow_provider_pgrepl.replication.lake.spark_store import connector_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-JARS_VARIABLE = "PGREPL_JARS"
-DELTA_ARTIFACTS = (
-    "delta-spark_4.2_2.13",
-    "delta-storage",
-    "delta-kernel-api",
-    "delta-kernel-defaults",
-    "delta-kernel-unitycatalog",
-    "unitycatalog-client",
-    "unitycatalog-hadoop",
-)
-"""What Delta needs beyond the jars that pyspark brings."""
 
 _DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _SETTINGS = {
@@ -115,13 +105,18 @@ def session_settings(
         if not delta and not _brings_files(given):
             settings |= WORKERS
     if delta:
-        settings |= _DELTA_SETTINGS
+        settings |= {**_DELTA_SETTINGS, **connector_settings()}
     settings |= {**given, "spark.master": chosen}
     if delta:
-        settings["spark.sql.extensions"] = _joined(settings["spark.sql.extensions"], _DELTA_EXTENSION)
-        if not _brings_delta(given):
-            settings["spark.jars"] = _joined(given.get("spark.jars", ""), *map(str, delta_jars()))
+        settings["spark.sql.extensions"] = joined(settings["spark.sql.extensions"], _DELTA_EXTENSION)
+        if jars := added_jars(given):
+            settings["spark.jars"] = joined(given.get("spark.jars", ""), jars)
     return settings
+
+
+def runs_on_cluster() -> bool:
+    """Whether spark-submit was given a master whose executors are processes of their own."""
+    return not (_submitted_settings() or {}).get("spark.master", "local").startswith("local")
 
 
 def with_spare_slot(master: str) -> str:
@@ -131,25 +126,6 @@ def with_spare_slot(master: str) -> str:
         return master
     cores = os.cpu_count() or 1
     return f"local[{(cores if found[1] == '*' else int(found[1] or 1)) + 1}]"
-
-
-def delta_jars() -> list[Path]:
-    """The jars to add for Delta; none when they lie in pyspark's own folder.
-
-    Looked for in the folder that PGREPL_JARS names, else `.jars` in the current one. Raises ToolError.
-    """
-    named = os.environ.get(JARS_VARIABLE)
-    folder = (Path(named) if named else Path(".jars")).absolute()
-    found = {artifact: sorted(folder.glob(f"{artifact}-[0-9]*.jar")) for artifact in DELTA_ARTIFACTS}
-    missing = [artifact for artifact, jars in found.items() if not jars]
-    if not missing:
-        return [jars[-1] for jars in found.values()]
-    if not named and _pyspark_has_delta():
-        return []
-    raise ToolError(
-        f"the Delta jars are missing in {folder}: {', '.join(missing)}",
-        f"run `make jars`, or name the folder that holds them in {JARS_VARIABLE}",
-    )
 
 
 def check_java() -> None:
@@ -207,13 +183,6 @@ def _submitted_settings() -> dict[str, str] | None:
     return {key: value for key, value in SparkConf(loadDefaults=True).getAll() if key != "spark.app.name"}
 
 
-def _brings_delta(given: Mapping[str, str]) -> bool:
-    named = ",".join(
-        given.get(key, "") for key in ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
-    )
-    return "delta-spark" in named
-
-
 def _brings_files(given: Mapping[str, str]) -> bool:
     """Whether Python files are shipped: workers are told of them, their daemon is not."""
     return bool(given.get("spark.submit.pyFiles")) or "--py-files" in os.environ.get(
@@ -234,23 +203,9 @@ def _load_into_running_jvm(jars: str) -> None:
                 loader.addURL(jvm.java.io.File(jar).toURI().toURL())
     except Exception as error:
         raise ToolError(
-            "the Delta jars cannot be added to the running Spark driver",
+            "the jars cannot be added to the running Spark driver",
             f"spark-submit --jars {jars} …",
         ) from error
-
-
-def _joined(*lists: str) -> str:
-    """Comma lists as one, without repeats, in order."""
-    return ",".join(dict.fromkeys(item for text in lists for item in text.split(",") if item))
-
-
-def _pyspark_has_delta() -> bool:
-    spec = find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        return False
-    home = os.environ.get("SPARK_HOME")
-    folder = (Path(home) if home else Path(spec.origin).parent) / "jars"
-    return any(folder.glob("delta-spark_*.jar"))
 
 
 class LazySession:

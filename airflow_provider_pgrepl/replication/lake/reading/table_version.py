@@ -11,7 +11,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake_location import hadoop_uri
+from airflow_provider_pgrepl.replication.lake.spark_store import check_connector
+from airflow_provider_pgrepl.replication.lake_location import hadoop_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
 
@@ -59,18 +60,29 @@ class TableVersion:
         return found.select(schema.names).cast(schema)
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """For Spark, read when it is used. Raises LakeError."""
+        """For Spark, read when it is used. Raises LakeError, ToolError without a connector to its store."""
         if self._is_known:
             self.open()
         try:
             return spark.read.format("delta").option("versionAsOf", self.version).load(hadoop_uri(self.uri))
         except Exception as error:
-            # Spark raises one of many classes; all that can be wrong here is the table or its version.
+            check_connector(error)
+            # Spark raises one of many classes. Of a store it may be Spark's own way to it that is wrong.
+            self.open()
+            if is_object_store(self.uri):
+                raise self._unreached() from error
             raise self._unreadable() from error
 
     @property
     def _is_known(self) -> bool:
         return self.app is not None and self.position is not None
+
+    def _unreached(self) -> LakeError:
+        return LakeError(
+            f"Spark cannot read {self.name} from its store, which this process can",
+            "keys have to be in the environment before the session starts, and in that of executors, or come"
+            " from a role: docs/how-to/keep-the-lake-on-s3.md. Spark's own words are above",
+        )
 
     def _unreadable(self) -> LakeError:
         return LakeError(

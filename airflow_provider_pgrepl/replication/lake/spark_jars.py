@@ -1,0 +1,82 @@
+"""The jars that Spark needs beside its own: Delta's, and Hadoop's connector to stores that speak S3.
+
+Looked for in the folder that PGREPL_JARS names, else in `.jars` of the current one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from airflow_provider_pgrepl.errors import ToolError
+
+JARS_VARIABLE = "PGREPL_JARS"
+DELTA_ARTIFACTS = (
+    "delta-spark_4.2_2.13",
+    "delta-storage",
+    "delta-kernel-api",
+    "delta-kernel-defaults",
+    "delta-kernel-unitycatalog",
+    "unitycatalog-client",
+    "unitycatalog-hadoop",
+)
+"""What Delta needs beyond the jars that pyspark brings."""
+CONNECTOR = "hadoop-aws"
+CONNECTOR_FOLDER = "s3a"
+"""Below the folder of jars: the connector and all that it needs, fetched only for lakes in such a store."""
+
+
+def delta_jars() -> list[Path]:
+    """The jars to add for Delta; none when they lie in pyspark's own folder. Raises ToolError."""
+    folder = _folder()
+    found = {artifact: sorted(folder.glob(f"{artifact}-[0-9]*.jar")) for artifact in DELTA_ARTIFACTS}
+    missing = [artifact for artifact, jars in found.items() if not jars]
+    if not missing:
+        return [jars[-1] for jars in found.values()]
+    if not os.environ.get(JARS_VARIABLE) and _pyspark_has("delta-spark_"):
+        return []
+    raise ToolError(
+        f"the Delta jars are missing in {folder}: {', '.join(missing)}",
+        f"run `make jars`, or name the folder that holds them in {JARS_VARIABLE}",
+    )
+
+
+def connector_jars() -> list[Path]:
+    """Those for `s3a://`; none when they were not fetched, or lie in pyspark's own folder."""
+    if _pyspark_has(CONNECTOR):
+        return []
+    jars = sorted((_folder() / CONNECTOR_FOLDER).glob("*.jar"))
+    return jars if any(jar.name.startswith(CONNECTOR) for jar in jars) else []
+
+
+def brings(given: Mapping[str, str], artifact: str) -> bool:
+    """Whether a session's settings name it."""
+    settings = ("spark.jars", "spark.jars.packages", "spark.driver.extraClassPath")
+    return artifact in ",".join(given.get(key, "") for key in settings)
+
+
+def added_jars(given: Mapping[str, str]) -> list[Path]:
+    """What a session that reads lakes has to add to what it was given. Raises ToolError."""
+    delta = [] if brings(given, "delta-spark") else delta_jars()
+    return delta + ([] if brings(given, CONNECTOR) else connector_jars())
+
+
+def joined(*lists: str | Iterable[Path]) -> str:
+    """Lists as one with commas, without repeats, in order."""
+    items = (each for one in lists for each in (one.split(",") if isinstance(one, str) else map(str, one)))
+    return ",".join(dict.fromkeys(item for item in items if item))
+
+
+def _folder() -> Path:
+    return Path(os.environ.get(JARS_VARIABLE) or ".jars").absolute()
+
+
+def _pyspark_has(artifact: str) -> bool:
+    spec = find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        return False
+    home = os.environ.get("SPARK_HOME")
+    folder = (Path(home) if home else Path(spec.origin).parent) / "jars"
+    return any(folder.glob(f"{artifact}*.jar"))

@@ -1,0 +1,34 @@
+"""A reader's program, started by the test beside it: tables at the newest point, and as of now."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.read import as_of, consistent_read
+from airflow_provider_pgrepl.replication.lake.session import build_session
+
+
+def main() -> int:
+    """Print for each table its rows at the point and as of the newest transaction, the own columns aside."""
+    pipeline = Pipeline.read(sys.argv[1])
+    spark = build_session("reader", "local[1]")
+    try:
+        point, newest = consistent_read(spark, pipeline), as_of(spark, pipeline)
+        for table in sys.argv[2:]:
+            told = [
+                sorted(json.dumps(row.asDict(), default=str, sort_keys=True) for row in rows.collect())
+                for rows in (point.table(table), newest.table(table))
+            ]
+            print(json.dumps({"table": table, "point": told[0], "newest": told[1]}))
+    except PgReplError as error:
+        print(json.dumps({"error": type(error).__name__, "said": str(error)}))
+    finally:
+        spark.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
