@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from airflow_provider_pgrepl.errors import ToolError
 
@@ -54,6 +56,15 @@ def spark_submit(binary: str = "spark-submit") -> str:
             "pip install 'airflow-provider-pgrepl[spark]', or give its path as spark_binary=",
         )
     return found
+
+
+def driver_python(conf: Mapping[Any, Any], chosen: str | None) -> dict[str, str]:
+    """What keeps a driver on this host with its Python: Spark takes that of executors for both.
+
+    `conf`: the settings that are given. `chosen`: PYSPARK_DRIVER_PYTHON; without it this process's own.
+    """
+    name = "spark.pyspark.driver.python"
+    return {} if name in conf else {name: chosen or sys.executable}
 
 
 def java() -> str:

@@ -35,7 +35,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
     ├─ TransformError              a transform of a publisher fails           (table)
     ├─ SparkError                  Spark failed at running our work           (retry)
-    └─ ToolError                   Spark, Java or the Delta jars are missing
+    └─ ToolError                   Spark, Java or jars are missing, or executors lack this package
 
 Messages carry names, LSNs and counts, never a row's values and never a password.
 All classes survive pickling, because Spark and Airflow carry them between processes.
@@ -291,4 +291,4 @@ class SparkError(PgReplError):
 
 
 class ToolError(PgReplError):
-    """A program that is needed (Java, Spark, the Delta jars) is missing."""
+    """A program that is needed (Java, Spark, jars; on executors this package) is missing."""

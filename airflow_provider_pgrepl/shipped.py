@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -62,14 +63,37 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
 
     Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
     """
-    if "cluster" not in spark:
+    is_here = _value(spark, "--deploy-mode") != "cluster"
+    if is_here:
         source_dsn()
     applications.java()
     submit = applications.spark_submit()
-    command = [submit, *spark, applications.application(name), "--pipeline", pipeline_file, *own]
+    more = _driver_python(spark) if is_here else []
+    command = [submit, *spark, *more, applications.application(name), "--pipeline", pipeline_file, *own]
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     sys.stdout.flush()
     os.execve(submit, command, {**python, **applications.quiet_logging(), **os.environ})  # noqa: S606 - the app itself, in our place
+
+
+def _driver_python(spark: Sequence[str]) -> list[str]:
+    """Options that keep the driver with this Python where there is a cluster, whose executors have theirs."""
+    if (_value(spark, "--master") or "local").startswith("local"):
+        return []
+    conf = dict(part.split("=", 1) for part in _values(spark, "--conf") if "=" in part)
+    settings = applications.driver_python(conf, os.environ.get("PYSPARK_DRIVER_PYTHON"))
+    return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
+
+
+def _value(arguments: Sequence[str], option: str) -> str | None:
+    """The last one given."""
+    return next(reversed(_values(arguments, option)), None)
+
+
+def _values(arguments: Sequence[str], option: str) -> list[str]:
+    """As `--option VALUE` or `--option=VALUE`, both of which spark-submit takes."""
+    joined = [part.removeprefix(f"{option}=") for part in arguments if part.startswith(f"{option}=")]
+    pairs = pairwise(arguments)
+    return [*joined, *(value for name, value in pairs if name == option)]
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -37,7 +37,11 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
     check_at_parse_time,
     read_pipeline,
 )
-from airflow_provider_pgrepl.operators.spark_connection import LOCAL_CONN_ID, ensure_connection
+from airflow_provider_pgrepl.operators.spark_connection import (
+    LOCAL_CONN_ID,
+    ensure_connection,
+    runs_on_cluster,
+)
 from airflow_provider_pgrepl.operators.submit_parameters import (
     refuse_connection_id,
     refuse_of_no_use_on_worker,
@@ -130,7 +134,7 @@ class SparkAppOperator(SparkSubmitOperator):
             self._given_args = [str(argument) for argument in self.application_args or []]
             self.application = self.application or applications.application(self.app)
             self._hook = self._spark_hook()
-            if self._hook._connection["deploy_mode"] == "cluster":
+            if runs_on_cluster(self._hook._connection):
                 return self._execute_on_cluster(context)
             return self._execute_detached(context)
 
@@ -200,8 +204,11 @@ class SparkAppOperator(SparkSubmitOperator):
             self.check_start(access_with_lake(self._resolved))
         pipeline_file = claim.folder / _PIPELINE_FILE
         pipeline_file.write_text(self._resolved.to_json(), encoding="utf-8")
+        conf = dict(self.conf or {})
+        if not self._hook._connection["master"].startswith("local"):
+            conf |= applications.driver_python(conf, (self.env_vars or {}).get("PYSPARK_DRIVER_PYTHON"))
         self.conf = properties_with_lineage(
-            self.conf,
+            conf,
             context,
             parent=self._openlineage_inject_parent_job_info,
             transport=self._openlineage_inject_transport_info,

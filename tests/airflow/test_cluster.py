@@ -43,6 +43,24 @@ def test_the_pipeline_travels_with_the_application_and_the_password_does_not(
     assert SECRET not in "".join(arguments)
 
 
+def test_a_driver_on_a_standalone_cluster_is_refused(
+    monkeypatch: pytest.MonkeyPatch, airflow_db: None
+) -> None:
+    """Spark itself refuses it after its JVM has started, and every retry would do so again."""
+    spark = {
+        "conn_type": "spark",
+        "host": "spark://master",
+        "port": 7077,
+        "extra": {"deploy-mode": "cluster"},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_STANDALONE", json.dumps(spark))
+    operator = PgReplicationOperator(
+        task_id="t", pipeline=PIPELINE, spark_conn_id="standalone", spark_binary=RECORDER
+    )
+    with pytest.raises(AirflowFailException, match=r"(?s)no driver in Python.*deploy mode to client"):
+        operator.execute({})
+
+
 def test_a_spark_connection_that_does_not_exist_is_an_error(airflow_db: None) -> None:
     with pytest.raises(AirflowNotFoundException, match="no_such_spark"):
         PgReplicationOperator(task_id="t", pipeline=PIPELINE, spark_conn_id="no_such_spark").execute({})

@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from demo.versitygw import environment_of
-from tests.support.faulty_store import Fault, faulty_store
+from tests.support.faulty_store import Fault, FaultyStore, faulty_store
 from tests.support.replicated import Replicated, execute, kill, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
 
@@ -64,3 +67,54 @@ def test_an_outage_of_the_store_holds_the_stream_and_loses_nothing(replicated, g
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", gateway.client_environment["AWS_ENDPOINT_URL_S3"])
     replicated.catch_up()
     replicated.assert_equal(*TABLES)
+
+
+def test_what_a_change_asks_of_the_store_is_bounded(replicated, gateway, dsn, monkeypatch):
+    """By what changes: nothing is listed, other tables are left alone, and there is one commit of points."""
+    replicated.configure(flush_interval_s=1.0)
+    replicated.snapshot()
+    with faulty_store(gateway.port) as counted:
+        for name, value in environment_of(counted.port).items():
+            monkeypatch.setenv(name, value)
+        process = replicated.start("replicate")
+        try:
+            update_until(dsn, lambda: by_method(counted, PLACES[0])["commit"] >= 5)
+            with counted.lock:
+                counted.asked.clear()
+            update_until(dsn, lambda: by_method(counted, PLACES[0])["commit"] >= 20)
+            asked = {place: by_method(counted, place) for place in PLACES}
+        finally:
+            kill(process, signal.SIGTERM)
+    accounts, savings, changelog, points = (asked[place] for place in PLACES)
+    # What is listed is the end of a log, behind the version that is known.
+    assert accounts["PUT"] <= 2 * accounts["commit"]
+    assert accounts["GET"] + accounts["HEAD"] + accounts["LIST"] <= 50 * accounts["commit"]
+    assert savings["PUT"] == savings["commit"] == 0
+    assert savings.total() <= 40, "opened by nobody, looked at now and then"
+    assert points["commit"] <= changelog["commit"] + 2
+    assert points["PUT"] <= points["commit"] + 2
+    assert changelog["PUT"] <= changelog["commit"] + 2
+
+
+PLACES = ("public/accounts", "public/savings", "_pgrepl/changelog", "_pgrepl/consistent_points")
+
+
+def update_until(dsn: str, is_enough: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not is_enough():
+        assert time.monotonic() < deadline
+        execute(dsn, "update accounts set owner = owner || '.' where id = 7")
+        time.sleep(0.05)
+
+
+def by_method(store: FaultyStore, place: str) -> Counter[str]:
+    """What was asked below a table's folder."""
+    with store.lock:
+        asked = dict(store.asked)
+    found: Counter[str] = Counter()
+    for one, times in asked.items():
+        path = unquote(one.path)
+        if f"/{place}/" in path:
+            kind = "commit" if one.is_commit else one.method
+            found["LIST" if "list-type" in path else kind] += times
+    return found

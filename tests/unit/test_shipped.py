@@ -142,3 +142,27 @@ def test_the_example_dags_are_copied_and_nothing_is_overwritten(
     assert "tables.py" in capsys.readouterr().err
     assert (folder / "tables.py").read_text("utf-8") == "mine"
     assert not (folder / "drift.py").exists()
+
+
+@pytest.mark.parametrize("form", [["--conf", "{}"], ["--conf={}"]])
+def test_a_driver_keeps_its_python_where_executors_have_another(
+    tmp_path: Path, pipeline_file: Path, form: list[str]
+) -> None:
+    """Spark takes that of the executors for the driver, too, unless it is told otherwise."""
+
+    def given(setting: str) -> list[str]:
+        return [part.format(setting) for part in form]
+
+    driver = f"spark.pyspark.driver.python={sys.executable}"
+    cluster = ["--master", "spark://host:7077", *given("spark.pyspark.python=/opt/python")]
+    _, argv, _ = run(tmp_path, "replicate", str(pipeline_file), "--", *cluster)
+    assert argv[: len(cluster) + 2] == [*cluster, "--conf", driver]
+    for others in (
+        [*cluster, *given("spark.pyspark.driver.python=/usr/bin/python3")],
+        [*cluster, "--deploy-mode", "cluster"],
+        [*cluster, "--deploy-mode=cluster"],
+        given("spark.pyspark.python=/opt/python"),
+    ):
+        _, argv, _ = run(tmp_path, "replicate", str(pipeline_file), "--", *others)
+        assert argv[: len(others)] == others
+        assert driver not in argv

@@ -33,8 +33,9 @@ from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.executors import check_executors
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
-from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.session import build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
@@ -143,6 +144,8 @@ class Replication:
             name = f"pgrepl replicate {self._pipeline.name}"
             spark = build_session(name, delta=False, spare_slot=True)
             self._stop.install()
+            if runs_on_cluster():
+                check_executors(spark, self._pipeline.lake_root)
             code = self._apply(spark, target)
             if target is not None:
                 summary.leave()

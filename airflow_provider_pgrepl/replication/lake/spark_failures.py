@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from airflow_provider_pgrepl.errors import SparkError
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
 
+_OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
+_LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
+# Of `executors.check_host`.
+_TOLD = re.compile(r"errors\.ToolError: (the Python of Spark's executors on [^\n]+)")
 _WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
 """In the trace of every error by which Spark says that a Python worker did not start."""
 
@@ -17,7 +24,7 @@ _WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
 @contextmanager
 def spark_errors(doing: str) -> Iterator[None]:
     """`doing`: what Spark was at. Its own words, which may hold values of rows, are in the log of Spark."""
-    failed: SparkError | None = None
+    failed: PgReplError | None = None
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
@@ -26,8 +33,10 @@ def spark_errors(doing: str) -> Iterator[None]:
         raise failed
 
 
-def spark_error(doing: str, trace: str) -> SparkError:
-    """From the words in which Spark failed."""
+def spark_error(doing: str, trace: str) -> PgReplError:
+    """From the words in which Spark failed: SparkError, or ToolError where an executor lacks something."""
+    if lacking := what_executors_lack(trace):
+        return ToolError(f"{doing}: {lacking}", hints.EXECUTORS)
     if is_of_workers(trace):
         return SparkError(
             f"{doing}: Spark could not start its Python workers",
@@ -35,6 +44,19 @@ def spark_error(doing: str, trace: str) -> SparkError:
             " spark.pyspark.python must be the Python that has this package",
         )
     return SparkError(f"{doing}: Spark failed", "Spark's own log, above, says with what; then run it again")
+
+
+def what_executors_lack(trace: str) -> str:
+    """By what came of a task before it was at work; empty for all else."""
+    if told := _TOLD.search(trace):
+        return told[1]
+    if _LACKING in trace:
+        return "the Python of Spark's executors lacks airflow_provider_pgrepl, or has another version"
+    if _OTHER_PYTHON in trace:
+        return (
+            f"the Python of Spark's executors is not the driver's {sys.version_info[0]}.{sys.version_info[1]}"
+        )
+    return ""
 
 
 def is_of_workers(trace: str) -> bool:

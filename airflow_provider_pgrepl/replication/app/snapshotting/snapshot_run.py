@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import ConfigError
@@ -24,8 +24,10 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session
+from airflow_provider_pgrepl.replication.lake.executors import check_executors
+from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
@@ -52,6 +54,8 @@ class SnapshotRun:
     epoch: EpochRecord | None
     records: Records
     new_epoch: bool
+    check_executors: Callable[[], None]
+    """Raises ToolError; to be called before anything is made for a copy."""
 
     @property
     def has_begun(self) -> bool:
@@ -86,6 +90,7 @@ class SnapshotRun:
         selected, _ = self.select(requested)
         leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
         relations = [relation for relation in selected.relations if relation.table not in leave]
+        self.check_executors()
         retire_unknown_tables(taking.store, taking.pipeline, self.records)
         return begin_epoch(taking, relations, requested, self.epoch, take_over)
 
@@ -100,6 +105,7 @@ class SnapshotRun:
                 )
             return Outcome()
         assert self.epoch is not None
+        self.check_executors()
         return self.taking.take(frozenset(tables), requested, self.epoch)
 
 
@@ -132,9 +138,17 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
         session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
+        taking = TableSnapshotter(access, source, store, session.get)
         yield SnapshotRun(
-            TableSnapshotter(access, source, store, session.get), find_epoch(pipeline), records, new_epoch
+            taking, find_epoch(pipeline), records, new_epoch, lambda: _check_executors(session, access)
         )
+
+
+def _check_executors(session: LazySession, access: Access) -> None:
+    """Those of a cluster: a local session has the driver's."""
+    if runs_on_cluster():
+        dsn = access.dsn
+        check_executors(session.get(), access.pipeline.lake_root, lambda: connect(dsn, "executor").close())
 
 
 def _has_slot(access: Access) -> bool:

@@ -14,13 +14,13 @@ _SHORT_ONES_COME_S = 60.0
 
 
 class MergeLanes:
-    """Of so many slots, in each of which a share of merges may run.
+    """Of so many `slots`, in each of which a share of merges may run. There may be fewer or more at any time.
 
     Long merges run each by itself. While there are short ones, too, they leave them a slot, if there are two.
     """
 
     def __init__(self, slots: int) -> None:
-        self._slots = slots
+        self.slots = slots
         self._ready: list[MergeJob] = []
         self._running: list[Share] = []
         self._long: set[int] = set()
@@ -30,7 +30,7 @@ class MergeLanes:
     @property
     def free(self) -> int:
         """Slots in which nothing runs."""
-        return self._slots - len(self._running)
+        return max(0, self.slots - len(self._running))
 
     @property
     def is_busy(self) -> bool:
@@ -66,7 +66,7 @@ class MergeLanes:
         """The shares that begin now."""
         if not self.free or not self._ready:
             return []
-        if self._slots == 1:
+        if self.slots == 1:
             shares: list[Share] = [self._ready]
             self._ready = []
         else:
@@ -83,7 +83,7 @@ class MergeLanes:
         kept = int(now - self._short_at < _SHORT_ONES_COME_S)
         # Where short ones run already, those that are ready come next there.
         for_short = int(bool(short) and len(self._running) == len(self._long))
-        room = max(0, min(self.free - for_short, self._slots - kept - len(self._long)))
+        room = max(0, min(self.free - for_short, self.slots - kept - len(self._long)))
         alone = [[job] for job in long[:room]]
         self._long |= {job.oid for job in long[:room]}
         left = self.free - len(alone)

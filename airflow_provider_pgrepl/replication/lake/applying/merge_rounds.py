@@ -242,6 +242,7 @@ class MergeRounds:
         progress.caught_up = self.is_settled
         if (now := time.monotonic()) >= self._next_report:
             self._next_report = now + _REPORT_S
+            self._lanes.slots = self._runner.slots
             progress.merges = {
                 record.table.path: merges
                 for oid, record in self._records.items()

@@ -8,25 +8,35 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import Share, run_share
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.executors import on_executor, slots_of
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
-from airflow_provider_pgrepl.replication.store_variables import reaching_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+_MOST = 256
+"""Shares at once; a thread is made when one is wanted, and waits for its share."""
 
 Done = Callable[[Share, list[TableResult], Exception | None], None]
 
 
 class ShareRunner:
-    """`slots`: how many tasks Spark runs at once. `done` is called, in a thread of its own, with each share,
-    the results of its first jobs, and what has failed if Spark did."""
+    """`done` is called, in a thread of its own, with each share, the results of its first jobs, and what has
+    failed if Spark did."""
 
     def __init__(self, spark: SparkSession, done: Done) -> None:
         self._context = spark.sparkContext
         self._done = done
-        # One is for the streaming query: however long merges take, it has to hear what has come.
-        self.slots = max(1, self._context.defaultParallelism - 1)
-        self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix="pgrepl-merge")
+        self._threads = ThreadPoolExecutor(_MOST, thread_name_prefix="pgrepl-merge")
+
+    @property
+    def slots(self) -> int:
+        """How many shares Spark runs at once: on a cluster executors come and go. Raises SparkError.
+
+        One task more is left for the streaming query: however long merges take, it has to hear what has come.
+        """
+        with spark_errors("counting executors"):
+            return min(_MOST, max(1, slots_of(self._context) - 1))
 
     def run(self, share: Share) -> None:
         """Returns at once."""
@@ -41,7 +51,7 @@ class ShareRunner:
         failed: Exception | None = None
         try:
             with spark_errors("applying changes"):
-                task = reaching_store(run_share)
+                task = on_executor(run_share)
                 frames = self._context.parallelize([list(share)], 1).map(task).collect()
             results = frames[0]
         except Exception as error:  # noqa: BLE001 - whoever waits for the share raises it

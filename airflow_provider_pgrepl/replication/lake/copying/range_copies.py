@@ -15,11 +15,15 @@ from pyspark.accumulators import AccumulatorParam
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, write_range
-from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers, spark_error
+from airflow_provider_pgrepl.replication.lake.executors import on_executor
+from airflow_provider_pgrepl.replication.lake.spark_failures import (
+    is_of_workers,
+    spark_error,
+    what_executors_lack,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
-from airflow_provider_pgrepl.replication.store_variables import reaching_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -132,7 +136,7 @@ class RangeCopies:
         """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
         context = self._spark.sparkContext
         gathered = context.accumulator([], _Gathered())
-        copy: Callable[[int, CopyRange], RangeOutcome] = reaching_store(self._job.copy)
+        copy: Callable[[int, CopyRange], RangeOutcome] = on_executor(self._job.copy)
         crash: errors.PgReplError | None = None
         table = self._job.relation.table
         try:
@@ -146,7 +150,7 @@ class RangeCopies:
             trace = str(error)
             crash = (
                 spark_error(f"copying {table}", trace)
-                if is_of_workers(trace)
+                if is_of_workers(trace) or what_executors_lack(trace)
                 else _CrashedError(
                     f"{table}: Spark tasks that copy it have crashed",
                     "see the logs of Spark's executors; with too little memory, a smaller"

@@ -1,0 +1,108 @@
+"""A pipeline on a standalone cluster: a master and two workers of Spark, the lake on S3, executors killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.replication.app import process
+from tests.conftest import closing_connection
+from tests.support.replicated import execute, kill, wait_until
+from tests.support.standalone import Cluster, OnCluster, executor_python, kill_executor, running_cluster
+from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
+
+COPIED = "public.copied"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture
+def replicated(cluster: Cluster, s3_lake: str, dsn: str, tmp_path: Path) -> OnCluster:
+    execute(
+        dsn,
+        *SETUP,
+        "create table copied(id bigint primary key, text text)",
+        "insert into copied select g, repeat('x', 100) from generate_series(1, 50000) g",
+    )
+    return OnCluster(
+        cluster,
+        dsn,
+        tmp_path,
+        (*TABLES, COPIED),
+        lake=s3_lake,
+        insert_only=INSERT_ONLY,
+        merge="merge_on_read",
+        snapshot_range_bytes=1 << 20,
+    )
+
+
+def test_executors_share_the_work_and_one_that_is_killed_changes_nothing(
+    replicated, cluster, dsn, monkeypatch
+):
+    replicated.snapshot()
+    assert min(replicated.logged_tasks().get(name, 0) for name in ("0", "1")) > 0
+    running = replicated.start("replicate")
+    try:
+        with traffic(dsn, 1) as writing:
+            writing.wait_for_more(20)
+            wait_until(lambda: shares(replicated, ("0", "1")), what="tasks on both executors")
+            kill_executor(cluster.executors()[0])
+            writing.wait_for_more(50)
+            wait_until(lambda: shares(replicated, ("2",)), what="tasks on the executor that came instead")
+            settings = json.dumps(replicated.asked("environment"))
+    finally:
+        kill(running, signal.SIGTERM)
+    replicated.catch_up()
+    replicated.assert_equal(*replicated.pipeline.tables)
+    told = settings + replicated.logged_events() + replicated.log.read_text()
+    assert "spark.pyspark.python" in told
+    for secret in (dsn, "pgrepl-secret"):
+        assert secret not in told
+
+
+def shares(replicated: OnCluster, executors: tuple[str, ...]) -> bool:
+    """Whether each has done ten tasks of the app that runs."""
+    # Before its page is there it has none, or says so.
+    with contextlib.suppress(urllib.error.URLError, ConnectionError, IndexError, json.JSONDecodeError):
+        done = replicated.tasks_by_executor()
+        return all(done.get(name, 0) >= 10 for name in executors)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("version", "with_package", "said"),
+    [("", False, "lacks airflow_provider_pgrepl"), ("0.0.1", True, "has airflow_provider_pgrepl 0.0.1")],
+)
+def test_executors_of_another_version_or_without_the_package_are_refused(
+    replicated, dsn, tmp_path, version, with_package, said
+):
+    """Before anything is made: there is no slot afterwards."""
+    replicated.python = executor_python(tmp_path / "python", version, with_package=with_package)
+    assert replicated.run("snapshot") == process.WILL_NOT_HELP, replicated.log_tail()
+    assert said in replicated.log_tail()
+    assert "run-on-a-cluster" in replicated.log_tail()
+    assert not has_slots(dsn)
+
+
+def test_a_directory_that_executors_do_not_have_is_refused(replicated, dsn):
+    """Below the folder in which a process runs each has another."""
+    replicated.configure(lake="/proc/self/cwd/lake")
+    assert replicated.run("snapshot") == process.WILL_NOT_HELP, replicated.log_tail()
+    assert "is not the directory that the driver has there" in replicated.log_tail()
+    assert not has_slots(dsn)
+
+
+def has_slots(dsn: str) -> bool:
+    with closing_connection(dsn) as source, source.cursor() as cursor:
+        cursor.execute("select from pg_replication_slots where database = current_database()")
+        return cursor.fetchone() is not None

@@ -1,0 +1,122 @@
+"""lake/executors.py without a cluster: what is asked, and how differences are told."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl import __version__
+from airflow_provider_pgrepl.errors import LakeError, Retry, SourceConnectionError, ToolError
+from airflow_provider_pgrepl.replication.lake import executors
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
+from airflow_provider_pgrepl.replication.storage.shared_place import SharedPlace
+
+WANTED = {"ours": "1.0", "pyarrow": "26.0.1", "numba": ""}
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"ours": "1.0", "pyarrow": "26.0.1", "numba": "0.5"}, ""),
+        ({"ours": "", "pyarrow": "26.0.1", "numba": ""}, "lacks ours, numba"),
+        ({"ours": "1.0", "pyarrow": "24.0", "numba": "!"}, "cannot load numba and has pyarrow 24.0"),
+    ],
+)
+def test_what_a_host_lacks_is_told_by_name(found: dict[str, str], said: str) -> None:
+    told = executors.differences(WANTED, "worker-1", found)
+    assert said in told
+    assert bool(told) == bool(said)
+    if said:
+        assert "on worker-1" in told
+
+
+def test_this_process_has_what_it_has() -> None:
+    assert executors.versions(executors.SAME)["airflow_provider_pgrepl"] == __version__
+    assert all(executors.versions(executors.NEEDED).values())
+
+
+def test_a_task_of_another_version_is_refused() -> None:
+    assert executors.on_executor(lambda number: number + 1)(1) == 2
+    with pytest.raises(ToolError, match=r"has airflow_provider_pgrepl .* \(the driver has 9\.9\)"):
+        executors.check_host({**executors.versions(executors.SAME), "airflow_provider_pgrepl": "9.9"})
+
+
+def test_what_is_asked_is_answered_by_a_python_without_this_package() -> None:
+    sent = executors._by_value(executors.look)
+    program = (
+        "import pickle, sys; sys.path = [one for one in sys.path if 'pgrepl' not in one];"
+        "sys.modules['airflow_provider_pgrepl'] = None;"
+        f"print(pickle.loads({sent!r})(['airflow_provider_pgrepl', 'pyarrow', 'no_such_one'])[1])"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/"
+    )
+    assert ended.stdout.startswith("{'airflow_provider_pgrepl': '', 'pyarrow': '")
+    assert ended.stdout.strip().endswith("'no_such_one': ''}")
+
+
+def test_a_directory_is_known_by_what_the_driver_put_there(tmp_path: Path) -> None:
+    with SharedPlace(str(tmp_path / "lake")) as place:
+        sent: SharedPlace = pickle.loads(pickle.dumps(place))
+        sent.check()
+        other = SharedPlace(str(tmp_path / "other"), place.name)
+        with pytest.raises(LakeError, match="is not the directory that the driver has there"):
+            other.check()
+    assert list((tmp_path / "lake").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        (
+            "PythonException: …\nairflow_provider_pgrepl.errors.ToolError: the Python of Spark's executors on"
+            " worker-2 has pyarrow 24.0 (the driver has 26.0.1)\n  hint: install",
+            "worker-2 has pyarrow 24.0 (the driver has 26.0.1)",
+        ),
+        (
+            "ModuleNotFoundError: No module named 'airflow_provider_pgrepl.replication'",
+            "lacks airflow_provider",
+        ),
+        ("[PYTHON_VERSION_MISMATCH] Python in worker has different version: 3.9", "is not the driver's 3."),
+    ],
+)
+def test_what_an_executor_lacks_is_said_and_not_tried_again(trace: str, said: str) -> None:
+    """Also of one that comes long after all were asked: Spark tells it in words of its own."""
+    error = spark_error("applying changes", f"org.apache.spark.SparkException: {trace}")
+    assert isinstance(error, ToolError)
+    assert said in error.message
+    assert error.retry is Retry.NEVER
+
+
+def test_what_an_executor_fails_with_keeps_its_class_and_hint(tmp_path: Path, monkeypatch: Any) -> None:
+    """A source with too many connections is not a host without this package: a retry may help."""
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def reach() -> None:
+        asked.append(1)
+        raise SourceConnectionError("too many clients already", "wait")
+
+    place = SharedPlace(str(tmp_path / "lake"))
+    with place:
+        failure = executors._reach(place, reach)
+        assert failure is not None
+        assert isinstance(failure.error, SourceConnectionError)
+        assert failure.error.hint == "wait"
+        assert executors._reach(place, lambda: None) is None
+        assert executors._reach(place, reach) is None, "once in an executor"
+    assert asked == [1]
+
+
+def test_a_lake_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    place = SharedPlace(str(tmp_path / "file" / "lake"))
+    failure = executors._reach(place, None)
+    assert failure is not None
+    assert failure.kind == "LakeError"
