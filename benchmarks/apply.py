@@ -32,7 +32,7 @@ _LIMIT = 250_000
 def run(folder: Path, scale: float) -> Figure:
     """The changelog is received while the applier is held; then the time until all of it is merged."""
     inserts, updates = int(_INSERTS * scale), int(_UPDATES * scale)
-    with _warm_spark() as spark:
+    with warm_spark() as spark:
         trial = Trial(spark, folder, kinds.PLAIN, inserts, updates)
         rates = [trial.run(f"apply_{number}") for number in range(_REPEAT)]
     rate = statistics.median(rates)
@@ -51,7 +51,7 @@ def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
     """Changes of another kind, beside as many plain ones in turns."""
     inserts, updates = int(kind.inserts * scale), int(kind.updates * scale)
     rates: dict[str, list[float]] = {kind.name: [], kinds.PLAIN.name: []}
-    with _warm_spark() as spark:
+    with warm_spark() as spark:
         for number in range(_REPEAT):
             for of in (kind, kinds.PLAIN):
                 trial = Trial(spark, folder, of, inserts, updates)
@@ -69,7 +69,8 @@ def run_kind(folder: Path, scale: float, kind: Kind) -> Figure:
 
 
 @contextmanager
-def _warm_spark() -> Iterator[SparkSession]:
+def warm_spark() -> Iterator[SparkSession]:
+    """A session as the replication app has it."""
     quiet = {"spark.log.level": "ERROR"}
     spark = build_session("pgrepl benchmark", "local[2]", quiet, delta=False, spare_slot=True)
     try:

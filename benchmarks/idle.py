@@ -1,7 +1,11 @@
-"""What a pipeline takes while nothing changes at the source."""
+"""What a pipeline takes while nothing changes at the source, beside a stream of Spark's that does nothing."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -33,6 +37,7 @@ def run(folder: Path, scale: float) -> Figure:
                 time.sleep(seconds)
                 ended, spent = time.time(), used.seconds() - before
             kinds = processes.proportional_mb(app.pid)
+    bare = _bare_mb(scale)
     commits = [
         commits_between(uri(pipeline.lake_root), began, ended) * 60 / seconds
         for uri in (changelog_uri, points_uri)
@@ -41,12 +46,26 @@ def run(folder: Path, scale: float) -> Figure:
     return Figure(
         f"idle: {len(_TABLES)} tables without changes, {seconds / 60:g} minutes",
         f"{cpu:.1f} % of a core, {memory:.0f} MB, {sum(commits):.1f} commits a minute",
-        "",
-        "",
+        f"a stream of PySpark's that does nothing: {sum(bare.values()):.0f} MB",
+        f"{memory / sum(bare.values()):.2f}",
         f"< {_LIMIT_CPU:g} %, < {_LIMIT_MB} MB, ≤ {_LIMIT_COMMITS:g} a minute",
         cpu < _LIMIT_CPU and memory < _LIMIT_MB and sum(commits) <= _LIMIT_COMMITS,
         {
             "MB": {kind: round(size) for kind, size in kinds.items()},
+            "MB of the stream that does nothing": {kind: round(size) for kind, size in bare.items()},
             "commits a minute: changelog, points": [round(rate, 2) for rate in commits],
         },
     )
+
+
+def _bare_mb(scale: float) -> dict[str, float]:
+    """As long after its start as ours is measured, when Spark has ended what it needs no more."""
+    command = [sys.executable, "-m", "benchmarks.bare_stream"]
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[1], stderr=subprocess.DEVNULL, start_new_session=True
+    ) as bare:
+        try:
+            time.sleep((_SETTLE_S + _SECONDS) * max(scale, 0.3))
+            return processes.proportional_mb(bare.pid)
+        finally:
+            os.killpg(bare.pid, signal.SIGKILL)

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from benchmarks.store import lake_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,7 +32,7 @@ _POLL_S = 0.01
 
 def make_pipeline(folder: Path, name: str, *tables: str, **options: Any) -> Pipeline:
     """A pipeline as users have it: all settings but the names at their defaults."""
-    return Pipeline(name=name, lake=str(folder / name), tables=tables, **options)
+    return Pipeline(name=name, lake=lake_uri(folder, name), tables=tables, **options)
 
 
 def publish(dsn: str, pipeline: Pipeline) -> None:

@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from benchmarks import pipelines, workload
 from benchmarks.figure import Figure, compare
 from benchmarks.source import Source, running_source
+from benchmarks.store import local_folder
 
 _INSERTS, _UPDATES = 1_000_000, 500_000
 _REPEAT = 3
@@ -22,7 +23,7 @@ def run(folder: Path, scale: float) -> Figure:
         first, end, changes = prepare(source, folder, scale, _REPEAT)
         ours, peers = [], []
         for number in range(1, _REPEAT + 1):
-            peers.append(changes / _peer(source, first, number, end))
+            peers.append(changes / peer_seconds(source, f"peer_{number}", first.publication, end))
             ours.append(changes / receive(source, numbered(first, "ours", number), end))
     work = f"receive: slot → durable changelog, {changes / 1e6:g} M changes"
     return compare(work, ours, peers, _LIMIT, "changes/s", "pg_recvlogical to /dev/null")
@@ -46,7 +47,7 @@ def prepare(source: Source, folder: Path, scale: float, repeat: int) -> tuple[Pi
 def numbered(first: Pipeline, kind: str, number: int) -> Pipeline:
     """One that reads a slot of its own, into a lake of its own."""
     return pipelines.make_pipeline(
-        Path(first.lake).parent,
+        local_folder(first.lake_root).parent,
         f"receive_{kind}_{number}",
         workload.TABLE,
         slot=f"{kind}_{number}",
@@ -73,15 +74,16 @@ def receive(source: Source, pipeline: Pipeline, end: LSN) -> float:
         return time.perf_counter() - started
 
 
-def _peer(source: Source, pipeline: Pipeline, number: int, end: LSN) -> float:
-    options = ["proto_version=1", f"publication_names={pipeline.publication}", "messages=true"]
+def peer_seconds(source: Source, slot: str, publication: str, end: LSN) -> float:
+    """What pg_recvlogical takes to read a slot up to `end`, and to throw it away."""
+    options = ["proto_version=1", f"publication_names={publication}", "messages=true"]
     return source.time_program(
         "pg_recvlogical",
         "-d",
         source.dsn,
         "--start",
         "--no-loop",
-        f"--slot=peer_{number}",
+        f"--slot={slot}",
         f"--endpos={end}",
         "-f",
         "/dev/null",

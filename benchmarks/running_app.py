@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
 from benchmarks.source import Source
+from benchmarks.store import local_folder
 from benchmarks.visibility import table_position
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -25,7 +26,7 @@ class App:
     """One of the apps; its output goes to a file."""
 
     def __init__(self, name: str, dsn: str, pipeline: Pipeline, *arguments: str) -> None:
-        folder = Path(pipeline.lake_root).parent
+        folder = local_folder(pipeline.lake_root).parent
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"{pipeline.name}.json"
         file.write_text(pipeline.to_json())

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.lake.session import build_session
 from airflow_provider_pgrepl.replication.state.store import Store
 from benchmarks import pipelines
 from benchmarks.figure import Figure, compare
 from benchmarks.source import Source, running_source
+from benchmarks.store import local_folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _TABLE = "public.wide"
-_ROWS = 5_000_000
+ROWS = 5_000_000
 _REPEAT = 3
 _LIMIT = 0.6
 
@@ -29,36 +36,44 @@ from generate_series({{}}, {{}}) g"""
 
 
 def run(folder: Path, scale: float) -> Figure:
-    """Ours and the peer take turns; before, a small copy warms Spark and its workers."""
-    rows = int(_ROWS * scale)
+    """Ours and the peer take turns."""
+    rows = int(ROWS * scale)
+    ours, peers = [], []
+    with prepared(folder, rows) as (spark, source, store):
+        for number in range(1, _REPEAT + 1):
+            peers.append(rows / _peer(source))
+            ours.append(rows / copy(spark, source, store, folder, str(number)))
+    work = f"snapshot: {rows / 1e6:g} M rows × 8 mixed columns, local[2]"
+    return compare(work, ours, peers, _LIMIT, "rows/s", "psql COPY (FORMAT csv) to /dev/null")
+
+
+@contextmanager
+def prepared(folder: Path, rows: int) -> Iterator[tuple[SparkSession, Source, Store]]:
+    """The table at a source, and Spark and its workers warm from a small copy."""
     spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
     try:
         with running_source() as source, Store(source.dsn, "benchmark") as store:
             store.migrate()
             source.execute(_CREATE)
             source.execute(_FILL.format(1, 1000))
-            _copy(spark, source, store, folder, 0)
+            copy(spark, source, store, folder, "warm")
             source.execute(_FILL.format(1001, rows))
             source.settle()
             _peer(source)  # not counted: the files come into the cache
-            ours, peers = [], []
-            for number in range(1, _REPEAT + 1):
-                peers.append(rows / _peer(source))
-                ours.append(rows / _copy(spark, source, store, folder, number))
+            yield spark, source, store
     finally:
         spark.stop()
-    work = f"snapshot: {rows / 1e6:g} M rows × 8 mixed columns, local[2]"
-    return compare(work, ours, peers, _LIMIT, "rows/s", "psql COPY (FORMAT csv) to /dev/null")
 
 
-def _copy(spark: object, source: Source, store: Store, folder: Path, number: int) -> float:
-    pipeline = pipelines.make_pipeline(folder, f"snapshot_{number}", _TABLE)
+def copy(spark: SparkSession, source: Source, store: Store, folder: Path, name: str) -> float:
+    """Seconds of a copy into a lake of that name, which goes again."""
+    pipeline = pipelines.make_pipeline(folder, f"snapshot_{name}", _TABLE)
     pipelines.publish(source.dsn, pipeline)
     started = time.perf_counter()
     pipelines.take_snapshot(spark, source.dsn, pipeline, store)
     seconds = time.perf_counter() - started
     source.execute("select pg_drop_replication_slot(%s)", pipeline.slot)
-    shutil.rmtree(pipeline.lake_root)
+    shutil.rmtree(local_folder(pipeline.lake_root))
     return seconds
 
 

@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
+from benchmarks.store import local_folder
 
 Commits = Sequence[tuple[int, float]]
 """(an LSN at or before the commit record and after all before it, time when COMMIT returned)"""
@@ -25,7 +26,7 @@ Actions = list[dict[str, Any]]
 
 def table_folder(pipeline: Pipeline, table: str) -> Path:
     """Where a lake table lies."""
-    return Path(pipeline.lake_root) / TableName.parse(table).path
+    return local_folder(pipeline.lake_root) / TableName.parse(table).path
 
 
 def table_history(pipeline: Pipeline, table: str) -> Commits:
@@ -44,12 +45,11 @@ def table_position(pipeline: Pipeline, table: str) -> LSN:
 
 def point_history(pipeline: Pipeline) -> Commits:
     """(LSN, time) of each consistent point; a file that joins several stands for the newest."""
-    history = []
-    for at, actions in read_log(points_uri(pipeline.lake_root)):
+    history, folder = [], local_folder(points_uri(pipeline.lake_root))
+    for at, actions in read_log(folder):
         for action in actions:
             if "add" in action:
-                path = f"{points_uri(pipeline.lake_root)}/{action['add']['path']}"
-                lsns = pq.ParquetFile(path).read(["lsn"])["lsn"].to_pylist()
+                lsns = pq.ParquetFile(folder / action["add"]["path"]).read(["lsn"])["lsn"].to_pylist()
                 history.append((max(lsns), at))
     return history
 
