@@ -98,6 +98,9 @@ class Pipeline:
     slot_timeout_s: float = 60.0
     reconnect_s: float = 60.0
     publishers: dict[str, Any] = field(default_factory=dict)
+    target_database: str = "{pipeline}"
+    target_table: str = "{schema}_{table}"
+    target_schemas: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_texts(self)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.catalog_names import fault_of_template
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
 from airflow_provider_pgrepl.replication.lake_location import fault_of_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
@@ -57,6 +58,7 @@ def check_settings(pipeline: Pipeline) -> None:
     if len(pipeline.publication.encode()) > _NAME_BYTES:
         raise ConfigError(f"publication: is longer than the {_NAME_BYTES} bytes that PostgreSQL allows")
     _check_lake(pipeline)
+    _check_catalog_names(pipeline)
     _check_tables(pipeline)
     _check_numbers(pipeline)
     _check_choices(pipeline)
@@ -104,6 +106,15 @@ def columns_of(field: str, names: Iterable[str]) -> set[ColumnName]:
         return {ColumnName.parse(name) for name in names}
     except ValueError as error:
         raise ConfigError(f"{field}: {error}") from None
+
+
+def _check_catalog_names(pipeline: Pipeline) -> None:
+    for name, needed in (("target_database", ""), ("target_table", "table")):
+        if fault := fault_of_template(getattr(pipeline, name), needed):
+            raise ConfigError(f"{name}: {fault}")
+    for schema, other in pipeline.target_schemas.items():
+        if not isinstance(other, str):
+            raise ConfigError(f"target_schemas: the name of {schema!r} must be a string")
 
 
 def _check_lake(pipeline: Pipeline) -> None:
