@@ -14,7 +14,8 @@ from importlib import import_module
 
 from airflow_provider_pgrepl.replication.compiled import is_compiled
 
-_ROOM = "airflow_provider_pgrepl.replication.lake.applying"
+_LAKE = "airflow_provider_pgrepl.replication.lake"
+_ROOM = f"{_LAKE}.applying"
 _MODULES = (
     "pyspark.worker",
     "pyspark.sql.worker.plan_data_source_read",
@@ -28,6 +29,7 @@ def load() -> None:
     try:
         for name in _MODULES:
             import_module(name)
+        import_module(f"{_LAKE}.executors").this_host()
         # Where loops have to be compiled first Spark would wait for that: each worker loads them itself then.
         if is_compiled():
             import_module(f"{_ROOM}.warm_up").merge_a_row()
