@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.json_lines import json_lines
-from airflow_provider_pgrepl.replication.lake.catalog import DIALECTS, catalog_sql
+from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.text_file import read_text
@@ -126,8 +126,8 @@ def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
     return _report(check_migration(process.source_dsn(), pipeline, sql), arguments)
 
 
-def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
-    return _say(*catalog_sql(pipeline, arguments.dialect))
+def _catalog(pipeline: Pipeline, _: Arguments) -> int:
+    return _say(*catalog_sql(pipeline))
 
 
 def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -224,7 +224,6 @@ _AFTER = _Option(
     },
 )
 _FOLLOW = _Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
-_DIALECT = _Option("--dialect", {"choices": DIALECTS, "default": "spark", "help": "whose SQL"})
 _REMOVE = _Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
 
 COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
@@ -244,7 +243,7 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("changes", "print changes as lines of JSON", _changes, (_SOME_TABLES, _AFTER, _FOLLOW)),
     ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
     ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
-    ("catalog", "print the SQL that registers lake tables where readers look", _catalog, (_DIALECT,)),
+    ("catalog", "print the SQL that registers lake tables where readers look", _catalog, ()),
     (
         "event-trigger-sql",
         "print what a superuser runs once",

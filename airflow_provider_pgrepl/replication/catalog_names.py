@@ -6,53 +6,54 @@ There is one name per database and table, in small letters, digits and `_`: what
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from string import Formatter
 
-from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.names import TableName
 
 _FIELDS = ("pipeline", "schema", "table")
-_OTHERS = re.compile(r"[^a-z0-9_]+")
+_OTHERS = re.compile(r"[^a-z0-9_]")
 
 
 @dataclass(frozen=True)
 class CatalogNames:
-    """A pipeline's templates, with `{pipeline}`, `{schema}` and `{table}`; `schemas`: other names of some."""
+    """A pipeline's templates, with `{pipeline}`, `{schema}` and `{table}`.
+
+    `schemas`: other names of some schemas in them. `tables`: the names of some tables, whatever the template.
+    """
 
     pipeline: str
     database: str
     table: str
     schemas: Mapping[str, str]
+    tables: Mapping[TableName, str]
 
-    def of(self, table: TableName) -> tuple[str, str]:
-        """Database and table."""
+    def of(self, table: TableName, ending: str = "") -> tuple[str, str]:
+        """Database and table. `ending`: of what belongs to the table, as its history."""
         told = {
             "pipeline": self.pipeline,
             "schema": self.schemas.get(table.schema, table.schema),
             "table": table.name,
         }
-        return _plain(self.database.format(**told)), _plain(self.table.format(**told))
-
-    def of_all(self, tables: Iterable[TableName]) -> dict[TableName, tuple[str, str]]:
-        """Raises ConfigError when two tables would get one name."""
-        found = {table: self.of(table) for table in tables}
-        owners = defaultdict(list)
-        for table, name in found.items():
-            owners[name].append(str(table))
-        doubles = [" and ".join(owner) for owner in owners.values() if len(owner) > 1]
-        if doubles:
-            raise ConfigError(
-                f"target_table: these tables would get one name: {'; '.join(doubles)}",
-                "have target_database or target_table tell them apart, or give a schema another name in"
-                " target_schemas",
-            )
-        return found
+        name = self.tables.get(table) or self.table.format(**told)
+        return _plain(self.database.format(**told)), _plain(name + ending)
 
 
-def fault_of_template(text: str, needed: str = "") -> str:
+def faults_of_names(
+    database: str, table: str, schemas: Mapping[str, object], tables: Mapping[str, object]
+) -> Iterator[tuple[str, str | None, str]]:
+    """What cannot be used of a pipeline's settings: the setting, its key where it has some, and why."""
+    for setting, text, needed in (("target_database", database, ""), ("target_table", table, "table")):
+        if fault := _fault_of_template(text, needed):
+            yield setting, None, fault
+    for setting, given in (("target_schemas", schemas), ("target_tables", tables)):
+        for named, name in given.items():
+            if not isinstance(name, str) or not name:
+                yield setting, named, "its name must be a string, and not an empty one"
+
+
+def _fault_of_template(text: str, needed: str) -> str:
     """What is wrong with a template, in words; empty when it can be used."""
     try:
         parts = list(Formatter().parse(text))
@@ -70,4 +71,10 @@ def fault_of_template(text: str, needed: str = "") -> str:
 
 
 def _plain(name: str) -> str:
-    return _OTHERS.sub("_", name.lower()) or "_"
+    """Letters of other scripts by their numbers, or names of them would all look alike."""
+    return _OTHERS.sub(_replaced, name.lower()) or "_"
+
+
+def _replaced(found: re.Match[str]) -> str:
+    letter = found[0]
+    return "_" if letter.isascii() else f"u{ord(letter):04x}"

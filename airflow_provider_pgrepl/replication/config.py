@@ -101,6 +101,7 @@ class Pipeline:
     target_database: str = "{pipeline}"
     target_table: str = "{schema}_{table}"
     target_schemas: dict[str, str] = field(default_factory=dict)
+    target_tables: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_texts(self)

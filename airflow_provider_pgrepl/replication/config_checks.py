@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, get_type_hints
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.catalog_names import fault_of_template
+from airflow_provider_pgrepl.replication.catalog_names import faults_of_names
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
 from airflow_provider_pgrepl.replication.lake_location import fault_of_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
@@ -109,12 +109,12 @@ def columns_of(field: str, names: Iterable[str]) -> set[ColumnName]:
 
 
 def _check_catalog_names(pipeline: Pipeline) -> None:
-    for name, needed in (("target_database", ""), ("target_table", "table")):
-        if fault := fault_of_template(getattr(pipeline, name), needed):
-            raise ConfigError(f"{name}: {fault}")
-    for schema, other in pipeline.target_schemas.items():
-        if not isinstance(other, str):
-            raise ConfigError(f"target_schemas: the name of {schema!r} must be a string")
+    for setting, named, fault in faults_of_names(
+        pipeline.target_database, pipeline.target_table, pipeline.target_schemas, pipeline.target_tables
+    ):
+        raise ConfigError(f"{setting}: {fault}" if named is None else f"{setting}: {named!r}: {fault}")
+    for text in pipeline.target_tables:
+        _check_table("target_tables", text, pattern_allowed=False)
 
 
 def _check_lake(pipeline: Pipeline) -> None:

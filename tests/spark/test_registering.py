@@ -22,7 +22,8 @@ TABLE = "public.orders"
 
 @pytest.fixture
 def landed(dsn: str, tmp_path: Path) -> Landed:
-    execute(dsn, "create table orders (id bigint primary key, state text)")
+    # The column that tells a table's place in Spark's words is called so, too.
+    execute(dsn, 'create table orders (id bigint primary key, state text, "Location" text)')
     found = Landed(dsn, tmp_path, (TABLE,), name="shop")
     found.begin()
     change(found, "insert into orders values (1, 'new'), (2, 'new')")
@@ -73,4 +74,4 @@ def test_a_name_that_something_else_has_is_refused(landed, dsn, tmp_path):
     change(other, "insert into orders values (3, 'new')")
     said = registered(other, folder)
     assert said["error"] == "LakeError"
-    assert "shop.public_orders is registered for another place" in said["said"]
+    assert "shop.public_orders stands for another place" in said["said"]

@@ -10,9 +10,11 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql
+from airflow_provider_pgrepl.replication.lake.catalog import catalog_entries, catalog_sql
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+HISTORY_AND_TABLE = ("public.orders~history", "public.orders_history")
 
 
 def pipeline(lake: Path, *tables: str, **options: Any) -> Pipeline:
@@ -25,38 +27,58 @@ def pipeline(lake: Path, *tables: str, **options: Any) -> Pipeline:
 
 
 def test_tables_and_histories_have_a_database_and_a_name(tmp_path: Path) -> None:
-    assert catalog_sql(pipeline(tmp_path, "public.orders", "public.orders~history", '"My Sales"."Ä b"')) == [
-        "CREATE DATABASE IF NOT EXISTS shop;",
-        f"CREATE TABLE IF NOT EXISTS shop.my_sales__b USING DELTA LOCATION"
+    tables = ("public.orders", "public.orders~history", '"My Sales"."Ä b"')
+    assert catalog_sql(pipeline(tmp_path, *tables)) == [
+        "CREATE DATABASE IF NOT EXISTS `shop`;",
+        "CREATE TABLE IF NOT EXISTS `shop`.`my_sales_u00e4_b` USING DELTA LOCATION"
         f" 'file://{tmp_path}/My~20Sales/~C3~84~20b';",
-        f"CREATE TABLE IF NOT EXISTS shop.public_orders USING DELTA LOCATION 'file://{tmp_path}/public/orders';",
-        f"CREATE TABLE IF NOT EXISTS shop.public_orders_history USING DELTA LOCATION"
+        "CREATE TABLE IF NOT EXISTS `shop`.`public_orders` USING DELTA LOCATION"
+        f" 'file://{tmp_path}/public/orders';",
+        "CREATE TABLE IF NOT EXISTS `shop`.`public_orders_history` USING DELTA LOCATION"
         f" 'file://{tmp_path}/public/orders~history';",
     ]
 
 
-def test_templates_and_names_of_schemas_are_the_pipelines(tmp_path: Path) -> None:
-    options = {
-        "target_database": "{pipeline}_{schema}",
-        "target_table": "t_{table}",
-        "target_schemas": {"public": "main"},
-    }
-    said = catalog_sql(pipeline(tmp_path, "public.orders", "crm.orders", **options), "trino")
-    assert said == [
-        "CREATE SCHEMA IF NOT EXISTS shop_crm;",
-        "CREATE SCHEMA IF NOT EXISTS shop_main;",
-        "CALL system.register_table(schema_name => 'shop_crm', table_name => 't_orders',"
-        f" table_location => '{tmp_path}/crm/orders');",
-        "CALL system.register_table(schema_name => 'shop_main', table_name => 't_orders',"
-        f" table_location => '{tmp_path}/public/orders');",
+def test_templates_and_other_names_are_the_pipelines(tmp_path: Path) -> None:
+    chosen = pipeline(
+        tmp_path,
+        "public.orders",
+        "crm.orders",
+        "crm.orders~history",
+        'public."Orders"',
+        target_database="{pipeline}_{schema}",
+        target_table="{table}_v1",
+        target_schemas={"public": "main"},
+        target_tables={'public."Orders"': "other_orders"},
+    )
+    entries, faults = catalog_entries(chosen)
+    assert faults == []
+    assert [(one.database, one.table, one.uri.removeprefix(str(tmp_path))) for one in entries] == [
+        ("shop_crm", "orders_v1", "/crm/orders"),
+        ("shop_crm", "orders_v1_history", "/crm/orders~history"),
+        ("shop_main", "orders_v1", "/public/orders"),
+        ("shop_main", "other_orders", "/public/Orders"),
     ]
 
 
-def test_two_tables_never_get_one_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"(?s)crm\.orders and public\.orders.*target_schemas"):
-        catalog_sql(pipeline(tmp_path / "a", "public.orders", "crm.orders", target_table="{table}"))
-    with pytest.raises(ConfigError, match="one name"):
-        catalog_sql(pipeline(tmp_path / "b", "public.orders", 'public."Orders"'))
+@pytest.mark.parametrize(
+    "both", [("crm.orders", "public.orders"), ('public."Orders"', "public.orders"), HISTORY_AND_TABLE]
+)
+def test_two_that_would_get_one_name_get_none_and_the_others_do(
+    tmp_path: Path, both: tuple[str, str]
+) -> None:
+    chosen = pipeline(tmp_path, *both, "public.items", target_table="{table}")
+    entries, [fault] = catalog_entries(chosen)
+    assert [one.table for one in entries] == ["items"]
+    assert all(one in fault for one in both)
+    assert catalog_sql(chosen)[0] == f"-- not registered: {fault}"
+
+
+def test_names_of_another_script_do_not_look_alike(tmp_path: Path) -> None:
+    entries, faults = catalog_entries(pipeline(tmp_path, 'public."заказы"', 'public."клиенты"'))
+    assert faults == []
+    assert len({one.table for one in entries}) == 2
+    assert all(one.table.isascii() for one in entries)
 
 
 def test_without_a_point_nothing_is_known(tmp_path: Path) -> None:
@@ -75,7 +97,9 @@ def test_without_a_point_nothing_is_known(tmp_path: Path) -> None:
         ),
         ({"target_database": "{schema!r}"}, "has a format"),
         ({"target_database": "{0}"}, r"has \{0\}"),
-        ({"target_schemas": {"public": 3}}, "target_schemas: the name of 'public' must be a string"),
+        ({"target_schemas": {"public": 3}}, "target_schemas: 'public': its name must be a string"),
+        ({"target_tables": {"orders": "o"}}, "target_tables: .*schema-qualified"),
+        ({"target_tables": {"public.orders": ""}}, "and not an empty one"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused(

@@ -6,7 +6,9 @@ that evolves, or is taken anew, stays registered as it is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import LakeError
@@ -16,13 +18,13 @@ from airflow_provider_pgrepl.replication.lake.history.place import HISTORY_SUFFI
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lake.spark_store import check_connector
-from airflow_provider_pgrepl.replication.lake_location import hadoop_uri, is_object_store
+from airflow_provider_pgrepl.replication.lake_location import canonical, hadoop_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DIALECTS = ("spark", "trino")
+_DETAILS = "# Detailed Table Information"
 
 
 @dataclass(frozen=True, order=True)
@@ -34,14 +36,20 @@ class CatalogEntry:
     uri: str
 
     @property
-    def spark_location(self) -> str:
+    def name(self) -> str:
+        """Quoted for Spark's SQL."""
+        return f"`{self.database}`.`{self.table}`"
+
+    @property
+    def location(self) -> str:
+        """As Spark names the place."""
         return hadoop_uri(self.uri) if is_object_store(self.uri) else f"file://{self.uri}"
 
 
-def catalog_entries(pipeline: Pipeline) -> list[CatalogEntry]:
-    """All that the newest consistent point holds, by name.
+def catalog_entries(pipeline: Pipeline) -> tuple[list[CatalogEntry], list[str]]:
+    """All that the newest consistent point holds, by name; and what cannot have one, in words.
 
-    Raises LakeError while there is no point, ConfigError when two tables would get one name.
+    Raises LakeError while there is no point.
     """
     point = Points(pipeline.lake_root).latest()
     if point is None:
@@ -49,82 +57,94 @@ def catalog_entries(pipeline: Pipeline) -> list[CatalogEntry]:
             f"the lake {pipeline.lake_root} has no consistent point yet, by which its tables are known",
             "the replication app writes the first one when the tables have caught up",
         )
-    keys = sorted(point.tables)
-    by_key = {key: TableName.parse(key.removesuffix(HISTORY_SUFFIX)) for key in keys}
-    # A history is called as its table, with this behind it.
-    named = {key: TableName(name.schema, f"{name.name}_history") for key, name in by_key.items()}
-    asked = {key: named[key] if is_history(key) else name for key, name in by_key.items()}
-    found = names_of(pipeline).of_all(asked.values())
-    entries = (CatalogEntry(*found[asked[key]], f"{pipeline.lake_root}/{path_of(key)}") for key in keys)
-    return sorted(entries)
+    names, by_name = names_of(pipeline), defaultdict[tuple[str, str], list[str]](list)
+    for key in sorted(point.tables):
+        table = TableName.parse(key.removesuffix(HISTORY_SUFFIX))
+        by_name[names.of(table, "_history" if is_history(key) else "")].append(key)
+    entries, faults = [], []
+    for (database, name), keys in sorted(by_name.items()):
+        if len(keys) > 1:
+            faults.append(f"{' and '.join(keys)} would both be {database}.{name}")
+        else:
+            entries.append(CatalogEntry(database, name, f"{pipeline.lake_root}/{path_of(keys[0])}"))
+    return entries, faults
 
 
 def names_of(pipeline: Pipeline) -> CatalogNames:
     """As the pipeline chooses them."""
     return CatalogNames(
-        pipeline.name, pipeline.target_database, pipeline.target_table, pipeline.target_schemas
+        pipeline.name,
+        pipeline.target_database,
+        pipeline.target_table,
+        pipeline.target_schemas,
+        {TableName.parse(table): name for table, name in pipeline.target_tables.items()},
     )
 
 
-def catalog_sql(pipeline: Pipeline, dialect: str = "spark") -> list[str]:
-    """Statements that register all of them, and may be run again. Raises what `catalog_entries` does.
-
-    `trino`: for a catalog of its Delta connector, in a session that uses it.
-    """
-    entries = catalog_entries(pipeline)
-    databases, doubled = sorted({entry.database for entry in entries}), "''"
-    if dialect == "trino":
-        return [f"CREATE SCHEMA IF NOT EXISTS {name};" for name in databases] + [
-            f"CALL system.register_table(schema_name => '{entry.database}', table_name => '{entry.table}',"
-            f" table_location => {_text(entry.uri, doubled)});"
-            for entry in entries
-        ]
-    return [f"CREATE DATABASE IF NOT EXISTS {name};" for name in databases] + [
-        f"CREATE TABLE IF NOT EXISTS {entry.database}.{entry.table} USING DELTA"
-        f" LOCATION {_text(entry.spark_location)};"
-        for entry in entries
+def catalog_sql(pipeline: Pipeline) -> list[str]:
+    """Statements of Spark's SQL that register all of them, and may be run again; what is not registered is a
+    comment. A name that stands for another place is left so. Raises LakeError while there is no point."""
+    entries, faults = catalog_entries(pipeline)
+    return [
+        *(f"-- not registered: {fault}" for fault in faults),
+        *(f"CREATE DATABASE IF NOT EXISTS `{name}`;" for name in sorted({one.database for one in entries})),
+        *(
+            f"CREATE TABLE IF NOT EXISTS {one.name} USING DELTA LOCATION {_text(one.location)};"
+            for one in entries
+        ),
     ]
 
 
 def register_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, str]:
     """Register all of them in the catalog of a Spark session, and leave those that are; their names by place.
 
-    Raises ToolError when the session has no Delta, or no way to the lake's store, LakeError for a name that
-    something else has; what `catalog_entries` raises.
+    Raises ToolError when the session has no Delta, or no way to the lake's store, LakeError while there is no
+    point; and, when all others are registered, LakeError for names that something else has.
     """
     check_delta(spark)
-    entries = catalog_entries(pipeline)
+    entries, faults = catalog_entries(pipeline)
     for database in sorted({entry.database for entry in entries}):
-        spark.sql(f"CREATE DATABASE IF NOT EXISTS {database}")
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS `{database}`")
     for entry in entries:
-        name = f"{entry.database}.{entry.table}"
-        if spark.catalog.tableExists(name):
-            _check_same(spark, name, entry)
-            continue
-        try:
-            spark.sql(f"CREATE TABLE {name} USING DELTA LOCATION {_text(entry.spark_location)}")
-        except Exception as error:
-            check_connector(error)
-            raise
+        if spark.catalog.tableExists(entry.name):
+            faults += _other_place(spark, entry)
+        else:
+            _create(spark, entry)
+    if faults:
+        raise LakeError(
+            f"not registered: {'; '.join(faults)}",
+            "have target_database or target_table tell them apart, or name one in target_tables; all others"
+            " are registered",
+        )
     return {entry.uri: f"{entry.database}.{entry.table}" for entry in entries}
 
 
-def _check_same(spark: SparkSession, name: str, entry: CatalogEntry) -> None:
-    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").collect()
-    found = next((str(row["data_type"]) for row in rows if row["col_name"] == "Location"), "")
-    if _place(found) != _place(entry.spark_location):
-        raise LakeError(
-            f"{name} is registered for another place: {found or 'none'}",
-            "have target_database or target_table give another name, or drop what is there",
-        )
+def _create(spark: SparkSession, entry: CatalogEntry) -> None:
+    try:
+        spark.sql(f"CREATE TABLE {entry.name} USING DELTA LOCATION {_text(entry.location)}")
+    except Exception as error:
+        check_connector(error)
+        raise
+
+
+def _other_place(spark: SparkSession, entry: CatalogEntry) -> list[str]:
+    """What a name stands for that is not this table, in words; none when it is."""
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {entry.name}").collect()
+    # Its columns come first, of which one may be called as what is looked for.
+    details = dropwhile(lambda row: row["col_name"] != _DETAILS, rows)
+    found = next((str(row["data_type"]) for row in details if row["col_name"] == "Location"), "")
+    if _place(found) == _place(entry.location):
+        return []
+    return [f"{entry.database}.{entry.table} stands for another place: {found or 'none'}"]
 
 
 def _place(location: str) -> str:
-    """Spark writes a local one with one slash or three."""
-    return location.removeprefix("file:").lstrip("/") if location.startswith("file:") else location
+    """Spark writes a local one with one slash or three, and a store's by whatever scheme it was told."""
+    if location.startswith("file:"):
+        return "/" + location.removeprefix("file:").strip("/")
+    return canonical(location)
 
 
-def _text(text: str, quote: str = "\\'") -> str:
-    """As a literal of SQL, in which a quote is written so: a directory's name may have one."""
-    escaped = text.replace("\\", "\\\\") if quote.startswith("\\") else text
-    return "'" + escaped.replace("'", quote) + "'"
+def _text(text: str) -> str:
+    """As a literal of SQL: a directory's name may have quotes."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
