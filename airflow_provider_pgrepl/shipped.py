@@ -69,7 +69,8 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     applications.java()
     submit = applications.spark_submit()
     more = _driver_python(spark) if is_here else []
-    command = [submit, *spark, *more, applications.application(name), "--pipeline", pipeline_file, *own]
+    # What is given comes behind ours, and so counts.
+    command = [submit, *more, *spark, applications.application(name), "--pipeline", pipeline_file, *own]
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     sys.stdout.flush()
     os.execve(submit, command, {**python, **applications.quiet_logging(), **os.environ})  # noqa: S606 - the app itself, in our place
@@ -77,9 +78,10 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
 
 def _driver_python(spark: Sequence[str]) -> list[str]:
     """Options that keep the driver with this Python where there is a cluster, whose executors have theirs."""
-    if (_value(spark, "--master") or "local").startswith("local"):
+    given = [*_values(spark, "--conf"), *_values(spark, "-c")]
+    conf = dict(part.split("=", 1) for part in given if "=" in part)
+    if (_value(spark, "--master") or conf.get("spark.master") or "local").startswith("local"):
         return []
-    conf = dict(part.split("=", 1) for part in _values(spark, "--conf") if "=" in part)
     settings = applications.driver_python(conf, os.environ.get("PYSPARK_DRIVER_PYTHON"))
     return [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,6 +115,38 @@ def test_what_an_executor_fails_with_keeps_its_class_and_hint(tmp_path: Path, mo
         assert executors._reach(place, lambda: None) is None
         assert executors._reach(place, reach) is None, "once in an executor"
     assert asked == [1]
+
+
+def test_tasks_that_come_together_reach_once(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked: list[int] = []
+
+    def reach() -> None:
+        asked.append(1)
+        time.sleep(0.2)
+
+    with SharedPlace(str(tmp_path / "lake")) as place, ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda _: executors._reach(place, reach), range(3))) == [None] * 3
+    assert asked == [1]
+
+
+def test_who_waits_for_executors_may_give_up(monkeypatch: Any) -> None:
+    """On a full cluster there is none for hours; a receiver that fails meanwhile ends the app."""
+    cancelled = threading.Event()
+    context = SimpleNamespace(cancelAllJobs=cancelled.set)
+    spark: Any = SimpleNamespace(sparkContext=context)
+    monkeypatch.setattr(executors, "check_executors", lambda *_: cancelled.wait(30))
+    answers = iter([False, True])
+    assert not executors.await_executors(spark, "/lake", lambda: next(answers))
+    cancelled.clear()
+    with pytest.raises(SourceConnectionError):
+        executors.await_executors(spark, "/lake", raise_it)
+    monkeypatch.setattr(executors, "check_executors", lambda *_: None)
+    assert executors.await_executors(spark, "/lake", lambda: False)
+
+
+def raise_it() -> bool:
+    raise SourceConnectionError("gone")
 
 
 def test_a_lake_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: Any) -> None:

@@ -144,7 +144,7 @@ def test_the_example_dags_are_copied_and_nothing_is_overwritten(
     assert not (folder / "drift.py").exists()
 
 
-@pytest.mark.parametrize("form", [["--conf", "{}"], ["--conf={}"]])
+@pytest.mark.parametrize("form", [["--conf", "{}"], ["--conf={}"], ["-c", "{}"]])
 def test_a_driver_keeps_its_python_where_executors_have_another(
     tmp_path: Path, pipeline_file: Path, form: list[str]
 ) -> None:
@@ -154,9 +154,9 @@ def test_a_driver_keeps_its_python_where_executors_have_another(
         return [part.format(setting) for part in form]
 
     driver = f"spark.pyspark.driver.python={sys.executable}"
-    cluster = ["--master", "spark://host:7077", *given("spark.pyspark.python=/opt/python")]
+    cluster = [*given("spark.master=spark://host:7077"), *given("spark.pyspark.python=/opt/python")]
     _, argv, _ = run(tmp_path, "replicate", str(pipeline_file), "--", *cluster)
-    assert argv[: len(cluster) + 2] == [*cluster, "--conf", driver]
+    assert argv[: len(cluster) + 2] == ["--conf", driver, *cluster]
     for others in (
         [*cluster, *given("spark.pyspark.driver.python=/usr/bin/python3")],
         [*cluster, "--deploy-mode", "cluster"],

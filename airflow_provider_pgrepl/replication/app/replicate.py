@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
-from airflow_provider_pgrepl.replication.lake.executors import check_executors
+from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
@@ -101,11 +101,8 @@ def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
 def _target(dsn: str, until: LSN | str | None) -> LSN | None:
     if until is None or isinstance(until, LSN):
         return until
-    connection = connect(dsn, "catch-up target")
-    try:
+    with closing(connect(dsn, "catch-up target")) as connection:
         return wal_lsn(connection)
-    finally:
-        connection.close()
 
 
 class Replication:
@@ -144,8 +141,8 @@ class Replication:
             name = f"pgrepl replicate {self._pipeline.name}"
             spark = build_session(name, delta=False, spare_slot=True)
             self._stop.install()
-            if runs_on_cluster():
-                check_executors(spark, self._pipeline.lake_root)
+            if runs_on_cluster() and not await_executors(spark, self._pipeline.lake_root, self._gives_up):
+                return process.DONE if target is None else process.RETRY_MAY_HELP
             code = self._apply(spark, target)
             if target is not None:
                 summary.leave()
@@ -155,6 +152,12 @@ class Replication:
             self._progress.stop()
             if spark is not None:
                 spark.stop()
+
+    def _gives_up(self) -> bool:
+        """Whether to end is asked for while executors are waited for. Raises what ended the receiver."""
+        if self._receiver.failed.is_set():
+            self._raise_receiver_error()
+        return self._stop.is_set
 
     def _apply(self, spark: SparkSession, target: LSN | None) -> int:
         self._applier = Applier(spark, self._pipeline, self._store, self._record, self._applied)

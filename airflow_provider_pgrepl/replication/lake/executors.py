@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import pickle
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -135,6 +137,26 @@ def check_executors(
             raise failure.error
 
 
+def await_executors(spark: SparkSession, lake_root: str, gives_up: Callable[[], bool]) -> bool:
+    """`check_executors`, which on a full cluster waits without end. False: it was time to give up.
+
+    `gives_up` is asked several times a second. Raises what it does, and what `check_executors` does.
+    """
+    with ThreadPoolExecutor(1, "pgrepl-executors") as thread:
+        checking = thread.submit(check_executors, spark, lake_root)
+        try:
+            while not checking.done():
+                if gives_up():
+                    return False
+                wait((checking,), _POLL_S)
+        finally:
+            while not checking.done():
+                spark.sparkContext.cancelAllJobs()
+                wait((checking,), _POLL_S)
+        checking.result()
+    return True
+
+
 @dataclass(frozen=True)
 class _Failure:
     """An error as data: a task that raises it would be tried again, and end in Spark's words."""
@@ -167,13 +189,15 @@ def _reach(place: SharedPlace, reach_source: Callable[[], None] | None) -> _Fail
     try:
         with Path(place.name).open("a+") as asked:
             fcntl.flock(asked, fcntl.LOCK_EX)
-            if asked.tell():
+            # Not the place where it was opened, which another may have passed while this one waited.
+            if os.fstat(asked.fileno()).st_size:
                 return None
             ensure_compiled()
             place.check()
             if reach_source is not None:
                 reach_source()
             asked.write("done")
+            asked.flush()
     except PgReplError as error:
         return _Failure(type(error).__name__, f"Spark's executors on {host}: {error.message}", error.hint)
     except OSError as error:

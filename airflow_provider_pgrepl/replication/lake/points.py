@@ -224,8 +224,8 @@ class Points:
                     commit_properties=properties,
                 )
             table.update_incremental()
-            last = last_of_app(self._uri, POINTS_APP, before, table.version())
             durable.flush_commits(self._uri, before, table.version())
+            last = last_of_app(self._uri, POINTS_APP, before, table.version())
         except CommitFailedError as error:
             raise _fenced() from error
         except (DeltaError, OSError) as error:

@@ -23,8 +23,8 @@ from airflow_provider_pgrepl.replication.storage import durable, put_commit, sto
 log = logging.getLogger(__name__)
 
 CHECKPOINT_EVERY, STORE_CHECKPOINT_EVERY = 100, 20
-"""So many commits at most, and a GET each of a store, are read where a table is opened."""
-"""Versions, as deltalake has it for its own commits."""
+"""Versions, the first as deltalake has it for its own commits. Who opens a table reads each since then, in a
+store by a request."""
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _OLD_WRITER = 2

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_properties,
     replace_files,
 )
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import (
@@ -36,11 +37,14 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
+_STORE_PROPERTIES = {"delta.checkpointInterval": str(STORE_CHECKPOINT_EVERY)}
+"""For commits that deltalake makes; those of our own heed the number, too."""
 
 
 def commit_snapshot(
@@ -92,7 +96,7 @@ def create_table(
         create_delta(
             uri,
             schema,
-            _TABLE_PROPERTIES | bounds,
+            {**_TABLE_PROPERTIES, **(_STORE_PROPERTIES if is_object_store(uri) else {}), **bounds},
             properties,
             files=[add_action(file) for file in files],
             partition_by=partition_columns(schema),
