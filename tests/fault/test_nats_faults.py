@@ -153,8 +153,7 @@ def test_a_full_stream_holds_the_publisher(received, jetstream):
     stream = CreekStream(jetstream.uri, "db")
     stream.make(max_msgs=40, discard="new")
     with changing(received), publishing(received):
-        published_more(received, 30)
-        wait_until(lambda: "maximum messages exceeded" in received.log_tail(), 60, "the stream to be full")
+        wait_until(lambda: "maximum messages exceeded" in received.log_tail(), 90, "the stream to be full")
         kept = stream.messages()
         stream.purge()
         published_more(received, 20)
