@@ -16,6 +16,10 @@ NEW_EPOCH = (
     " PgSnapshotOperator with new_epoch=True"
 )
 RESNAPSHOT = "resnapshot the table: pgrepl snapshot FILE.json --tables NAME, or PgResnapshotOperator"
+EXECUTORS = (
+    "install the driver's version of this package for the Python of every executor, as in an image, and name"
+    " that Python in spark.pyspark.python: docs/how-to/run-on-a-cluster.md"
+)
 
 
 def resnapshot(table: object) -> str:
@@ -40,9 +44,3 @@ def known_keys(unknown: Sequence[str], known: Collection[str]) -> str:
     if len(meant) == len(unknown):
         return f"did you mean {', '.join(map(repr, meant))}?"
     return f"known keys: {', '.join(known)}"
-
-
-EXECUTORS = (
-    "install the driver's version of this package for the Python of every executor, as in an image, and name"
-    " that Python in spark.pyspark.python: docs/how-to/run-on-a-cluster.md"
-)

@@ -40,7 +40,7 @@ from airflow_provider_pgrepl.operators.pipeline_argument import (
 from airflow_provider_pgrepl.operators.spark_connection import (
     LOCAL_CONN_ID,
     ensure_connection,
-    runs_on_cluster,
+    has_driver_on_cluster,
 )
 from airflow_provider_pgrepl.operators.submit_parameters import (
     refuse_connection_id,
@@ -134,7 +134,7 @@ class SparkAppOperator(SparkSubmitOperator):
             self._given_args = [str(argument) for argument in self.application_args or []]
             self.application = self.application or applications.application(self.app)
             self._hook = self._spark_hook()
-            if runs_on_cluster(self._hook._connection):
+            if has_driver_on_cluster(self._hook._connection):
                 return self._execute_on_cluster(context)
             return self._execute_detached(context)
 

@@ -27,7 +27,7 @@ def ensure_connection(conn_id: str | None, master: str) -> None:
     ).as_json()
 
 
-def runs_on_cluster(connection: Mapping[str, Any]) -> bool:
+def has_driver_on_cluster(connection: Mapping[str, Any]) -> bool:
     """Whether the driver is to run on the cluster, by what SparkSubmitHook knows of the connection.
 
     Raises ConfigError for a standalone cluster, on which Spark runs no driver in Python:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import sys
 
-from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.read import as_of, consistent_read
 from airflow_provider_pgrepl.replication.lake.session import build_session
+from tests.support.spark_program import saying_errors
 
 
 def main() -> int:
     """Print for each table its rows at the point and as of the newest transaction, the own columns aside."""
     pipeline = Pipeline.read(sys.argv[1])
     spark = build_session("reader", "local[1]")
-    try:
+    with saying_errors(spark):
         point, newest = consistent_read(spark, pipeline), as_of(spark, pipeline)
         for table in sys.argv[2:]:
             told = [
@@ -23,10 +23,6 @@ def main() -> int:
                 for rows in (point.table(table), newest.table(table))
             ]
             print(json.dumps({"table": table, "point": told[0], "newest": told[1]}))
-    except PgReplError as error:
-        print(json.dumps({"error": type(error).__name__, "said": str(error)}))
-    finally:
-        spark.stop()
     return 0
 
 

@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql, register_tables
 from airflow_provider_pgrepl.replication.lake.session import build_session
+from tests.support.spark_program import saying_errors
 
 
 def main() -> int:
@@ -22,7 +22,7 @@ def main() -> int:
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
     }
     spark = build_session("catalog", "local[1]", metastore)
-    try:
+    with saying_errors(spark):
         names = register_tables(spark, pipeline)
         for statement in catalog_sql(pipeline):
             spark.sql(statement.rstrip(";"))
@@ -30,10 +30,6 @@ def main() -> int:
             frame = spark.table(name)
             rows = [list(row) for row in frame.select("id", *frame.columns[1:2]).orderBy("id").collect()]
             print(json.dumps({"uri": uri, "name": name, "columns": frame.columns, "rows": rows}))
-    except PgReplError as error:
-        print(json.dumps({"error": type(error).__name__, "said": str(error)}))
-    finally:
-        spark.stop()
     return 0
 
 

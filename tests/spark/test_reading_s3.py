@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.read import arrow_view_as_of, consistent_arrow
-from airflow_provider_pgrepl.replication.lake.spark_jars import CONNECTOR_FOLDER, JARS_VARIABLE
-from tests.support.replicated import ROOT, Replicated, execute, kill, wait_until
+from airflow_provider_pgrepl.replication.lake.spark_jars import CONNECTOR_FOLDER
+from tests.support.replicated import Replicated, execute, kill, wait_until
+from tests.support.spark_program import JARS, said_by
 
 PROGRAM = Path(__file__).with_name("reading_s3.py")
 TABLES = ("public.orders", "public.items")
-JARS = ROOT / ".jars"
 
 
 @pytest.fixture
@@ -58,24 +55,9 @@ def counted(orders: Any) -> tuple[int, int]:
     return orders.num_rows, orders.column("state").to_pylist().count("paid")
 
 
-def read_by_spark(replicated: Replicated, jars: Path = JARS) -> list[dict[str, Any]]:
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM), str(replicated.file), *TABLES],
-        env={**os.environ, JARS_VARIABLE: str(jars), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    assert os.environ["AWS_SECRET_ACCESS_KEY"] not in ended.stdout + ended.stderr
-    return said
-
-
 def test_spark_reads_at_a_point_and_as_of_the_newest_transaction(replicated, monkeypatch):
     change(replicated)
-    said = read_by_spark(replicated)
+    said = said_by(PROGRAM, str(replicated.file), *TABLES)
     assert [table["table"] for table in said] == list(TABLES)
     point, newest = consistent_arrow(replicated.pipeline), arrow_view_as_of(replicated.pipeline)
     for table in said:
@@ -95,6 +77,6 @@ def test_a_session_without_the_connector_says_what_to_do(replicated, tmp_path):
     for jar in JARS.glob("*.jar"):
         (jars / jar.name).symlink_to(jar)
     assert not (jars / CONNECTOR_FOLDER).exists()
-    said = read_by_spark(replicated, jars)
+    said = said_by(PROGRAM, str(replicated.file), *TABLES, jars=jars)
     assert said[0]["error"] == "ToolError"
     assert "make s3a" in said[0]["said"]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
 from airflow_provider_pgrepl.replication.storage import open_delta
 from tests.support.landed import Landed
-from tests.support.replicated import ROOT, execute
+from tests.support.replicated import execute
+from tests.support.spark_program import said_by
 
 PROGRAM = Path(__file__).with_name("registering.py")
 TABLE = "public.orders"
@@ -38,18 +34,8 @@ def change(landed: Landed, *statements: str) -> None:
 
 def registered(landed: Landed, folder: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
-    ended = subprocess.run(
-        [sys.executable, str(PROGRAM), str(landed.file), str(folder)],
-        env={**os.environ, JARS_VARIABLE: str(ROOT / ".jars"), "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    assert len(said) == 1, ended.stderr[-3000:]
-    return dict(said[0])
+    [said] = said_by(PROGRAM, str(landed.file), str(folder), folder=folder)
+    return dict(said)
 
 
 def test_a_registered_table_shows_what_comes_and_how_it_evolves(landed, tmp_path):

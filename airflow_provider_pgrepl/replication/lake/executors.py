@@ -39,7 +39,7 @@ Host = tuple[str, dict[str, str]]
 def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """The work as a task of Spark: it reaches the store as its driver does, and only on a host that has the
     driver's versions. An executor may come at any time, long after `check_executors`."""
-    wanted, task = versions(SAME), reaching_store(work)
+    wanted, task = this_host()[1], reaching_store(work)
 
     def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
         check_host(wanted)
@@ -124,7 +124,7 @@ def check_executors(
     Waits, as all of Spark's jobs do, until there is one, and some seconds for others. Raises ToolError, which
     names each host that is not as it must be, and what an executor fails with at lake or source.
     """
-    wanted = {**dict.fromkeys(NEEDED, ""), **versions(SAME)}
+    wanted = {**dict.fromkeys(NEEDED, ""), **this_host()[1]}
     sent = _by_value(look)
     # What was made here by ourselves.
     seen = _everywhere(spark, lambda: pickle.loads(sent)(NEEDED, _SPREAD_S))  # noqa: S301
