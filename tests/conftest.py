@@ -23,6 +23,7 @@ import pytest
 from airflow_provider_pgrepl.replication.lake.session import WORKERS, build_session
 from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.store_variables import use_store
 from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.support.debian_server import TEMPLATE, debian_server
@@ -143,6 +144,13 @@ def gateway() -> Iterator[Gateway]:
     """A server that speaks S3, until the tests end."""
     with running_gateway() as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def no_store_given() -> Iterator[None]:
+    """A task of Airflow's that ran in this process had it reach a store: not so in the next test."""
+    yield
+    use_store({})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hooks.lake import lake_variables
 from airflow_provider_pgrepl.operators.driver_settings import connection_strings
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.store_variables import store_variables, use_store
+from airflow_provider_pgrepl.replication.store_variables import store_variables
 
 PIPELINE = Pipeline(
     name="shop", lake="s3://bucket/lake", tables=("public.t",), conn_id="source", lake_conn_id="lake"
@@ -50,11 +50,8 @@ def test_keys_region_and_endpoint_go_to_the_driver_beside_the_dsn(connection, mo
 
 def test_what_runs_in_the_task_itself_reaches_the_store_likewise(connection, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of the worker")
-    try:
-        access_with_lake(PIPELINE)
-        assert store_variables() == {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "never shown"}
-    finally:
-        use_store({})
+    access_with_lake(PIPELINE)
+    assert store_variables() == {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "never shown"}
 
 
 def test_an_endpoint_of_s3_alone_comes_first(connection):

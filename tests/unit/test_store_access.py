@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from pyspark import cloudpickle  # type: ignore[attr-defined]
@@ -16,11 +15,9 @@ KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGIO
 
 
 @pytest.fixture(autouse=True)
-def nothing_given(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*variables.VARIABLES, *variables._OTHER_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
-    yield
-    use_store({})
 
 
 def test_what_was_given_stands_for_the_whole_environment(monkeypatch):
