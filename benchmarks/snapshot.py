@@ -48,9 +48,11 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 @contextmanager
-def prepared(folder: Path, rows: int) -> Iterator[tuple[SparkSession, Source, Store]]:
-    """The table at a source, and Spark and its workers warm from a small copy."""
-    spark = build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
+def prepared(
+    folder: Path, rows: int, spark: SparkSession | None = None
+) -> Iterator[tuple[SparkSession, Source, Store]]:
+    """The table at a source, and Spark (local[2], or another) and its workers warm from a small copy."""
+    spark = spark or build_session("pgrepl benchmark", "local[2]", {"spark.log.level": "ERROR"}, delta=False)
     try:
         with running_source() as source, Store(source.dsn, "benchmark") as store:
             store.migrate()

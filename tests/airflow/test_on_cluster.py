@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import psycopg2.extensions
 import pytest
 
+from demo.spark_cluster import running_cluster
 from tests.airflow.test_operators import run_dag
 from tests.support.replicated import Replicated, execute
-from tests.support.standalone import running_cluster
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 

@@ -78,7 +78,7 @@ def killed_before_its_log_entry(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
         from airflow_provider_pgrepl.replication.lake.delta import log_entry
 
-        log_entry.put_commit = die  # type: ignore[assignment, attr-defined]
+        log_entry.put_version = die  # type: ignore[assignment, attr-defined]
         return real(*arguments)
 
     return run
@@ -88,7 +88,7 @@ def killed_after_its_log_entry(real: Any) -> Any:
     def run(*arguments: Any) -> Any:
         from airflow_provider_pgrepl.replication.lake.delta import log_entry
 
-        after(log_entry, "put_commit")
+        after(log_entry, "put_version")
         return real(*arguments)
 
     return run

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app import process
+from demo.spark_cluster import Cluster, executor_python, running_cluster
 from tests.conftest import closing_connection
 from tests.support.replicated import execute, kill, wait_until
-from tests.support.standalone import Cluster, OnCluster, executor_python, kill_executor, running_cluster
+from tests.support.standalone import OnCluster, kill_executor
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
 
 COPIED = "public.copied"

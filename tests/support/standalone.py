@@ -1,131 +1,19 @@
-"""A standalone Spark cluster: a master and two workers, as processes that share nothing but the loopback."""
+"""Apps on a standalone Spark cluster, and what Spark tells of them."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import airflow_provider_pgrepl
-from airflow_provider_pgrepl import applications
 from demo.postgres import free_port
-from demo.server_process import ServerProcess
+from demo.spark_cluster import Cluster
 from tests.support.replicated import ROOT, Replicated
-
-PACKAGE = Path(airflow_provider_pgrepl.__file__).parent
-WORKERS = 2
-
-
-class Node(ServerProcess):
-    """Spark's own program of a part of the cluster, in a folder and a home of its own."""
-
-    def __init__(self, folder: Path, master: str = "") -> None:
-        super().__init__(folder)
-        self.name, self.master, self.ui = (
-            "a Spark worker" if master else "Spark's master",
-            master,
-            free_port(),
-        )
-
-    def command(self) -> list[str]:
-        program = Path(applications.spark_submit()).with_name("spark-class")
-        listens = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.ui)]
-        if not self.master:
-            return [str(program), "org.apache.spark.deploy.master.Master", *listens]
-        share = ["--cores", "1", "--memory", "1g", "--work-dir", str(self.folder / "work")]
-        return [str(program), "org.apache.spark.deploy.worker.Worker", *listens, *share, self.master]
-
-    def environment(self) -> dict[str, str]:
-        kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME") if name in os.environ}
-        own = {"HOME": str(self.folder), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
-        # Spark's programs are those of pyspark, which are found by the Python on the path.
-        path = f"{Path(sys.executable).parent}{os.pathsep}{kept['PATH']}"
-        return {**kept, **own, "PATH": path}
-
-    def prepare(self) -> None:
-        if self.master:
-            (self.folder / "work").mkdir(exist_ok=True)
-
-    def answers(self) -> bool:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.ui), 1):
-            return True
-        return False
-
-
-class Cluster:
-    """`python`: the interpreter of executors, that of a host which has this package installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.master = Node(folder / "master")
-        self.python = executor_python(folder / "python")
-        self.workers: list[Node] = []
-
-    @property
-    def url(self) -> str:
-        return f"spark://127.0.0.1:{self.master.port}"
-
-    def start(self) -> None:
-        self.master.start()
-        for number in range(1, WORKERS + 1):
-            worker = Node(self.folder / f"worker{number}", self.url)
-            self.workers.append(worker)
-            worker.start()
-
-    def stop(self) -> None:
-        for node in (*self.workers, self.master):
-            node.stop()
-
-    def executors(self) -> list[int]:
-        """The processes of applications' executors, those of the first worker first."""
-        return [int(found) for worker in self.workers for found in executors_in(worker.folder)]
-
-
-def executors_in(folder: Path) -> Iterator[str]:
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            arguments = (process / "cmdline").read_bytes()
-            if (
-                b"CoarseGrainedExecutorBackend" in arguments
-                and folder in (process / "cwd").readlink().parents
-            ):
-                yield process.name
-
-
-def executor_python(folder: Path, version: str = "", *, with_package: bool = True) -> Path:
-    """A Python of another place, that has the libraries, and this package (as another version) or not."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    packages = next(folder.glob("lib/python*/site-packages"))
-    libraries = [path for path in sys.path if path.endswith("site-packages")]
-    # What is installed for development by a .pth file there is not found this way.
-    (packages / "libraries.pth").write_text("".join(f"{path}\n" for path in libraries))
-    if with_package:
-        copied = shutil.copytree(
-            PACKAGE, packages / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__")
-        )
-        if version:
-            told = copied / "__init__.py"
-            told.write_text(told.read_text().replace(airflow_provider_pgrepl.__version__, version))
-    return folder / "bin" / "python"
-
-
-@contextlib.contextmanager
-def running_cluster(folder: Path) -> Iterator[Cluster]:
-    cluster = Cluster(folder)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
 
 
 class OnCluster(Replicated):

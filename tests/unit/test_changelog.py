@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import (
     mark,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.storage import app_log, put_version
 from tests.support import wire_bytes as wire
 from tests.support.announced import announce, relation
 from tests.support.changelogs import Written, epoch_record, new_changelog
@@ -78,21 +79,6 @@ def test_an_idle_writer_is_fenced_at_its_next_keepalive(uri: str) -> None:
         old.record_keepalive(LSN(60))
 
 
-class Overtaken:
-    """A table handle between whose commit and refresh a successor's fence gets in."""
-
-    def __init__(self, table: DeltaTable, uri: str) -> None:
-        self._table = table
-        self._uri = uri
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)
-
-    def update_incremental(self) -> None:
-        ChangelogWriter(self._uri)
-        self._table.update_incremental()
-
-
 def test_one_that_was_replaced_is_not_continued_in_the_name_of_who_replaced_it(uri: str) -> None:
     old = ChangelogWriter(uri)
     ChangelogWriter(uri)
@@ -102,14 +88,54 @@ def test_one_that_was_replaced_is_not_continued_in_the_name_of_who_replaced_it(u
         ChangelogWriter(uri, old.sequence)
 
 
-def test_a_fence_that_came_while_the_handle_was_refreshed_is_not_refreshed_away(uri: str) -> None:
-    """A handle that holds the successor's fence could commit once more without a conflict."""
-    old = Written(uri)
-    old.writer._table = Overtaken(old.writer._table, uri)
+def test_whoever_is_replaced_right_behind_its_commit_has_made_its_last(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, put, successors = Written(uri), put_version, list[ChangelogWriter]()
+
+    def put_and_be_replaced(*arguments: Any) -> bool:
+        is_done = put(*arguments)
+        if not successors:
+            monkeypatch.setattr(app_log, "put_version", put)
+            successors.append(ChangelogWriter(uri))
+        return is_done
+
+    monkeypatch.setattr(app_log, "put_version", put_and_be_replaced)
     old.transaction(100, r7=1)
+    old.flush()
+    assert successors[0].durable_lsn == old.writer.durable_lsn == 108
+    old.transaction(200, r7=1)
     with pytest.raises(FencedError):
         old.flush()
     assert read(uri, 7)["commit_lsn"].to_pylist() == [100, 100]
+
+
+def test_markers_and_upkeep_stand_before_a_commit_and_another_shape_does_not(uri: str) -> None:
+    written = Written(uri)
+    mark(uri)
+    mark(uri)
+    written.transaction(100, r7=1)
+    written.flush()
+    assert written.writer.version == DeltaTable(uri).version()
+    DeltaTable(uri).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+    written.transaction(200, r7=1)
+    with pytest.raises(FencedError):
+        written.flush()
+
+
+def test_one_that_slept_until_the_log_was_cleaned_does_not_take_its_place_for_free(uri: str) -> None:
+    """As a machine that was halted: others have written for hours, and what they wrote is in a checkpoint."""
+    old, new = Written(uri), Written(uri)
+    for lsn in (100, 200, 300):
+        new.transaction(lsn, r7=1)
+        new.flush()
+    DeltaTable(uri).create_checkpoint()
+    for version in range(DeltaTable(uri).version()):
+        (Path(uri) / "_delta_log" / f"{version:020d}.json").unlink()
+    old.transaction(100, r7=1)
+    with pytest.raises(FencedError):
+        old.flush()
+    assert read(uri, 7)["commit_lsn"].to_pylist() == [100, 100, 200, 300]
 
 
 def test_of_writers_that_start_at_the_same_time_only_one_can_write(uri: str) -> None:

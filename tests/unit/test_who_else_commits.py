@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import FencedError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn_before
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, mark
-from airflow_provider_pgrepl.replication.storage import durable
+from airflow_provider_pgrepl.replication.storage import app_log, durable, put_version
 from tests.support.changelogs import Written, new_changelog
 from tests.support.recorded_disk import RecordedDisk, opened_path
 
@@ -27,21 +27,17 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RecordedDisk:
     return RecordedDisk(folder).install(monkeypatch)
 
 
-class Interrupted:
-    """A handle to a table; something happens right before, or after, it looks what others have committed."""
+def interrupted(monkeypatch: pytest.MonkeyPatch, between: Callable[[], object]) -> None:
+    """Something happens once, between the receiver's next commit and its way to the disk."""
+    put, once = put_version, [between]
 
-    def __init__(
-        self, table: Any, before: Callable[[], object] = str, after: Callable[[], object] = str
-    ) -> None:
-        self._table, self._before, self._after = table, before, after
+    def put_and_be_interrupted(*arguments: Any) -> bool:
+        is_done = put(*arguments)
+        if is_done and once:
+            once.pop()()
+        return is_done
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)
-
-    def update_incremental(self) -> None:
-        self._before()
-        self._table.update_incremental()
-        self._after()
+    monkeypatch.setattr(app_log, "put_version", put_and_be_interrupted)
 
 
 def refuse(_: int) -> None:
@@ -60,10 +56,12 @@ def test_a_replaced_writer_that_cannot_flush_leaves_its_successors_commits(
         successors[0].flush()
         monkeypatch.setattr(os, "fsync", refuse)
 
-    one.writer._table = Interrupted(one.writer._table, before=replaced)
+    interrupted(monkeypatch, replaced)
     one.transaction(100, r7=3)
-    with pytest.raises(FencedError):
+    with pytest.raises(LakeUnavailableError):
         one.flush()
+    with pytest.raises(FencedError):
+        ChangelogWriter(one.uri, one.writer.sequence)
     monkeypatch.setattr(os, "fsync", good)
     assert DeltaTable(one.uri).transaction_version(DURABLE_APP) == 1008
     successors[0].transaction(2000, r7=1)
@@ -89,9 +87,9 @@ def test_what_cannot_be_flushed_is_set_aside_though_a_marker_was_committed_behin
             elsewhere.setattr(os, "fsync", lambda _: None)
             mark(one.uri)
 
-    one.writer._table = Interrupted(one.writer._table, after=marked)
     one.transaction(100, r7=3)
     with monkeypatch.context() as broken:
+        interrupted(broken, marked)
         broken.setattr(os, "fsync", refuse_ours)
         with pytest.raises(LakeUnavailableError):
             one.flush()

@@ -68,13 +68,12 @@ class PartFolder:
         path = f"{hour}/{uuid.uuid4().hex}-{rows.nbytes}.parquet"
         self._make_folder(hour)
         try:
-            self._write(path, rows, bounds)
+            size = self._write(path, rows, bounds)
         except OSError:
             # What is half written would take up space that may be short.
             with suppress(OSError):
                 delete_files(self._filesystem, [f"{self._root}/{path}"])
             raise
-        size = self._filesystem.get_file_info(f"{self._root}/{path}").size
         return Part(path, size, rows.nbytes, rows.num_rows, _stats(rows), frozenset(relations), hour)
 
     def discard(self, parts: Iterable[Part]) -> None:
@@ -82,21 +81,22 @@ class PartFolder:
         with suppress(OSError):
             delete_files(self._filesystem, [f"{self._root}/{part.path}" for part in parts])
 
-    def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> None:
-        with (
-            self._filesystem.open_output_stream(f"{self._root}/{path}") as sink,
-            pq.ParquetWriter(
+    def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> int:
+        """The file's size in bytes."""
+        with self._filesystem.open_output_stream(f"{self._root}/{path}") as sink:
+            with pq.ParquetWriter(
                 sink,
                 ROW_SCHEMA,
                 compression="zstd",
                 compression_level=1,
                 use_dictionary=["epoch", "relation_id", "relation_version", "op"],
                 write_statistics=["epoch", "commit_lsn", "commit_ts", "relation_id", "op"],
-            ) as writer,
-        ):
-            for start, stop in _row_groups(bounds):
-                writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
+            ) as writer:
+                for start, stop in _row_groups(bounds):
+                    writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
+            size = int(sink.tell())
         durable.flush_files(self._uri, [path])
+        return size
 
     def _make_folder(self, hour: str) -> None:
         if hour not in self._folders:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,7 +30,16 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_delta, open_storage, read_commit_actions, refusal
+from airflow_provider_pgrepl.replication.storage import (
+    is_store,
+    many_at_once,
+    open_delta,
+    open_file,
+    open_parquet,
+    open_storage,
+    read_commit_actions,
+    refusal,
+)
 
 _SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
 _kept = KeptFiles(_KEPT_BYTES)
@@ -179,9 +188,10 @@ def read_rows(
 
     ROW_SCHEMA, or those `columns` of it: at least commit_lsn, ordinal and relation_id.
     """
-    pieces = [
-        piece for path in paths for piece in _read_file(filesystem, f"{root}/{path}", relation_id, columns)
-    ]
+    paths = list(paths)
+    with many_at_once(filesystem, len(paths)) if is_store(filesystem) else nullcontext(map) as each:
+        read = each(lambda path: _read_file(filesystem, f"{root}/{path}", relation_id, columns), paths)
+        pieces = [piece for some in read for piece in some]
     rows = (
         pa.concat_tables(pieces) if pieces else ROW_SCHEMA.empty_table().select(columns or ROW_SCHEMA.names)
     )
@@ -222,14 +232,14 @@ def _read_file(
 @contextmanager
 def _open_file(filesystem: pafs.FileSystem, path: str) -> Iterator[pq.ParquetFile]:
     try:
-        source = filesystem.open_input_file(path)
+        source = open_file(filesystem, path, value_bytes(path))
     except FileNotFoundError:
         raise ChangelogFileGoneError(
             "a changelog file is gone",
             "run it again: an hour may just have been joined or dropped. If it stays, resnapshot the tables"
             " that lag, which pgrepl status FILE.json names",
         ) from None
-    with source, pq.ParquetFile(source) as file:
+    with open_parquet(filesystem, source) as file:
         yield file
 
 

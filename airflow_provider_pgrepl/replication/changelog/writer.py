@@ -1,8 +1,7 @@
 """Writing the changelog: parts first, then one commit that makes them count.
 
-Whoever writes holds one table handle and commits under the receiver's app id. A successor's fence, a commit
-under the same app id, makes every later commit through an older handle fail: that is what keeps two writers
-apart, whatever locks, networks and paused processes do.
+Whoever writes commits under the receiver's app id. A successor's fence, a commit under the same app id, is
+where it ends.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
-from deltalake.transaction import AddAction
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -31,21 +29,24 @@ from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
+    AppLog,
+    TakenOverError,
+    added_action,
     commit_token,
     committing,
     create_delta,
     durable,
     is_refusal,
-    last_of_app,
     refusal,
     torn,
 )
 
 _NOT_OURS = (PermissionError, NotADirectoryError, FileExistsError)
+# 86,400 commits a day: checkpoints are for opening the table, which reads all commits since the last one,
+# in a store by a GET each; and each costs a rewrite of the file list.
+_CHECKPOINT_EVERY = 200
 _TABLE_PROPERTIES = {
-    # 86,400 commits a day: checkpoints are for opening the table, and each costs a rewrite of the file list.
-    # A commit costs the reading of those since the last one: all of them of a store, a GET each.
-    "delta.checkpointInterval": "200",
+    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
     "delta.logRetentionDuration": "interval 30 days",
     "delta.enableExpiredLogCleanup": "false",
     # Of which each part has bounds: readers take any other column without them for one that never matches.
@@ -93,20 +94,19 @@ def begin_epoch(uri: str, record: EpochRecord) -> None:
 
 def _epoch_properties(record: EpochRecord, sequence: int) -> CommitProperties:
     commit = CommitRecord("epoch", record.epoch, record.consistent_point)
-    return _properties(commit, sequence)
-
-
-def _properties(commit: CommitRecord, sequence: int, published: int = 0) -> CommitProperties:
     return CommitProperties(
         custom_metadata={**commit.to_metadata(), **commit_token()},
-        app_transactions=[
-            Transaction(RECEIVER_APP, sequence),
-            Transaction(EPOCH_APP, commit.epoch),
-            Transaction(PUBLISHED_APP, published),
-            # The last that is written, by which a commit is known to be whole.
-            Transaction(DURABLE_APP, commit.durable_lsn),
-        ],
+        app_transactions=[Transaction(RECEIVER_APP, sequence), *_apps(commit, 0)],
     )
+
+
+def _apps(commit: CommitRecord, published: int) -> list[Transaction]:
+    return [
+        Transaction(EPOCH_APP, commit.epoch),
+        Transaction(PUBLISHED_APP, published),
+        # The last that is written, by which a commit is known to be whole.
+        Transaction(DURABLE_APP, commit.durable_lsn),
+    ]
 
 
 def mark(uri: str) -> None:
@@ -162,14 +162,20 @@ class ChangelogWriter:
 
     def __init__(self, uri: str, after: int | None = None) -> None:
         self._uri = uri
-        self._table = open_changelog(uri)
+        table = open_changelog(uri)
         self._parts = PartFolder(uri)
-        self.epoch_record = EpochRecord.from_json(self._table.metadata().description)
-        self._sequence = self._table.transaction_version(RECEIVER_APP) or 0
-        if after is not None and self._sequence != after:
+        self.epoch_record = EpochRecord.from_json(table.metadata().description)
+        try:
+            self._log = AppLog(uri, table, RECEIVER_APP, _CHECKPOINT_EVERY)
+        except DeltaError as error:
+            raise ChangelogError(
+                "the changelog demands more of its writers than this program does",
+                "see what has changed the table _pgrepl/changelog, and move the lake away to begin it anew",
+            ) from error
+        if after is not None and self.sequence != after:
             raise _fenced()
-        self.durable_lsn = LSN(self._table.transaction_version(DURABLE_APP) or 0)
-        self.published = self._table.transaction_version(PUBLISHED_APP) or 0
+        self.durable_lsn = LSN(table.transaction_version(DURABLE_APP) or 0)
+        self.published = table.transaction_version(PUBLISHED_APP) or 0
         """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
         self._flush_earlier()
         self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn))
@@ -181,13 +187,12 @@ class ChangelogWriter:
     @property
     def sequence(self) -> int:
         """How often the changelog has been written, by whoever it was, as of this writer's last commit."""
-        return self._sequence
+        return self._log.sequence
 
     @property
     def version(self) -> int:
-        """The Delta version of the last commit that this writer knows."""
-        version: int = self._table.version()
-        return version
+        """The Delta version of this writer's last commit."""
+        return self._log.version
 
     def write_part(self, rows: pa.Table) -> Part:
         """Write rows (ROW_SCHEMA, in stream order) as one Parquet file, sorted by relation; it is on the disk
@@ -224,7 +229,7 @@ class ChangelogWriter:
             sum(part.value_bytes for part in parts),
             sum(part.rows for part in parts),
         )
-        self._commit([part.add_action() for part in parts], commit)
+        self._commit([added_action(part.add_action()) for part in parts], commit)
 
     def append_between(self, rows: pa.Table) -> None:
         """Commit rows that no transaction brought, to stand between what is durable and what follows.
@@ -247,34 +252,16 @@ class ChangelogWriter:
         except OSError as error:
             raise _unwritable(error) from error
 
-    def _commit(self, actions: list[AddAction], commit: CommitRecord) -> None:
-        before, sequence = self.version, self._sequence + 1
+    def _commit(self, actions: list[dict[str, Any]], commit: CommitRecord) -> None:
+        apps = _apps(commit, self.published)
         try:
-            self._put(actions, _properties(commit, sequence, self.published))
-            self._table.update_incremental()
-            # The handle now also holds what others committed since; a fence among it must not go unseen,
-            # before the flush: what that cannot flush it sets aside, and a successor's are not ours.
-            if last_of_app(self._uri, RECEIVER_APP, before, self.version) != sequence:
-                raise _fenced()
-            # Also what others committed in between: a version is durable with all before it.
-            durable.flush_commits(self._uri, before, self.version, with_files=False)
-        except CommitFailedError as error:
-            raise _fenced() from error
+            # The parts are on the disk already.
+            self._log.commit("WRITE", actions, told=commit.to_metadata(), apps=apps, with_files=False)
+        except TakenOverError:
+            raise _fenced() from None
         except (DeltaError, OSError) as error:
             raise _unwritable(error) from error
-        # Not before: who took over has written that number, and who continues us must not pass for them.
-        self._sequence = sequence
         self.durable_lsn = commit.durable_lsn
-
-    def _put(self, actions: list[AddAction], properties: CommitProperties) -> None:
-        with committing(self._table, properties):
-            self._table.create_write_transaction(
-                actions,
-                mode="append",
-                schema=self._table.schema(),
-                partition_by=[PARTITION],
-                commit_properties=properties,
-            )
 
 
 def _fenced() -> FencedError:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
@@ -23,6 +19,7 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_parquet,
     storage_errors,
+    write_file,
 )
 
 _BY_TABLE = pa.map_(pa.string(), pa.int64())
@@ -35,8 +32,9 @@ SCHEMA = pa.schema(
         ("positions", _BY_TABLE),
     ]
 )
+CHECKPOINT_EVERY = 100
 _TABLE_PROPERTIES = {
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "false",
     # The only one with bounds: readers take any other for one that never matches.
     "delta.dataSkippingStatsColumns": "epoch",
@@ -80,23 +78,24 @@ def upgrade(table: DeltaTable) -> None:
         table.alter.add_columns(lacking)
 
 
-def read_points(uri: str) -> tuple[DeltaTable | None, list[ConsistentPoint]]:
-    """All points in their order, and the table; None without one. Raises LakeError."""
+def read_points(uri: str) -> tuple[DeltaTable | None, list[str], list[ConsistentPoint]]:
+    """The table, None without one; its files' paths; and all points in their order. Raises LakeError."""
     try:
         table = open_delta(uri)
     except TableNotFoundError:
-        return None, []
+        return None, [], []
     except (DeltaError, OSError) as error:
         raise LakeError(f"the consistent points cannot be read: {type(error).__name__}") from error
     added = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending")])
     filesystem, root = open_storage(uri)
     points: list[ConsistentPoint] = []
+    paths: list[str] = added["path"].to_pylist()
     with storage_errors(uri):
-        for path in added["path"].to_pylist():
+        for path in paths:
             rows = read_parquet(filesystem, f"{root}/{path}").to_pylist()
             points.extend(map(_point, rows))
     # A stable sort: of two at one LSN the later written stays the later.
-    return table, sorted(points, key=lambda point: point.order)
+    return table, paths, sorted(points, key=lambda point: point.order)
 
 
 def _point(row: dict[str, Any]) -> ConsistentPoint:
@@ -110,16 +109,11 @@ def write_points(uri: str, points: Sequence[ConsistentPoint]) -> AddAction:
         {name: list(getattr(point, name).items()) for name in ("tables", "positions")} for point in points
     ]
     rows = [{**vars(point), **maps} for point, maps in zip(points, by_table, strict=True)]
-    filesystem, root = open_storage(uri)
-    name = f"part-{uuid.uuid4()}.parquet"
-    with storage_errors(uri):
-        pq.write_table(pa.Table.from_pylist(rows, SCHEMA), f"{root}/{name}", filesystem=filesystem)
-        size = filesystem.get_file_info(f"{root}/{name}").size
     first, last = points[0], points[-1]
-    stats = {
-        "numRecords": len(points),
+    bounds = {
         "minValues": {"epoch": first.epoch},
         "maxValues": {"epoch": last.epoch},
         "nullCount": {"epoch": 0, "lsn": 0},
     }
-    return AddAction(name, size, {}, int(time.time() * 1000), True, json.dumps(stats))
+    with storage_errors(uri):
+        return write_file(uri, pa.Table.from_pylist(rows, SCHEMA), bounds)

@@ -7,18 +7,21 @@ takes all tables at the versions of one point never sees half of a source transa
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
-from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.point_files import (
+    CHECKPOINT_EVERY,
     SCHEMA,
     ConsistentPoint,
     create,
@@ -29,10 +32,9 @@ from airflow_provider_pgrepl.replication.lake.point_files import (
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
-    commit_token,
-    committing,
-    durable,
-    last_of_app,
+    AppLog,
+    TakenOverError,
+    added_action,
     refusal,
     torn,
 )
@@ -78,7 +80,8 @@ class Points:
         self._uri = points_uri(lake_root)
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
-        self._sequence: int | None = None
+        self._log: AppLog | None = None
+        self._files: list[str] = []
         self._points: list[ConsistentPoint] | None = None
 
     def all(self) -> Sequence[ConsistentPoint]:
@@ -177,7 +180,7 @@ class Points:
                 if kept == points:
                     break
                 try:
-                    self._write(kept, "overwrite")
+                    self._write(kept, replaces=True)
                 except FencedError:
                     self._forget()
                     if attempt == _REWRITE_ATTEMPTS - 1:
@@ -189,53 +192,44 @@ class Points:
 
     def _add(self, point: ConsistentPoint) -> None:
         points = self._loaded()
-        if self._file_count >= _MANY_FILES:
-            self._write([*points, point], "overwrite")
+        if len(self._files) >= _MANY_FILES:
+            self._write([*points, point], replaces=True)
         else:
-            self._write([point], "append")
+            self._write([point])
         points.append(point)
 
     def _forget(self) -> None:
-        self._table = self._points = self._sequence = None
+        self._log = self._points = None
 
     def _loaded(self) -> list[ConsistentPoint]:
         with self._lock:
             if self._points is None:
-                self._table, self._points = read_points(self._uri)
-                self._file_count = self._table.get_add_actions().num_rows if self._table else 0
+                self._table, self._files, self._points = read_points(self._uri)
             return self._points
 
-    def _write(self, points: Sequence[ConsistentPoint], mode: str) -> None:
+    def _write(self, points: Sequence[ConsistentPoint], *, replaces: bool = False) -> None:
+        """One file of them more, or in place of all that there are."""
+        gone = self._files if replaces else []
         try:
-            table = self._table = self._table or create(self._uri)
-            before = table.version()
-            upgrade(table)
-            if self._sequence is None:
-                self._sequence = table.transaction_version(POINTS_APP) or 0
-            sequence = self._sequence + 1
-            properties = CommitProperties(
-                custom_metadata=commit_token(), app_transactions=[Transaction(POINTS_APP, sequence)]
-            )
-            with committing(table, properties):
-                table.create_write_transaction(
-                    [write_points(self._uri, points)] if points else [],
-                    mode=mode,
-                    schema=table.schema(),
-                    commit_properties=properties,
-                )
-            table.update_incremental()
-            durable.flush_commits(self._uri, before, table.version())
-            last = last_of_app(self._uri, POINTS_APP, before, table.version())
-        except CommitFailedError as error:
-            raise _fenced() from error
+            self._log = self._log or self._open_log()
+            written = [write_points(self._uri, points)] if points else []
+            self._log.commit("WRITE", [*map(_removed, gone), *map(added_action, written)])
+        except TakenOverError:
+            raise _fenced() from None
         except (DeltaError, OSError) as error:
             self._forget()
             raise refusal("the consistent points cannot be written", error) from error
-        # The handle now also holds what others committed since.
-        if last != sequence:
-            raise _fenced()
-        self._sequence = sequence
-        self._file_count = 1 if mode == "overwrite" else self._file_count + 1
+        kept = [] if replaces else self._files
+        self._files = [*kept, *(file.path for file in written)]
+
+    def _open_log(self) -> AppLog:
+        table = self._table or create(self._uri)
+        upgrade(table)
+        return AppLog(self._uri, table, POINTS_APP, CHECKPOINT_EVERY)
+
+
+def _removed(path: str) -> dict[str, Any]:
+    return {"remove": {"path": path, "deletionTimestamp": int(time.time() * 1000), "dataChange": True}}
 
 
 def _thinned(

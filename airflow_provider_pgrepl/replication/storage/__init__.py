@@ -1,11 +1,13 @@
 """The lake's storage: where files are written, and when what was written is there for good."""
 
+from airflow_provider_pgrepl.replication.storage.app_log import AppLog, TakenOverError
 from airflow_provider_pgrepl.replication.storage.delta_tables import (
     append_delta,
     create_delta,
     has_delta,
     open_delta,
     query_delta,
+    write_file,
 )
 from airflow_provider_pgrepl.replication.storage.filesystem import (
     commit_mark,
@@ -22,8 +24,20 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit_actions,
     read_parquet,
 )
-from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing, last_of_app
-from airflow_provider_pgrepl.replication.storage.put_commit import put_commit
+from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing
+from airflow_provider_pgrepl.replication.storage.put_commit import (
+    added_action,
+    can_commit,
+    metadata_action,
+    put_commit,
+    put_version,
+)
+from airflow_provider_pgrepl.replication.storage.reading import (
+    many_at_once,
+    open_file,
+    open_parquet,
+    read_range,
+)
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
     is_refusal,
@@ -32,7 +46,11 @@ from airflow_provider_pgrepl.replication.storage.refusal import (
 )
 
 __all__ = [
+    "AppLog",
+    "TakenOverError",
+    "added_action",
     "append_delta",
+    "can_commit",
     "commit_mark",
     "commit_path",
     "commit_token",
@@ -45,17 +63,23 @@ __all__ = [
     "has_delta",
     "is_refusal",
     "is_store",
-    "last_of_app",
     "log_path",
     "make_folder",
     "make_folders",
+    "many_at_once",
+    "metadata_action",
     "open_delta",
+    "open_file",
+    "open_parquet",
     "open_storage",
     "put_commit",
+    "put_version",
     "query_delta",
     "read_commit",
     "read_commit_actions",
     "read_parquet",
+    "read_range",
     "refusal",
     "storage_errors",
+    "write_file",
 ]

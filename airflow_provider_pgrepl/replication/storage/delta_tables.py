@@ -6,17 +6,22 @@ table that is open goes through deltalake's handle of it.
 
 from __future__ import annotations
 
+import json
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, Schema, write_deltalake
 from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable
-from airflow_provider_pgrepl.replication.storage.filesystem import make_folder
+from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import store_options
 
 
@@ -66,6 +71,18 @@ def create_delta(
         storage_options=store_options(uri),
     )
     durable.flush_commits(uri, -1, 0)
+
+
+def write_file(uri: str, rows: pa.Table, bounds: Mapping[str, Any] | None = None) -> AddAction:
+    """Rows as a file of an unpartitioned table, for a commit to add. `bounds`: what its statistics say beside
+    their number. Raises OSError."""
+    filesystem, root = open_storage(uri)
+    name = f"part-{uuid.uuid4()}.parquet"
+    with filesystem.open_output_stream(f"{root}/{name}") as sink:
+        pq.write_table(rows, sink)
+        size = int(sink.tell())
+    told = json.dumps({"numRecords": len(rows), **(bounds or {})})
+    return AddAction(name, size, {}, int(time.time() * 1000), True, told)
 
 
 def append_delta(uri: str, rows: pa.Table) -> None:

@@ -22,13 +22,26 @@ if TYPE_CHECKING:
 
 _MARK_S, _MARKS = 1.0, 4096
 _marks: dict[str, tuple[str, float]] = {}
+_PUTS, _PUT_BYTES = 64, 64 << 10
+_puts: dict[str, tuple[bytes, float]] = {}
+"""What this process has put, for a second: who commits reads its commit from several places."""
 
 
 def read(path: str) -> bytes:
     """An object. Raises FileNotFoundError, OSError."""
+    content, until = _puts.get(path, (b"", 0.0))
+    if time.monotonic() < until:
+        return content
     store, key = _of(path)
     with _store_errors(path):
         return bytes(obstore.get(store, key).bytes())
+
+
+def read_range(path: str, offset: int, length: int) -> bytes:
+    """Some bytes of an object, or fewer where it ends. Raises FileNotFoundError, OSError."""
+    store, key = _of(path)
+    with _store_errors(path):
+        return bytes(obstore.get_range(store, key, start=offset, length=length))
 
 
 def look_at(path: str) -> ObjectMeta | None:
@@ -53,9 +66,22 @@ def mark_of(path: str) -> str:
     if found is None or not found["size"]:
         _marks.pop(path, None)
         return ""
+    return _remember(path, found["size"], found["e_tag"])
+
+
+def has_put(path: str, content: bytes, e_tag: str | None) -> None:
+    """That this process has just put an object, and nobody else before: it need not be asked for at once."""
+    _remember(path, len(content), e_tag)
+    if len(content) <= _PUT_BYTES:
+        if len(_puts) >= _PUTS:
+            _puts.clear()
+        _puts[path] = content, time.monotonic() + _MARK_S
+
+
+def _remember(path: str, size: int, e_tag: str | None) -> str:
     if len(_marks) >= _MARKS:
         _marks.clear()
-    mark = f"{found['size']}@{found['e_tag']}"
+    mark = f"{size}@{e_tag}"
     _marks[path] = mark, time.monotonic() + _MARK_S
     return mark
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import CommitFailedError
 
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import open_storage, read_commit_actions
@@ -54,21 +54,3 @@ def _has_landed(table: DeltaTable, properties: CommitProperties) -> bool:
             return False
         if any(action.get("commitInfo", {}).get(_TOKEN) == token for action in actions):
             return True
-
-
-def last_of_app(uri: str, app: str, above: int, upto: int) -> int | None:
-    """What the last of a table's versions above one, up to another, gives an app id; None when none has it.
-
-    Reads as a rule one commit, where deltalake's `transaction_version` reads all since the last checkpoint.
-    Raises OSError, and DeltaError for one that is not whole.
-    """
-    filesystem, root = open_storage(uri)
-    for version in range(upto, above, -1):
-        try:
-            actions = read_commit_actions(filesystem, root, version)
-        except ValueError as error:
-            raise DeltaError(f"version {version} of the log is not whole") from error
-        found = [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == app]
-        if found:
-            return int(found[-1])
-    return None

@@ -1,19 +1,106 @@
-"""A commit of a Delta table written by ourselves: one that says what deltalake's commits cannot."""
+"""A commit of a Delta table written by ourselves: one put, which the store takes or refuses.
+
+deltalake 1.6 cannot say all that ours say; and it looks at the log before and after a commit, which in a
+store are ten exchanges, each of which waits for the one before.
+"""
 
 from __future__ import annotations
 
 import json
+import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import obstore
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.transaction import AddAction
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore, S3Store
 
+from airflow_provider_pgrepl import __version__
+from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import commit_path, open_storage, read_commit
 from airflow_provider_pgrepl.replication.storage.object_store import open_store
+
+_KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
+_OLD_WRITER = 2
+"""The newest version of writers of which a table without features demands only what we do."""
+
+
+def can_commit(table: DeltaTable) -> bool:
+    """Whether we do all that the table demands of its writers. What it demands more, deltalake may do."""
+    protocol = table.protocol()
+    if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        return False
+    if protocol.writer_features is None:
+        return int(protocol.min_writer_version) <= _OLD_WRITER
+    return set(protocol.writer_features) <= _KNOWN_FEATURES
+
+
+def metadata_action(
+    table: DeltaTable,
+    properties: Mapping[str, str],
+    schema: Schema | None = None,
+    partition_columns: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The table's metadata, with some properties more, or with others than it had; by choice with another
+    schema, partitioned by other columns."""
+    held = table.metadata()
+    return {
+        "metaData": {
+            "id": str(held.id),
+            **{key: value for key in ("name", "description") if (value := getattr(held, key)) is not None},
+            "format": {"provider": "parquet", "options": {}},
+            "schemaString": (schema or table.schema()).to_json(),
+            "partitionColumns": held.partition_columns
+            if partition_columns is None
+            else list(partition_columns),
+            "configuration": {**held.configuration, **properties},
+            "createdTime": held.created_time,
+        }
+    }
+
+
+def added_action(file: AddAction) -> dict[str, Any]:
+    """The log's line for a file that comes, as deltalake's own has it."""
+    return {
+        "add": {
+            "path": file.path,
+            "partitionValues": dict(file.partition_values),
+            "size": file.size,
+            "modificationTime": file.modification_time,
+            "dataChange": file.data_change,
+            "stats": file.stats,
+        }
+    }
+
+
+def put_version(
+    uri: str,
+    version: int,
+    operation: str,
+    properties: CommitProperties,
+    actions: Iterable[Mapping[str, Any]],
+) -> bool:
+    """Commit as this very version with what properties of deltalake's say; as `put_commit` in all else.
+
+    App ids come last, in their order: a commit that was cut off has none of them.
+    """
+    now = int(time.time() * 1000)
+    about = {
+        "timestamp": now,
+        "operation": operation,
+        "operationParameters": {},
+        "engineInfo": f"airflow-provider-pgrepl/{__version__}",
+        **(properties.custom_metadata or {}),
+    }
+    apps = [
+        {"txn": {"appId": app.app_id, "version": app.version, "lastUpdated": now}}
+        for app in properties.app_transactions or []
+    ]
+    return put_commit(uri, version, about, [*actions, *apps])
 
 
 def put_commit(
@@ -45,9 +132,12 @@ def put_commit(
 def _put(uri: str, version: int, content: bytes) -> None:
     local = local_path(uri)
     store: LocalStore | S3Store
+    bucket = ""
     if local is not None:
         store, path = LocalStore(local), commit_path("", version).lstrip("/")
     else:
         bucket, _, root = open_storage(uri)[1].partition("/")
         store, path = open_store(bucket), commit_path(root, version)
-    obstore.put(store, path, content, mode="create")
+    mark = obstore.put(store, path, content, mode="create")["e_tag"]
+    if local is None:
+        objects.has_put(f"{bucket}/{path}", content, mark)

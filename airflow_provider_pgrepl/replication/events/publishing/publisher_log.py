@@ -10,26 +10,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.stopped_table import StoppedTable
 from airflow_provider_pgrepl.replication.storage import (
-    append_delta,
-    commit_token,
-    committing,
+    AppLog,
+    TakenOverError,
+    added_action,
     create_delta,
     delta_errors,
-    durable,
-    last_of_app,
+    metadata_action,
     open_delta,
     refusal,
     torn,
+    write_file,
 )
 
 PUBLISHER_APP = "pgrepl-publisher"
@@ -42,8 +43,9 @@ SKIPPED_SCHEMA = pa.schema(
         ("skipped_at", pa.timestamp("us", "UTC")),
     ]
 )
+_CHECKPOINT_EVERY = 100
 _PROPERTIES = {
-    "delta.checkpointInterval": "100",
+    "delta.checkpointInterval": str(_CHECKPOINT_EVERY),
     "delta.enableExpiredLogCleanup": "false",
 }
 # A table's description holds no more than 4,000 characters.
@@ -150,7 +152,7 @@ class PublisherLog:
         self._uri = publisher_uri(lake_root, name)
         self._name = name
         self._table: DeltaTable | None = None
-        self._sequence = 0
+        self._log: AppLog | None = None
 
     def take(self, begin: PublisherRecord, holder: str) -> PublisherRecord:
         """The record as it stands; `begin` when there is none yet.
@@ -163,7 +165,10 @@ class PublisherLog:
             self._create()
             self._table = _open(self._uri)
         assert self._table is not None
-        self._sequence = self._table.transaction_version(PUBLISHER_APP) or 0
+        try:
+            self._log = AppLog(self._uri, self._table, PUBLISHER_APP, _CHECKPOINT_EVERY)
+        except DeltaError as error:
+            raise refusal(_DOING, error) from error
         record = replace(_record(self._table) or begin, holder=holder)
         self.save(record)
         return record
@@ -171,35 +176,22 @@ class PublisherLog:
     def save(self, record: PublisherRecord) -> None:
         """Write the record down, on the disk. Raises FencedError, LakeUnavailableError."""
         assert self._table is not None
-        properties = CommitProperties(
-            custom_metadata=commit_token(),
-            app_transactions=[Transaction(PUBLISHER_APP, self._sequence + 1)],
-        )
-        before = int(self._table.version())
-        try:
-            with committing(self._table, properties):
-                self._table.alter.set_table_properties(
-                    {_RECORD: record.to_json()}, raise_if_not_exists=False, commit_properties=properties
-                )
-            # The handle may hold a successor's record by now, right behind ours.
-            last = last_of_app(self._uri, PUBLISHER_APP, before, int(self._table.version()))
-            if last != self._sequence + 1:
-                raise self._fenced()
-            self._sequence += 1
-            durable.flush_newest(self._uri)
-        except CommitFailedError:
-            raise self._fenced() from None
-        except (DeltaError, OSError) as error:
-            raise refusal(_DOING, error) from error
+        self._commit("SET TBLPROPERTIES", [metadata_action(self._table, {_RECORD: record.to_json()})])
 
     def add_skipped(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Write down events that are passed over, on the disk. Raises FencedError, LakeUnavailableError."""
-        assert self._table is not None
         try:
-            append_delta(self._uri, pa.Table.from_pylist(list(rows), SKIPPED_SCHEMA))
-            self._table.update_incremental()
-            if self._table.transaction_version(PUBLISHER_APP) != self._sequence:
-                raise self._fenced()
+            file = write_file(self._uri, pa.Table.from_pylist(list(rows), SKIPPED_SCHEMA))
+        except OSError as error:
+            raise refusal(_DOING, error) from error
+        self._commit("WRITE", [added_action(file)])
+
+    def _commit(self, operation: str, actions: Sequence[Mapping[str, Any]]) -> None:
+        assert self._log is not None
+        try:
+            self._log.commit(operation, actions)
+        except TakenOverError:
+            raise self._fenced() from None
         except (DeltaError, OSError) as error:
             raise refusal(_DOING, error) from error
 

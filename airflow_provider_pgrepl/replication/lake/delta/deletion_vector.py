@@ -18,6 +18,7 @@ from pyarrow import fs
 from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.storage import read_range
 
 _MAGIC = struct.pack("<i", 1681511377)
 _FORMAT = b"\x01"
@@ -103,8 +104,7 @@ def read_vector(filesystem: fs.FileSystem, root: str, record: VectorRecord) -> B
             f"{root}: a deletion vector lies outside of the table, as in a shallow clone of another",
             "replicate into a table of its own",
         )
-    with filesystem.open_input_file(f"{root}/{path}") as file:
-        framed = file.read_at(_SIZE.size + record.size + _CHECKSUM.size, record.offset)
+    framed = read_range(filesystem, f"{root}/{path}", record.offset, record.end - record.offset)
     bitmap = framed[_SIZE.size : -_CHECKSUM.size]
     if framed != _SIZE.pack(record.size) + bitmap + _CHECKSUM.pack(zlib.crc32(bitmap)):
         raise _damaged(record)

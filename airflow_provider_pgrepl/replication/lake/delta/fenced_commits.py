@@ -30,9 +30,7 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import app_versio
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
     added,
-    can_commit,
     commit_actions,
-    metadata_action,
     removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
@@ -43,11 +41,13 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
+    can_commit,
     commit_token,
     committing,
     delta_errors,
     durable,
     is_refusal,
+    metadata_action,
     open_delta,
     refusal,
     storage_errors,

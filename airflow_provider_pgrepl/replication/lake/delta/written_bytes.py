@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
-from airflow_provider_pgrepl.replication.storage import (
-    commit_path,
-    open_storage,
-    read_commit_actions,
-    storage_errors,
-)
+from airflow_provider_pgrepl.replication.storage import read_commit, storage_errors
 
 
 def written_bytes(uri: str, after: int, upto: int) -> int:
     """Bytes, by the versions after one and up to another. Raises LakeUnavailableError."""
-    filesystem, root = open_storage(uri)
     total = 0
     with storage_errors(uri):
         for version in range(after + 1, upto + 1):
-            total += filesystem.get_file_info(commit_path(root, version)).size or 0
-            total += _bytes_of(read_commit_actions(filesystem, root, version))
+            content = read_commit(uri, version) or b""
+            total += len(content) + _bytes_of(json.loads(line) for line in content.splitlines() if line)
     return total
 
 

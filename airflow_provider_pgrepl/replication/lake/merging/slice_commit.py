@@ -26,7 +26,9 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
-from airflow_provider_pgrepl.replication.lake.delta.log_entry import VersionTakenError, can_commit
+from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
+    VersionTakenError,
+)
 from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside, is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
 from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
@@ -34,7 +36,10 @@ from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows, rewrite_files
 from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.storage import committing
+from airflow_provider_pgrepl.replication.storage import (
+    can_commit,
+    committing,
+)
 
 MISSING = "a row to be updated or deleted is missing: the lake table is not as this pipeline left it"
 _DIVISION = "Divide by zero"

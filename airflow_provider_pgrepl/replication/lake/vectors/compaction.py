@@ -27,7 +27,6 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, 
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
     added,
-    can_commit,
     check_version,
     commit_actions,
     removed,
@@ -39,7 +38,11 @@ from airflow_provider_pgrepl.replication.lake.vectors.clustering import clustere
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import has_vectors, without_vectors
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.storage import durable, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    can_commit,
+    durable,
+    storage_errors,
+)
 
 _TIERS = (4 << 10, 32 << 10, 256 << 10, 2 * MIB, 16 * MIB)
 """Sizes below which files are alike, in bytes; from the last on they are not small."""

@@ -5,8 +5,7 @@ Reads only the columns that are asked for, and of those that only some rows are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +25,13 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import column_pla
 from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
 from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lake.vectors.search import Search
-from airflow_provider_pgrepl.replication.storage import open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    many_at_once,
+    open_file,
+    open_parquet,
+    open_storage,
+    storage_errors,
+)
 from airflow_provider_pgrepl.replication.values import PARTITION
 
 _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
@@ -34,6 +39,8 @@ _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
 _ROWS_AT_ONCE = 256 << 10
 _WITH_THREADS_BYTES = 1 << 20
 """Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
+_KEPT_BYTES = 32 << 20
+"""Of files that were read whole, and may be looked at again."""
 _NOWHERE = np.empty(0, np.int64)
 
 
@@ -66,14 +73,20 @@ class FileRows:
         self.files: list[LiveFile] = list(live_files(table).values())
         self._is_partitioned = is_partitioned(table)
         self._filesystem, self._root = open_storage(self.uri)
+        self._metadata: dict[int, pq.FileMetaData] = {}
+        self._whole: dict[int, pa.Buffer] = {}
+        self._whole_bytes = 0
+        self._gone: dict[int, BitMap64] = {}
 
     def gone(self, file: int) -> BitMap64:
         """The rows of a file that are marked."""
         record = self.files[file].vector
         if record is None:
             return BitMap64()
-        with self._reading():
-            return read_vector(self._filesystem, self._root, record)
+        if file not in self._gone:
+            with self._reading():
+                self._gone[file] = read_vector(self._filesystem, self._root, record)
+        return self._gone[file]
 
     def count(self, file: int) -> int:
         """How many rows a file has, counting those that are gone."""
@@ -88,7 +101,7 @@ class FileRows:
         partitions, or (None) in any."""
         search = self._search(wanted)
         files = self._may_hold(search, partitions)
-        with _many_at_once(len(files)) as each:
+        with many_at_once(self._filesystem, len(files)) as each:
             parts = [part for some in each(partial(self._parts, search), files) for part in some]
             found = list(each(partial(self._find_in, search), parts))
         sizes = [len(rows) for rows, _ in found]
@@ -113,7 +126,7 @@ class FileRows:
         """The rows of a file, in batches of some MiB, in the columns of the table's schema; `without` some,
         by their number in it."""
         gone, first, names = np.union1d(self._gone_rows(file), without), 0, self.schema.names
-        with self._reading(), self._open(file) as parquet:
+        with self._reading(), self._open(file, in_batches=True) as parquet:
             groups = _groups(parquet)
             for batch in parquet.iter_batches(_batch_rows(groups), use_threads=_is_long(groups)):
                 rows = self._aligned(file, pa.Table.from_batches([batch]), len(batch), names)
@@ -161,7 +174,7 @@ class FileRows:
     def _find_in(self, search: Search, part: _Part) -> tuple[Ints, Ints]:
         """Rows of a part of a file, ascending, and for each the number of the wanted row that it equals."""
         numbers = part.numbers()
-        with self._reading(), self._open(part.file, part.metadata) as parquet:
+        with self._reading(), self._open(part.file) as parquet:
             read = partial(self._read, part.file, parquet, groups=part.groups)
             rows, which = search.candidates(len(numbers), lambda name: read([name])[name])
             stays = self._is_there(part.file, numbers[rows])
@@ -221,11 +234,22 @@ class FileRows:
         return pa.table(columns, schema)
 
     @contextmanager
-    def _open(self, file: int, metadata: pq.FileMetaData | None = None) -> Iterator[pq.ParquetFile]:
-        source = self._filesystem.open_input_file(f"{self._root}/{self.files[file].path}")
-        # Spark writes moments as it always has; in nanoseconds they would not all fit.
-        with source, pq.ParquetFile(source, metadata=metadata, coerce_int96_timestamp_unit="us") as parquet:
+    def _open(self, file: int, *, in_batches: bool = False) -> Iterator[pq.ParquetFile]:
+        source, known = self._source(file), self._metadata.get(file)
+        with open_parquet(self._filesystem, source, known, in_batches=in_batches) as parquet:
+            self._metadata[file] = parquet.metadata
             yield parquet
+
+    def _source(self, file: int) -> pa.NativeFile:
+        if file in self._whole:
+            return pa.BufferReader(self._whole[file])
+        size = self.files[file].size
+        source = open_file(self._filesystem, f"{self._root}/{self.files[file].path}", size)
+        if isinstance(source, pa.BufferReader) and self._whole_bytes < _KEPT_BYTES:
+            self._whole[file] = source.read_buffer()
+            self._whole_bytes += size
+            source.seek(0)
+        return source
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -239,16 +263,6 @@ class FileRows:
                 failed = f"one of its files cannot be read: {type(error).__name__}"
         if failed:
             raise LakeTableError(f"{self.uri}: {failed}")
-
-
-@contextmanager
-def _many_at_once(files: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` with threads, if there is more than one file."""
-    if files < 2:
-        yield map
-        return
-    with ThreadPoolExecutor(max(1, pa.cpu_count())) as threads:
-        yield threads.map
 
 
 def _groups(parquet: pq.ParquetFile) -> list[pq.RowGroupMetaData]:

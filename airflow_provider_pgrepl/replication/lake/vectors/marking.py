@@ -27,13 +27,17 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     added,
     check_version,
     commit_actions,
-    metadata_action,
     removed,
 )
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.storage import durable, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    durable,
+    metadata_action,
+    open_storage,
+    storage_errors,
+)
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,89 @@
+"""Two executors of a standalone cluster, a core each, beside local[2] on the same two cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from benchmarks import kinds
+from benchmarks.apply import Trial, warm_spark
+from benchmarks.figure import Figure, thousands
+from benchmarks.snapshot import copy, prepared
+from demo.spark_cluster import running_cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROWS = 5_000_000
+_INSERTS, _UPDATES = 1_000_000, 500_000
+_REPEAT = 3
+_PLACES = ("local[2]", "two executors")
+_LIMIT = 1.0
+
+
+def run(folder: Path, scale: float) -> Figure:
+    """A snapshot, and a changelog that is merged, at each place in turns."""
+    rates: dict[str, dict[str, list[float]]] = {
+        work: {place: [] for place in _PLACES} for work in ("snapshot", "apply")
+    }
+    for number in range(_REPEAT):
+        for place in _PLACES:
+            # A process has one session of Spark.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as own:
+                found = own.submit(_rates, place, folder, number, scale).result()
+            for work, rate in found.items():
+                rates[work][place].append(rate)
+    medians = {work: [statistics.median(by[place]) for place in _PLACES] for work, by in rates.items()}
+    shares = {work: cluster / local for work, (local, cluster) in medians.items()}
+    told = [f"{work} {thousands(by[1])}/s" for work, by in medians.items()]
+    peers = [f"{work} {thousands(by[0])}/s" for work, by in medians.items()]
+    return Figure(
+        f"two executors of a standalone cluster: {_ROWS * scale / 1e6:g} M rows copied, 1.5 M changes merged",
+        ", ".join(told),
+        f"local[2]: {', '.join(peers)}",
+        ", ".join(f"{share:.2f}" for share in shares.values()),
+        f"≥ {_LIMIT} × local[2]",
+        min(shares.values()) >= _LIMIT,
+        {
+            f"{work} {place}": [round(rate) for rate in found]
+            for work, by in rates.items()
+            for place, found in by.items()
+        },
+    )
+
+
+def _rates(place: str, folder: Path, number: int, scale: float) -> dict[str, float]:
+    rows, inserts, updates = (int(count * scale) for count in (_ROWS, _INSERTS, _UPDATES))
+    name = f"cluster_{_PLACES.index(place)}_{number}"
+    with _spark(place, folder / name) as spark:
+        applied = Trial(spark, folder, kinds.PLAIN, inserts, updates).run(f"{name}_apply")
+        with prepared(folder, rows, spark) as (_, source, store):
+            copied = rows / copy(spark, source, store, folder, name)
+    return {"snapshot": copied, "apply": applied}
+
+
+@contextmanager
+def _spark(place: str, folder: Path) -> Iterator[SparkSession]:
+    if place == _PLACES[0]:
+        with warm_spark() as spark:
+            yield spark
+        return
+    with running_cluster(folder) as cluster:
+        settings = {
+            "spark.log.level": "ERROR",
+            "spark.pyspark.python": str(cluster.python),
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.executor.memory": "512m",
+        }
+        spark = build_session("pgrepl benchmark", cluster.url, settings, delta=False)
+        try:
+            yield spark
+        finally:
+            spark.stop()
