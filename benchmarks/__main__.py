@@ -46,6 +46,7 @@ LONG = (
     "neighbours",
     "catch_up",
     "by_hand",
+    "cluster",
     "written",
     "written_hour",
     "publish_memory",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -191,6 +193,34 @@ def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
     assert [result.relation_id for result in results] == [first[0].oid]
     lanes.end(first, results)
     assert begun(lanes, {}) == [[first[1].oid]]
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 3), (merge_job._SMALL_BYTES, 1)])
+def test_small_merges_of_a_share_wait_for_a_store_beside_each_other(monkeypatch, size, most):
+    """Large ones take their memory one after the other."""
+    changing, running, seen = threading.Lock(), 0, []
+
+    def bring(work, *_):
+        nonlocal running
+        with changing:
+            running += 1
+        time.sleep(0.1)
+        with changing:
+            seen.append(running)
+            running -= 1
+        return TableResult(work.relation.oid)
+
+    monkeypatch.setattr(merge_job, "bring_forward", bring)
+    share = [
+        replace(job(oid), bytes=size, work=replace(work_of(oid), lake_root="s3://bucket/lake"))
+        for oid in (1, 2, 3)
+    ]
+    assert {result.relation_id for result in run_share(share)} == {1, 2, 3}
+    assert max(seen) == most
+
+
+def test_slots_of_which_each_merges_many_at_once_have_time_for_more():
+    assert MergeLanes(2, 4).choose(range(100), lambda _: 0.25) == list(range(16))
 
 
 def test_tables_that_no_slot_has_time_for_go_on_waiting():

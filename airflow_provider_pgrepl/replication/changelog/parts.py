@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, ROW_SCHEMA, hour_of
 from airflow_provider_pgrepl.replication.storage import (
+    Output,
     delete_files,
     durable,
     make_folders,
@@ -83,9 +84,9 @@ class PartFolder:
 
     def _write(self, path: str, rows: pa.Table, bounds: list[int]) -> int:
         """The file's size in bytes."""
-        with self._filesystem.open_output_stream(f"{self._root}/{path}") as sink:
+        with Output(self._filesystem, f"{self._root}/{path}", rows.nbytes) as file:
             with pq.ParquetWriter(
-                sink,
+                file.stream,
                 ROW_SCHEMA,
                 compression="zstd",
                 compression_level=1,
@@ -94,7 +95,7 @@ class PartFolder:
             ) as writer:
                 for start, stop in _row_groups(bounds):
                     writer.write_table(rows.slice(start, stop - start), row_group_size=_ROW_GROUP_ROWS)
-            size = int(sink.tell())
+            size = file.tell()
         durable.flush_files(self._uri, [path])
         return size
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,14 +31,13 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
-    is_store,
-    many_at_once,
     open_delta,
     open_file,
     open_parquet,
     open_storage,
     read_commit_actions,
     refusal,
+    requests_at_once,
 )
 
 _SMALL_BYTES, _KEPT_BYTES = 256 << 10, 16 << 20
@@ -189,7 +188,7 @@ def read_rows(
     ROW_SCHEMA, or those `columns` of it: at least commit_lsn, ordinal and relation_id.
     """
     paths = list(paths)
-    with many_at_once(filesystem, len(paths)) if is_store(filesystem) else nullcontext(map) as each:
+    with requests_at_once(filesystem, len(paths)) as each:
         read = each(lambda path: _read_file(filesystem, f"{root}/{path}", relation_id, columns), paths)
         pieces = [piece for some in read for piece in some]
     rows = (
@@ -239,7 +238,7 @@ def _open_file(filesystem: pafs.FileSystem, path: str) -> Iterator[pq.ParquetFil
             "run it again: an hour may just have been joined or dropped. If it stays, resnapshot the tables"
             " that lag, which pgrepl status FILE.json names",
         ) from None
-    with open_parquet(filesystem, source) as file:
+    with source, open_parquet(filesystem, source) as file:
         yield file
 
 

@@ -36,22 +36,35 @@ Result = TypeVar("Result")
 Host = tuple[str, dict[str, str]]
 
 
-def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+@dataclass(frozen=True)
+class UnfitHost:
+    """What a task answers instead of its work, on a host that has other versions than the driver. `lacking`:
+    in words. An error of a task's is tried again by Spark, and comes back in Spark's words."""
+
+    lacking: str
+
+
+def on_executor(work: Callable[Arguments, Result]) -> Callable[Arguments, Result | UnfitHost]:
     """The work as a task of Spark: it reaches the store as its driver does, and only on a host that has the
     driver's versions. An executor may come at any time, long after `check_executors`."""
-    wanted, task = this_host()[1], reaching_store(work)
+    return _on_host(this_host()[1], reaching_store(work))
 
-    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-        check_host(wanted)
-        return task(*arguments, **named)
+
+def _on_host(
+    wanted: Mapping[str, str], task: Callable[Arguments, Result]
+) -> Callable[Arguments, Result | UnfitHost]:
+    def run(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result | UnfitHost:
+        lacking = differences(wanted, *this_host())
+        return UnfitHost(lacking) if lacking else task(*arguments, **named)
 
     return run
 
 
-def check_host(wanted: Mapping[str, str]) -> None:
-    """Raise ToolError where this process has other versions."""
-    if told := differences(wanted, *this_host()):
-        raise ToolError(told, hints.EXECUTORS)
+def result_of(answer: Result | UnfitHost) -> Result:
+    """What a task has returned. Raises ToolError where its host was not fit."""
+    if isinstance(answer, UnfitHost):
+        raise ToolError(answer.lacking, hints.EXECUTORS)
+    return answer
 
 
 @cache
@@ -131,19 +144,25 @@ def check_executors(
     if told := sorted({fault for host in seen if (fault := differences(wanted, *host))}):
         raise ToolError("; ".join(told), hints.EXECUTORS)
     with SharedPlace(lake_root) as place:
-        failures = _everywhere(spark, on_executor(lambda: _reach(place, reach_source)))
-    for failure in failures:
+        answers = _everywhere(spark, on_executor(lambda: _reach(place, reach_source)))
+    for answer in answers:
+        failure = result_of(answer)
         if failure is not None:
             raise failure.error
 
 
-def await_executors(spark: SparkSession, lake_root: str, gives_up: Callable[[], bool]) -> bool:
+def await_executors(
+    spark: SparkSession,
+    lake_root: str,
+    gives_up: Callable[[], bool],
+    reach_source: Callable[[], None] | None = None,
+) -> bool:
     """`check_executors`, which on a full cluster waits without end. False: it was time to give up.
 
     `gives_up` is asked several times a second. Raises what it does, and what `check_executors` does.
     """
     with ThreadPoolExecutor(1, "pgrepl-executors") as thread:
-        checking = thread.submit(check_executors, spark, lake_root)
+        checking = thread.submit(check_executors, spark, lake_root, reach_source)
         try:
             while not checking.done():
                 if gives_up():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,6 @@ from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
 
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 _LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
-# Of `executors.check_host`.
-_TOLD = re.compile(r"errors\.ToolError: (the Python of Spark's executors on [^\n]+)")
 _WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
 """In the trace of every error by which Spark says that a Python worker did not start."""
 
@@ -47,9 +44,7 @@ def spark_error(doing: str, trace: str) -> PgReplError:
 
 
 def what_executors_lack(trace: str) -> str:
-    """By what came of a task before it was at work; empty for all else."""
-    if told := _TOLD.search(trace):
-        return told[1]
+    """By the names of what Spark fails with before a task is at work; empty for all else."""
     if _LACKING in trace:
         return "the Python of Spark's executors lacks airflow_provider_pgrepl, or has another version"
     if _OTHER_PYTHON in trace:

@@ -39,7 +39,9 @@ def delta_jars() -> list[Path]:
         return []
     raise ToolError(
         f"the Delta jars are missing in {folder}: {', '.join(missing)}",
-        f"run `make jars`, or name the folder that holds them in {JARS_VARIABLE}",
+        "start the session with --packages io.delta:delta-spark_4.2_2.13:4.4.0 (or another version for your"
+        f" Spark), or name the folder that holds them in {JARS_VARIABLE}; `make jars` fetches them in a"
+        " checkout of this project",
     )
 
 

@@ -40,6 +40,6 @@ def check_connector(error: BaseException) -> None:
     if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in str(error):
         raise ToolError(
             "this Spark session has no connector to stores that speak S3",
-            "run `make s3a` and start the session with build_session, or give it"
-            f" --packages org.apache.hadoop:{CONNECTOR}:VERSION, in the version of Spark's Hadoop",
+            f"start it with --packages org.apache.hadoop:{CONNECTOR}:VERSION, in the version of Spark's"
+            " Hadoop; in a checkout of this project `make s3a` fetches less, which build_session takes",
         ) from None

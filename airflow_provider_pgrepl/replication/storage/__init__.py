@@ -33,10 +33,12 @@ from airflow_provider_pgrepl.replication.storage.put_commit import (
     put_version,
 )
 from airflow_provider_pgrepl.replication.storage.reading import (
+    HeldFiles,
     many_at_once,
     open_file,
     open_parquet,
     read_range,
+    requests_at_once,
 )
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
@@ -44,9 +46,12 @@ from airflow_provider_pgrepl.replication.storage.refusal import (
     refusal,
     storage_errors,
 )
+from airflow_provider_pgrepl.replication.storage.writing import Output
 
 __all__ = [
     "AppLog",
+    "HeldFiles",
+    "Output",
     "TakenOverError",
     "added_action",
     "append_delta",
@@ -80,6 +85,7 @@ __all__ = [
     "read_parquet",
     "read_range",
     "refusal",
+    "requests_at_once",
     "storage_errors",
     "write_file",
 ]

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import store_options
+from airflow_provider_pgrepl.replication.storage.writing import Output
 
 
 def open_delta(uri: str, version: int | None = None) -> DeltaTable:
@@ -78,9 +79,9 @@ def write_file(uri: str, rows: pa.Table, bounds: Mapping[str, Any] | None = None
     their number. Raises OSError."""
     filesystem, root = open_storage(uri)
     name = f"part-{uuid.uuid4()}.parquet"
-    with filesystem.open_output_stream(f"{root}/{name}") as sink:
-        pq.write_table(rows, sink)
-        size = int(sink.tell())
+    with Output(filesystem, f"{root}/{name}", rows.nbytes) as file:
+        pq.write_table(rows, file.stream)
+        size = file.tell()
     told = json.dumps({"numRecords": len(rows), **(bounds or {})})
     return AddAction(name, size, {}, int(time.time() * 1000), True, told)
 

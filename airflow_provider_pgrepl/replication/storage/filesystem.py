@@ -65,7 +65,7 @@ def read_commit(uri: str, version: int) -> bytes | None:
     """The file of a commit of a table; None when it is not there. Raises OSError."""
     filesystem, root = open_storage(uri)
     try:
-        return _read(filesystem, commit_path(root, version))
+        return _read_commit(filesystem, commit_path(root, version))
     except FileNotFoundError:
         return None
 
@@ -75,13 +75,13 @@ def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> l
 
     Raises FileNotFoundError when its file is gone, OSError, ValueError when it is not whole.
     """
-    content = _read(filesystem, commit_path(root, version))
+    content = _read_commit(filesystem, commit_path(root, version))
     return [json.loads(line) for line in content.splitlines() if line]
 
 
-def _read(filesystem: fs.FileSystem, path: str) -> bytes:
+def _read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
     if is_store(filesystem):
-        return objects.read(path)
+        return objects.read_commit(path)
     with filesystem.open_input_stream(path) as source:
         return bytes(source.read())
 

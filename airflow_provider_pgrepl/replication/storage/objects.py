@@ -22,16 +22,22 @@ if TYPE_CHECKING:
 
 _MARK_S, _MARKS = 1.0, 4096
 _marks: dict[str, tuple[str, float]] = {}
-_PUTS, _PUT_BYTES = 64, 64 << 10
-_puts: dict[str, tuple[bytes, float]] = {}
-"""What this process has put, for a second: who commits reads its commit from several places."""
+_COMMITS, _COMMIT_BYTES = 64, 64 << 10
+_commits: dict[str, tuple[bytes, float]] = {}
+"""What this process has put or read, for a second: a merge looks at a commit from several places."""
+
+
+def read_commit(path: str) -> bytes:
+    """The object of a commit, remembered for a second. Raises FileNotFoundError, OSError."""
+    content, until = _commits.get(path, (b"", 0.0))
+    if time.monotonic() >= until:
+        content = read(path)
+        _keep(path, content)
+    return content
 
 
 def read(path: str) -> bytes:
     """An object. Raises FileNotFoundError, OSError."""
-    content, until = _puts.get(path, (b"", 0.0))
-    if time.monotonic() < until:
-        return content
     store, key = _of(path)
     with _store_errors(path):
         return bytes(obstore.get(store, key).bytes())
@@ -70,12 +76,16 @@ def mark_of(path: str) -> str:
 
 
 def has_put(path: str, content: bytes, e_tag: str | None) -> None:
-    """That this process has just put an object, and nobody else before: it need not be asked for at once."""
+    """That this process has just put a commit, and nobody else before: it need not be asked for at once."""
     _remember(path, len(content), e_tag)
-    if len(content) <= _PUT_BYTES:
-        if len(_puts) >= _PUTS:
-            _puts.clear()
-        _puts[path] = content, time.monotonic() + _MARK_S
+    _keep(path, content)
+
+
+def _keep(path: str, content: bytes) -> None:
+    if len(content) <= _COMMIT_BYTES:
+        if len(_commits) >= _COMMITS:
+            _commits.clear()
+        _commits[path] = content, time.monotonic() + _MARK_S
 
 
 def _remember(path: str, size: int, e_tag: str | None) -> str:
@@ -84,6 +94,13 @@ def _remember(path: str, size: int, e_tag: str | None) -> str:
     mark = f"{size}@{e_tag}"
     _marks[path] = mark, time.monotonic() + _MARK_S
     return mark
+
+
+def put(path: str, content: bytes) -> None:
+    """An object, whatever was there before. Raises OSError."""
+    store, key = _of(path)
+    with _store_errors(path):
+        obstore.put(store, key, content)
 
 
 def delete(paths: Iterable[str]) -> None:

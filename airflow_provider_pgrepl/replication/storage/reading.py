@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import is_store
 
 _WHOLE_BYTES = 1 << 20
 """What is not larger is read by one request: its bytes take less time than a second one."""
+_HELD_BYTES = 32 << 20
 _REQUESTS = 16
 """At once: who waits for a store needs no core."""
 
@@ -27,6 +28,29 @@ def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     return filesystem.open_input_file(path)
 
 
+class HeldFiles:
+    """Files of a store that are looked at several times stay open, since to open one is a request, or all of
+    it; up to so many bytes of those that are here whole. By their paths: a file never changes. Any thread may
+    ask."""
+
+    def __init__(self, filesystem: fs.FileSystem) -> None:
+        self._filesystem = filesystem
+        self._files: dict[str, pa.NativeFile] = {}
+        self._bytes = 0
+
+    def open(self, path: str, size: int) -> AbstractContextManager[pa.NativeFile]:
+        """As `open_file`. Not to be closed but by leaving it."""
+        if path in self._files:
+            return nullcontext(self._files[path])
+        file = open_file(self._filesystem, path, size)
+        held = size if isinstance(file, pa.BufferReader) else 0
+        if not is_store(self._filesystem) or self._bytes + held > _HELD_BYTES:
+            return closing(file)
+        self._bytes += held
+        self._files[path] = file
+        return nullcontext(file)
+
+
 @contextmanager
 def open_parquet(
     filesystem: fs.FileSystem,
@@ -35,18 +59,16 @@ def open_parquet(
     *,
     in_batches: bool = False,
 ) -> Iterator[pq.ParquetFile]:
-    """An open file as Parquet. `in_batches`: all of it will be read so, and need not be in memory at once."""
+    """An open file as Parquet, which stays open. `in_batches`: all of it will be read so, and need not be in
+    memory at once."""
     # Spark writes moments as it always has; in nanoseconds they would not all fit. Columns beside each other
     # are one request, if they may be in memory together.
-    with (
+    with pq.ParquetFile(
         source,
-        pq.ParquetFile(
-            source,
-            metadata=metadata,
-            coerce_int96_timestamp_unit="us",
-            pre_buffer=is_store(filesystem) and not in_batches,
-        ) as parquet,
-    ):
+        metadata=metadata,
+        coerce_int96_timestamp_unit="us",
+        pre_buffer=is_store(filesystem) and not in_batches,
+    ) as parquet:
         yield parquet
 
 
@@ -67,3 +89,10 @@ def many_at_once(filesystem: fs.FileSystem, files: int) -> Iterator[Callable[...
     threads = min(files, _REQUESTS) if is_store(filesystem) else max(1, pa.cpu_count())
     with ThreadPoolExecutor(threads) as pool:
         yield pool.map
+
+
+def requests_at_once(
+    filesystem: fs.FileSystem, count: int
+) -> AbstractContextManager[Callable[..., Iterator[Any]]]:
+    """A `map` that waits for a store's answers beside each other; on a disk one after the other."""
+    return many_at_once(filesystem, count) if is_store(filesystem) else nullcontext(map)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
-from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
@@ -24,7 +25,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
-from airflow_provider_pgrepl.replication.lake.executors import check_executors
+from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -43,6 +44,8 @@ from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 
 log = logging.getLogger(__name__)
 
+_EXECUTOR_S = 600.0
+"""How long a snapshot waits for executors, which answer within seconds where there are any."""
 _DONE_STATES = (TableState.STREAMING, TableState.CATCHING_UP, TableState.PAUSED)
 
 
@@ -147,8 +150,18 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
 def _check_executors(session: LazySession, access: Access) -> None:
     """Those of a cluster: a local session has the driver's."""
     if runs_on_cluster():
-        dsn = access.dsn
-        check_executors(session.get(), access.pipeline.lake_root, lambda: connect(dsn, "executor").close())
+        dsn, until = access.dsn, time.monotonic() + _EXECUTOR_S
+        have_come = await_executors(
+            session.get(),
+            access.pipeline.lake_root,
+            lambda: time.monotonic() > until,
+            lambda: connect(dsn, "executor").close(),
+        )
+        if not have_come:
+            raise SparkError(
+                f"Spark has given this app no executor for {_EXECUTOR_S / 60:g} minutes, or none answers",
+                "see on the cluster's page whether it is full, and run it again; nothing was made",
+            )
 
 
 def _has_slot(access: Access) -> bool:

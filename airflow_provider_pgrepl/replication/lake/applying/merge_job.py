@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.changelog.reader import ChangelogFile
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.applying.table_work import TableWork, bring_forward
+from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 END = LSN(2**63 - 1)
 
 SHARE_S = 0.5
 """So long a share begins with one more table. What is left of it then does not wait for those before."""
+_IN_STORE, _SMALL_BYTES = 4, 16 << 20
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,30 @@ def take_bytes(files: list[ChangelogFile], limit: int) -> list[ChangelogFile]:
     return taken
 
 
-def run_share(jobs: Iterable[MergeJob]) -> list[TableResult]:
+def run_share(jobs: Share) -> list[TableResult]:
     """The results of the first jobs of a share: of one at least, and of no more once they have taken long."""
     started = time.monotonic()
-    results: list[TableResult] = []
-    for job in jobs:
-        if results and time.monotonic() - started > SHARE_S:
-            break
-        results.append(job.run())
-    return results
+    begun = iter(jobs)
+
+    def run_some() -> list[TableResult]:
+        results = []
+        for job in begun:
+            results.append(job.run())
+            if time.monotonic() - started > SHARE_S:
+                break
+        return results
+
+    threads = jobs_at_once(jobs[0].work.lake_root) if sum(job.bytes for job in jobs) <= _SMALL_BYTES else 1
+    if min(threads, len(jobs)) == 1:
+        return run_some()
+    with ThreadPoolExecutor(threads) as pool:
+        running = [pool.submit(run_some) for _ in range(min(threads, len(jobs)))]
+        return [result for some in running for result in some.result()]
+
+
+def jobs_at_once(lake_root: str) -> int:
+    """How many small merges of one share run beside each other: in a store they wait most of their time."""
+    return _IN_STORE if is_object_store(lake_root) else 1
 
 
 def make_shares(jobs: Iterable[tuple[MergeJob, float]], most: int) -> list[list[MergeJob]]:

@@ -14,13 +14,15 @@ _SHORT_ONES_COME_S = 60.0
 
 
 class MergeLanes:
-    """Of so many `slots`, in each of which a share of merges may run. There may be fewer or more at any time.
+    """Of so many `slots`, in each of which a share of merges may run, so many of these `at_once`. There may
+    be fewer slots or more at any time.
 
     Long merges run each by itself. While there are short ones, too, they leave them a slot, if there are two.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, at_once: int = 1) -> None:
         self.slots = slots
+        self._at_once = at_once
         self._ready: list[MergeJob] = []
         self._running: list[Share] = []
         self._long: set[int] = set()
@@ -45,7 +47,7 @@ class MergeLanes:
     def choose(self, tables: Iterable[int], expected_s: Callable[[int], float]) -> list[int]:
         """Those of tables, the first ones first, whose merges the free slots have time for. What comes for
         the others meanwhile is then merged with what they wait for."""
-        time_s = SHARE_S * self.free
+        time_s = SHARE_S * self.free * self._at_once
         may_be_long = self.free and not self._long_waits
         chosen = []
         for oid in tables:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.lake.applying.applier_progress import A
 from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
 from airflow_provider_pgrepl.replication.lake.applying.catch_up_planner import CatchUpPlanner, snapshot_of
 from airflow_provider_pgrepl.replication.lake.applying.caught_up_tables import CaughtUpTable
-from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, Share
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob, Share, jobs_at_once
 from airflow_provider_pgrepl.replication.lake.applying.merge_lanes import MergeLanes
 from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
 from airflow_provider_pgrepl.replication.lake.applying.point_writer import PointWriter
@@ -76,7 +76,7 @@ class MergeRounds:
         self._outcomes = TableOutcomes(pipeline.name, store, self._schedule, self._planner, progress)
         self._points = PointWriter(points, record.epoch, self._schedule, progress, pipeline.points_every_s)
         self._runner = ShareRunner(spark, self._on_ended)
-        self._lanes = MergeLanes(self._runner.slots)
+        self._lanes = MergeLanes(self._runner.slots, jobs_at_once(pipeline.lake_root))
         self._next_report = 0.0
         self.has_news = False
 

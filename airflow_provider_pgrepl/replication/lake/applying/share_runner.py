@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import Share, run_share
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
-from airflow_provider_pgrepl.replication.lake.executors import on_executor, slots_of
+from airflow_provider_pgrepl.replication.lake.executors import on_executor, result_of, slots_of
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ShareRunner:
             with spark_errors("applying changes"):
                 task = on_executor(run_share)
                 frames = self._context.parallelize([list(share)], 1).map(task).collect()
-            results = frames[0]
+            results = result_of(frames[0])
         except Exception as error:  # noqa: BLE001 - whoever waits for the share raises it
             failed = error
         self._done(share, results, failed)

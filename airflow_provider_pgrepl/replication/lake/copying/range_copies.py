@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from pyspark.accumulators import AccumulatorParam
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, write_range
-from airflow_provider_pgrepl.replication.lake.executors import on_executor
+from airflow_provider_pgrepl.replication.lake.executors import UnfitHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.lake.spark_failures import (
     is_of_workers,
     spark_error,
@@ -84,15 +84,16 @@ class RangeOutcome:
         return kind(self.message, self.hint)
 
 
-class _Gathered(AccumulatorParam[list[RangeOutcome]]):
+_Answers = list[RangeOutcome | UnfitHost]
+
+
+class _Gathered(AccumulatorParam[_Answers]):
     """Brings each task's outcome to the driver when it ends, so that it is there when another one crashes."""
 
-    def zero(self, value: list[RangeOutcome]) -> list[RangeOutcome]:  # noqa: ARG002 - Spark's
+    def zero(self, value: _Answers) -> _Answers:  # noqa: ARG002 - Spark's
         return []
 
-    def addInPlace(  # noqa: N802 - Spark's name
-        self, value1: list[RangeOutcome], value2: list[RangeOutcome]
-    ) -> list[RangeOutcome]:
+    def addInPlace(self, value1: _Answers, value2: _Answers) -> _Answers:  # noqa: N802 - Spark's name
         return value1 + value2
 
 
@@ -136,7 +137,7 @@ class RangeCopies:
         """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
         context = self._spark.sparkContext
         gathered = context.accumulator([], _Gathered())
-        copy: Callable[[int, CopyRange], RangeOutcome] = on_executor(self._job.copy)
+        copy = on_executor(self._job.copy)
         crash: errors.PgReplError | None = None
         table = self._job.relation.table
         try:
@@ -158,7 +159,7 @@ class RangeCopies:
                 )
             )
         failed: list[errors.PgReplError] = []
-        for outcome in gathered.value:
+        for outcome in map(result_of, gathered.value):
             if outcome.error is None:
                 done[outcome.number] = outcome
             else:

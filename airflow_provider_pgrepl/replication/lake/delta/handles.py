@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
@@ -9,7 +11,7 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint, settle_log
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
-from airflow_provider_pgrepl.replication.storage import has_commit
+from airflow_provider_pgrepl.replication.storage import has_commit, open_storage, requests_at_once
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}
 """With the fingerprint of the commit at which this process left each."""
@@ -26,8 +28,10 @@ def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
         left = int(table.version())
         _refresh(table)
         # What others have committed since may have been emptied before it was read.
-        if all(commit_fingerprint(uri, version) for version in range(left + 1, int(table.version()) + 1)):
-            return table, left
+        since = range(left + 1, int(table.version()) + 1)
+        with requests_at_once(open_storage(uri)[0], len(since)) as each:
+            if all(each(partial(commit_fingerprint, uri), since)):
+                return table, left
     settle_log(uri)
     table = open_table(uri)
     check_files(table)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_commit_actions,
     read_parquet,
+    requests_at_once,
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.values import PARTITION
@@ -148,9 +149,11 @@ def _read_up_to(filesystem: fs.FileSystem, root: str, version: int, known: _Foll
     elif known.version == version:
         return known
     files, apps = dict(known.files), dict(known.apps)
+    versions = range(known.version + 1, version + 1)
     try:
-        for following in range(known.version + 1, version + 1):
-            _take(files, apps, read_commit_actions(filesystem, root, following))
+        with requests_at_once(filesystem, len(versions)) as each:
+            for actions in each(partial(read_commit_actions, filesystem, root), versions):
+                _take(files, apps, actions)
     except FileNotFoundError:
         # Of a table that this process has not seen for long, others have cleaned the log meanwhile.
         if not known.fingerprint:

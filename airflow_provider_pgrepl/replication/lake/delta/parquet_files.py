@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import (
     delta_statistics,
 )
 from airflow_provider_pgrepl.replication.storage import (
+    Output,
     delete_files,
     durable,
     make_folders,
@@ -70,7 +71,7 @@ class ParquetFiles:
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
         self._writer: pq.ParquetWriter | None = None
-        self._sink: Any = None
+        self._sink: Output | None = None
         self._metadata: list[pq.FileMetaData] = []
         self._names: list[str] = []
         self._written: list[WrittenFile] = []
@@ -110,26 +111,27 @@ class ParquetFiles:
 
     def finish(self) -> list[WrittenFile]:
         """Write what waits, close the last file, and list all of them (none when there were no rows)."""
-        self.write_waiting()
+        if self._waiting_rows:
+            self._write_row_group(is_last=True)
         self.close_file()
         self._finished = True
         return self._written
 
-    def _write_row_group(self) -> None:
+    def _write_row_group(self, *, is_last: bool = False) -> None:
         table = pa.Table.from_batches(self._waiting, self._schema)
         with storage_errors(self._place):
-            writer = self._writer or self._open_file()
+            writer = self._writer or self._open_file(table.nbytes if is_last else FILE_BYTES)
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
             self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
-            if self._sink.tell() >= FILE_BYTES:
+            if self._sink is not None and self._sink.tell() >= FILE_BYTES:
                 self.close_file()
 
-    def _open_file(self) -> pq.ParquetWriter:
+    def _open_file(self, size: int) -> pq.ParquetWriter:
         make_folders(self._filesystem, self._folder)
         self._names.append(f"part-{uuid.uuid4()}.zstd.parquet")
-        self._sink = self._filesystem.open_output_stream(f"{self._folder}/{self._names[-1]}")
+        self._sink = Output(self._filesystem, f"{self._folder}/{self._names[-1]}", size)
         self._writer = pq.ParquetWriter(
-            self._sink,
+            self._sink.stream,
             self._schema,
             metadata_collector=self._metadata,
             write_statistics=columns_with_statistics(self._schema),
@@ -139,7 +141,7 @@ class ParquetFiles:
 
     def close_file(self) -> None:
         """Complete the file that is begun, if any; what comes later begins another."""
-        if self._writer is None:
+        if self._writer is None or self._sink is None:
             return
         with storage_errors(self._place):
             self._writer.close()
@@ -162,10 +164,11 @@ class ParquetFiles:
     def discard(self) -> None:
         """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
         self._waiting = []
-        for part in (self._writer, self._sink):
-            if part is not None:
-                # Whatever it says: an unfinished file has no metadata that a writer could hand over.
-                with suppress(Exception):
-                    part.close()
+        if self._writer is not None and self._sink is not None:
+            # Whatever they say: an unfinished file has no metadata that a writer could hand over.
+            with suppress(Exception):
+                self._writer.close()
+            with suppress(Exception):
+                self._sink.drop()
         with suppress(OSError):
             delete_files(self._filesystem, [f"{self._folder}/{name}" for name in self._names])

@@ -68,6 +68,7 @@ def write_left(
     make: Callable[[pa.Table], pa.Table] = lambda rows: rows,
 ) -> None:
     """What stays of the rows of some files, as it is made."""
+    found.fetch(gone)
     for number, marks in gone.items():
         for left in found.all_of(number, without=np.asarray(marks.to_array(), np.int64)):
             write_rows(files, make(left))

@@ -259,6 +259,7 @@ def _share_gone(rows: FileRows, number: int) -> float:
 
 
 def _write(rows: FileRows, chosen: Collection[int], cluster_by: Sequence[str]) -> list[WrittenFile]:
+    rows.fetch(chosen)
     partitions = [file.partition for file in rows.files]
     with files_beside(rows.uri, rows.schema) as files:
         for numbers in _by_partition(chosen, partitions):

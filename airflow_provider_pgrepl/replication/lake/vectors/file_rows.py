@@ -6,7 +6,7 @@ Reads only the columns that are asked for, and of those that only some rows are 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,10 +26,12 @@ from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
 from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lake.vectors.search import Search
 from airflow_provider_pgrepl.replication.storage import (
+    HeldFiles,
+    is_store,
     many_at_once,
-    open_file,
     open_parquet,
     open_storage,
+    requests_at_once,
     storage_errors,
 )
 from airflow_provider_pgrepl.replication.values import PARTITION
@@ -39,8 +41,6 @@ _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
 _ROWS_AT_ONCE = 256 << 10
 _WITH_THREADS_BYTES = 1 << 20
 """Handing less than that to other threads takes longer than reading it, all the more where cores are busy."""
-_KEPT_BYTES = 32 << 20
-"""Of files that were read whole, and may be looked at again."""
 _NOWHERE = np.empty(0, np.int64)
 
 
@@ -74,8 +74,7 @@ class FileRows:
         self._is_partitioned = is_partitioned(table)
         self._filesystem, self._root = open_storage(self.uri)
         self._metadata: dict[int, pq.FileMetaData] = {}
-        self._whole: dict[int, pa.Buffer] = {}
-        self._whole_bytes = 0
+        self._held = HeldFiles(self._filesystem)
         self._gone: dict[int, BitMap64] = {}
 
     def gone(self, file: int) -> BitMap64:
@@ -121,6 +120,16 @@ class FileRows:
         parts = [schema.empty_table()]
         parts += [self._take(file, rows, names) for file, rows in places.by_file()]
         return pa.concat_tables(parts)
+
+    def fetch(self, files: Collection[int]) -> None:
+        """Before files are read one by one: of a store, have small ones here, and what is gone of them."""
+        if is_store(self._filesystem):
+            with requests_at_once(self._filesystem, len(files)) as each:
+                list(each(self._fetch, files))
+
+    def _fetch(self, file: int) -> None:
+        with self._reading(), self._source(file):
+            self.gone(file)
 
     def all_of(self, file: int, without: Ints = _NOWHERE) -> Iterator[pa.Table]:
         """The rows of a file, in batches of some MiB, in the columns of the table's schema; `without` some,
@@ -235,21 +244,16 @@ class FileRows:
 
     @contextmanager
     def _open(self, file: int, *, in_batches: bool = False) -> Iterator[pq.ParquetFile]:
-        source, known = self._source(file), self._metadata.get(file)
-        with open_parquet(self._filesystem, source, known, in_batches=in_batches) as parquet:
+        known = self._metadata.get(file)
+        with (
+            self._source(file) as source,
+            open_parquet(self._filesystem, source, known, in_batches=in_batches) as parquet,
+        ):
             self._metadata[file] = parquet.metadata
             yield parquet
 
-    def _source(self, file: int) -> pa.NativeFile:
-        if file in self._whole:
-            return pa.BufferReader(self._whole[file])
-        size = self.files[file].size
-        source = open_file(self._filesystem, f"{self._root}/{self.files[file].path}", size)
-        if isinstance(source, pa.BufferReader) and self._whole_bytes < _KEPT_BYTES:
-            self._whole[file] = source.read_buffer()
-            self._whole_bytes += size
-            source.seek(0)
-        return source
+    def _source(self, file: int) -> AbstractContextManager[pa.NativeFile]:
+        return self._held.open(f"{self._root}/{self.files[file].path}", self.files[file].size)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

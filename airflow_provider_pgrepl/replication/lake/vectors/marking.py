@@ -33,6 +33,7 @@ from airflow_provider_pgrepl.replication.lake.delta.parquet_files import Written
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
+    Output,
     durable,
     metadata_action,
     open_storage,
@@ -164,8 +165,8 @@ def _write(uri: str, vectors: Mapping[str, BitMap64]) -> dict[str, VectorRecord]
     content, records = encode(vectors, name)
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
-        with filesystem.open_output_stream(f"{root}/{vector_path(name)}") as sink:
-            sink.write(content)
+        with Output(filesystem, f"{root}/{vector_path(name)}", len(content)) as file:
+            file.stream.write(content)
         durable.flush_files(uri, [vector_path(name)])
     return records
 
