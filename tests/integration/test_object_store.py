@@ -122,8 +122,8 @@ def test_a_point_whose_put_fails_once_is_written_once(fault, faulty, s3_lake):
 
 
 def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty, s3_lake):
-    """Nor does a point's. A file, the commit, and a look at the one before: of what has been committed since
-    the last checkpoint nothing else is read."""
+    """Nor does a point's. A file, the commit, a look at the one before, and before the put whether that is as
+    it was: of what has been committed since the last checkpoint nothing else is read."""
     uri = changelog_uri(s3_lake)
     create_changelog(uri, epoch_record())
     written, points, asked = Written(uri), Points(s3_lake), []
@@ -133,4 +133,4 @@ def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty,
         written.buffer.flush(LSN(0))
         points.append(ConsistentPoint(Epoch(1), LSN(lsn), None, {"public.t": lsn}))
         asked.append(sum(faulty.asked.values()))
-    assert max(asked[1:]) == 6, asked
+    assert max(asked[1:]) <= 8, asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -121,6 +122,30 @@ def test_markers_and_upkeep_stand_before_a_commit_and_another_shape_does_not(uri
     written.transaction(200, r7=1)
     with pytest.raises(FencedError):
         written.flush()
+
+
+def test_rows_that_somebody_deletes_are_not_passed_over(uri: str) -> None:
+    written = Written(uri)
+    written.transaction(100, r7=1)
+    written.flush()
+    DeltaTable(uri).delete("commit_lsn = 100")
+    written.transaction(200, r7=1)
+    with pytest.raises(FencedError):
+        written.flush()
+
+
+def test_a_changelog_that_was_put_back_gets_no_commit_above_a_gap(uri: str, tmp_path: Path) -> None:
+    written = Written(uri)
+    shutil.copytree(uri, tmp_path / "backup")
+    for lsn in (100, 200, 300):
+        written.transaction(lsn, r7=1)
+        written.flush()
+    shutil.rmtree(uri)
+    shutil.copytree(tmp_path / "backup", uri)
+    version = DeltaTable(uri).version()
+    with pytest.raises(FencedError):
+        written.writer.record_keepalive(LSN(400))
+    assert DeltaTable(uri).version() == version
 
 
 def test_one_that_slept_until_the_log_was_cleaned_does_not_take_its_place_for_free(uri: str) -> None:

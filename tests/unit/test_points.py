@@ -150,3 +150,17 @@ def test_appending_thinning_and_reopening_in_any_order_never_loses_the_latest(
                 last = point(lsn, ago=timedelta(seconds=chance.randrange(7200)))
                 points.append(last)
         assert points.latest() == last == Points(str(tmp_path)).latest()
+
+
+def test_points_whose_files_somebody_joins_are_there_once(tmp_path: Path) -> None:
+    """Also when this instance replaces its own: it knows others than there are now."""
+    points = Points(str(tmp_path))
+    written = [point(lsn) for lsn in (10, 20, 30)]
+    for one in written:
+        points.append(one)
+    DeltaTable(points_uri(str(tmp_path))).optimize.compact()
+    points.append(point(40))
+    assert list(Points(str(tmp_path)).all()) == [*written, point(40)]
+    DeltaTable(points_uri(str(tmp_path))).optimize.compact()
+    points.rewrite(lambda held: held[1:])
+    assert list(Points(str(tmp_path)).all()) == [*written[1:], point(40)]

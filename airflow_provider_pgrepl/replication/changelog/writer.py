@@ -13,7 +13,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
     DURABLE_APP,
     EPOCH_APP,
@@ -167,11 +167,8 @@ class ChangelogWriter:
         self.epoch_record = EpochRecord.from_json(table.metadata().description)
         try:
             self._log = AppLog(uri, table, RECEIVER_APP, _CHECKPOINT_EVERY)
-        except DeltaError as error:
-            raise ChangelogError(
-                "the changelog demands more of its writers than this program does",
-                "see what has changed the table _pgrepl/changelog, and move the lake away to begin it anew",
-            ) from error
+        except OSError as error:
+            raise _unwritable(error) from error
         if after is not None and self.sequence != after:
             raise _fenced()
         self.durable_lsn = LSN(table.transaction_version(DURABLE_APP) or 0)

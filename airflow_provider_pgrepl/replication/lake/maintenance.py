@@ -42,7 +42,7 @@ HOLD = timedelta(minutes=2)
 LOG_AGE = timedelta(hours=1)
 """How long a log entry lives at least, for handles that were opened long ago."""
 
-# deltalake checkpoints every 100 commits by default, the changelog every 200: these only fill in.
+# Tables get one every 100 commits, the changelog every 200, from who commits: these only fill in.
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
 _PUBLISHERS = "_pgrepl/publishers"

@@ -14,10 +14,12 @@ from typing import Any
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import DeltaError
 
+from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.checkpoints import Checkpoints
 from airflow_provider_pgrepl.replication.storage.delta_tables import open_delta
 from airflow_provider_pgrepl.replication.storage.filesystem import (
+    commit_mark,
     has_commit,
     open_storage,
     read_commit_actions,
@@ -33,16 +35,23 @@ class AppLog:
     """As of a table that was just opened; `checkpoint_every`: so many versions.
 
     `version`: of the last commit by this process, at first that of the table; `sequence`: how often anybody
-    has committed under the app id by then. Raises DeltaError for a table that demands more of its writers
-    than we do.
+    has committed under the app id by then. `knows_files`: whether the writer goes by the files that it has
+    put, so that nobody may replace them. Raises LakeError for a table that demands more of its writers than
+    we do, OSError.
     """
 
-    def __init__(self, uri: str, table: DeltaTable, app: str, checkpoint_every: int) -> None:
+    def __init__(
+        self, uri: str, table: DeltaTable, app: str, checkpoint_every: int, *, knows_files: bool = False
+    ) -> None:
         if not can_commit(table):
-            raise DeltaError("the table demands more of its writers than this program does")
-        self._uri, self._app = uri, app
+            raise LakeError(
+                f"{uri}: this table demands more of its writers than this program does",
+                "see in its history what somebody has changed, and undo that",
+            )
+        self._uri, self._app, self._knows_files = uri, app, knows_files
         self.version = int(table.version())
         self.sequence = table.transaction_version(app) or 0
+        self._mark = commit_mark(uri, self.version)
         self._checkpoints = Checkpoints(uri, checkpoint_every)
 
     def commit(
@@ -60,6 +69,7 @@ class AppLog:
         have to be flushed, too. Raises TakenOverError; DeltaError and OSError, after which the commit may be
         there.
         """
+        self._check_last()
         before, sequence = self.version, self.sequence + 1
         properties = CommitProperties(
             custom_metadata=dict(told or {}), app_transactions=[Transaction(self._app, sequence), *apps]
@@ -67,9 +77,23 @@ class AppLog:
         version = self._put(operation, properties, list(actions))
         self._check_place(version, sequence)
         durable.flush_commits(self._uri, before, version, with_files=with_files)
+        mark = commit_mark(self._uri, version)
         # Not before: who took over has written that number, and who continues us must not pass for them.
-        self.version, self.sequence = version, sequence
+        self.version, self.sequence, self._mark = version, sequence, mark
         self._checkpoints.after(before, version)
+
+    def _check_last(self) -> None:
+        """Raise TakenOverError unless the table is as this process left it, but for what came behind: it may
+        have been put back to an earlier state, and grown again."""
+        found = commit_mark(self._uri, self.version)
+        if found == self._mark:
+            return
+        # Maintenance takes away what is in a checkpoint, once it is old.
+        table = None if found else open_delta(self._uri)
+        if table is None or table.transaction_version(self._app) != self.sequence:
+            raise TakenOverError
+        self.version = int(table.version())
+        self._mark = commit_mark(self._uri, self.version)
 
     def _put(self, operation: str, properties: CommitProperties, actions: list[Mapping[str, Any]]) -> int:
         """The version that it has become."""
@@ -91,8 +115,9 @@ class AppLog:
 
     def _is_in_the_way(self, action: Mapping[str, Any]) -> bool:
         is_same_app = action.get("txn", {}).get("appId") == self._app
-        brings_rows = action.get("add", {}).get("dataChange", False)
-        return is_same_app or brings_rows or bool({"metaData", "protocol"} & action.keys())
+        files = [action[kind] for kind in ("add", "remove") if kind in action]
+        changes_files = any(self._knows_files or file.get("dataChange", True) for file in files)
+        return is_same_app or changes_files or bool({"metaData", "protocol"} & action.keys())
 
     def _check_place(self, version: int, sequence: int) -> None:
         """Of one that slept for hours the place may have been free because others had cleaned the log."""

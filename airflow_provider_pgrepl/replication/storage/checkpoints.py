@@ -22,23 +22,19 @@ class Checkpoints:
         self._writing: threading.Thread | None = None
 
     def after(self, before: int, version: int) -> None:
-        """Begin one, unless the last is still being written, when the table has come from one version to
-        another and it is time."""
+        """Begin one of a version that is on the disk, when the table has come to it from an earlier one and
+        it is time; unless the last is still being written."""
         if version // self._every == before // self._every:
             return
         if self._writing is None or not self._writing.is_alive():
-            self._writing = threading.Thread(target=self._write, name="pgrepl-checkpoint", daemon=True)
+            # Waited for when the process ends: deltalake at work in a daemon thread would crash it then.
+            self._writing = threading.Thread(target=self._write, args=(version,), name="pgrepl-checkpoint")
             self._writing.start()
 
-    def wait(self) -> None:
-        """Until none is being written."""
-        if self._writing is not None:
-            self._writing.join()
-
-    def _write(self) -> None:
+    def _write(self, version: int) -> None:
+        """Of this very version: a newer one may not be on the disk, and be set aside."""
         try:
-            table = open_delta(self._uri)
-            table.create_checkpoint()
-            durable.flush_checkpoint(self._uri, int(table.version()))
+            open_delta(self._uri, version).create_checkpoint()
+            durable.flush_checkpoint(self._uri, version)
         except (DeltaError, OSError) as error:
             log.warning("%s: no checkpoint could be written: %s", self._uri, type(error).__name__)

@@ -1,7 +1,6 @@
 """Delta tables of the lake, opened, created and read as their storage wants it: schemes, credentials, fsync.
 
-All of the product opens Delta tables here, so that what a storage needs is said once. What is committed to a
-table that is open goes through deltalake's handle of it.
+All of the product opens Delta tables here, so that what a storage needs is said once.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def _flush_log(log: Path, versions: Sequence[int]) -> None:
     for version in versions:
         with suppress(FileNotFoundError):  # maintenance may have taken an old one away
             flush_file(commit_file(log, version))
-        # deltalake writes one with some commits.
+        # One is written with some commits.
         with suppress(FileNotFoundError):
             flush_file(checkpoint_file(log, version))
             flush_file(log / LAST_CHECKPOINT)

@@ -70,7 +70,7 @@ def mark_of(path: str) -> str:
         return mark
     found = look_at(path)
     if found is None or not found["size"]:
-        _marks.pop(path, None)
+        _forget(path)
         return ""
     return _remember(path, found["size"], found["e_tag"])
 
@@ -105,6 +105,9 @@ def put(path: str, content: bytes) -> None:
 
 def delete(paths: Iterable[str]) -> None:
     """Objects of one bucket, a thousand a request; those that are gone are none the less. Raises OSError."""
+    paths = list(paths)
+    for path in paths:
+        _forget(path)
     keys = [_of(path) for path in paths]
     if keys:
         with _store_errors(keys[0][1]):
@@ -113,10 +116,21 @@ def delete(paths: Iterable[str]) -> None:
 
 def delete_below(path: str) -> None:
     """All objects in what stands for a folder. Raises OSError."""
+    _forget_all()
     store, key = _of(path)
     with _store_errors(path):
         for listed in obstore.list(store, f"{key.strip('/')}/", chunk_size=1000):
             obstore.delete(store, [one["path"] for one in listed])
+
+
+def _forget(path: str) -> None:
+    _marks.pop(path, None)
+    _commits.pop(path, None)
+
+
+def _forget_all() -> None:
+    _marks.clear()
+    _commits.clear()
 
 
 def _of(path: str) -> tuple[S3Store, str]:

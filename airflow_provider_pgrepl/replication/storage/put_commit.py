@@ -7,6 +7,8 @@ store are ten exchanges, each of which waits for the one before.
 from __future__ import annotations
 
 import json
+import os
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +25,10 @@ from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import commit_path, open_storage, read_commit
 from airflow_provider_pgrepl.replication.storage.object_store import open_store
+from airflow_provider_pgrepl.replication.storage.store_faults import code_in
 
+# Rust's standard library ends its message with the number of the system's error.
+_NUMBER = re.compile(r"\(os error (\d+)\)")
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _OLD_WRITER = 2
 """The newest version of writers of which a table without features demands only what we do."""
@@ -115,18 +120,24 @@ def put_commit(
     first = {"commitInfo": {**about, "txnId": uuid.uuid4().hex}}
     lines = [json.dumps(action, separators=(",", ":")) for action in (first, *actions)]
     content = "\n".join(lines).encode()
-    refused = ""
+    refused: OSError | None = None
     try:
         _put(uri, version, content)
     except AlreadyExistsError:
         # A put whose answer was lost is tried again by the client, and then finds what it has put.
         return read_commit(uri, version) == content
     except BaseError as error:
-        # Its text tells the store's answer, which may hold what we sent.
-        refused = type(error).__name__
-    if refused:
-        raise OSError(f"{uri}: version {version} of its log could not be written: {refused}")
+        refused = _refused(f"version {version} of the log of {uri}", error)
+    if refused is not None:
+        raise refused
     return True
+
+
+def _refused(what: str, error: BaseError) -> OSError:
+    """With the system's number, or the store's code: the store's answer may hold what we sent."""
+    if number := _NUMBER.search(str(error)):
+        return OSError(int(number[1]), os.strerror(int(number[1])), what)
+    return OSError(f"{what} could not be put: {type(error).__name__} <Code>{code_in(error)}</Code>")
 
 
 def _put(uri: str, version: int, content: bytes) -> None:

@@ -38,15 +38,18 @@ class HeldFiles:
         self._files: dict[str, pa.NativeFile] = {}
         self._bytes = 0
 
+    def has_room(self, size: int) -> bool:
+        """Whether one of this size would stay open."""
+        return size > _WHOLE_BYTES or self._bytes + size <= _HELD_BYTES
+
     def open(self, path: str, size: int) -> AbstractContextManager[pa.NativeFile]:
         """As `open_file`. Not to be closed but by leaving it."""
         if path in self._files:
             return nullcontext(self._files[path])
         file = open_file(self._filesystem, path, size)
-        held = size if isinstance(file, pa.BufferReader) else 0
-        if not is_store(self._filesystem) or self._bytes + held > _HELD_BYTES:
+        if not is_store(self._filesystem) or not self.has_room(size):
             return closing(file)
-        self._bytes += held
+        self._bytes += size if isinstance(file, pa.BufferReader) else 0
         self._files[path] = file
         return nullcontext(file)
 
@@ -81,18 +84,23 @@ def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -
 
 
 @contextmanager
-def many_at_once(filesystem: fs.FileSystem, files: int) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A `map` with threads, if there is more than one file."""
-    if files < 2:
+def many_at_once(files: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A `map` for work on files, with a thread a core, if there is more than one file."""
+    with _threads(files, max(1, pa.cpu_count())) as each:
+        yield each
+
+
+@contextmanager
+def requests_at_once(filesystem: fs.FileSystem, count: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A `map` that waits for a store's answers beside each other; on a disk one after the other."""
+    with _threads(count, _REQUESTS if is_store(filesystem) else 1) as each:
+        yield each
+
+
+@contextmanager
+def _threads(count: int, most: int) -> Iterator[Callable[..., Iterator[Any]]]:
+    if min(count, most) < 2:
         yield map
         return
-    threads = min(files, _REQUESTS) if is_store(filesystem) else max(1, pa.cpu_count())
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(min(count, most)) as pool:
         yield pool.map
-
-
-def requests_at_once(
-    filesystem: fs.FileSystem, count: int
-) -> AbstractContextManager[Callable[..., Iterator[Any]]]:
-    """A `map` that waits for a store's answers beside each other; on a disk one after the other."""
-    return many_at_once(filesystem, count) if is_store(filesystem) else nullcontext(map)

@@ -150,9 +150,10 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
 def _check_executors(session: LazySession, access: Access) -> None:
     """Those of a cluster: a local session has the driver's."""
     if runs_on_cluster():
-        dsn, until = access.dsn, time.monotonic() + _EXECUTOR_S
+        spark, dsn = session.get(), access.dsn
+        until = time.monotonic() + _EXECUTOR_S
         have_come = await_executors(
-            session.get(),
+            spark,
             access.pipeline.lake_root,
             lambda: time.monotonic() > until,
             lambda: connect(dsn, "executor").close(),

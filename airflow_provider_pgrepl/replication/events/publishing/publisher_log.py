@@ -167,7 +167,7 @@ class PublisherLog:
         assert self._table is not None
         try:
             self._log = AppLog(self._uri, self._table, PUBLISHER_APP, _CHECKPOINT_EVERY)
-        except DeltaError as error:
+        except OSError as error:
             raise refusal(_DOING, error) from error
         record = replace(_record(self._table) or begin, holder=holder)
         self.save(record)

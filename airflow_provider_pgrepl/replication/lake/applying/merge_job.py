@@ -83,7 +83,7 @@ class MergeJob:
 
 
 Share = Sequence[MergeJob]
-"""Merges that one task does one after the other."""
+"""Merges that one task does, small ones of a lake in a store some beside each other."""
 
 
 def take_bytes(files: list[ChangelogFile], limit: int) -> list[ChangelogFile]:

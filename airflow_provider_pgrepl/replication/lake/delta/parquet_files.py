@@ -164,11 +164,12 @@ class ParquetFiles:
     def discard(self) -> None:
         """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
         self._waiting = []
-        if self._writer is not None and self._sink is not None:
-            # Whatever they say: an unfinished file has no metadata that a writer could hand over.
-            with suppress(Exception):
+        # Whatever they say: an unfinished file has no metadata that a writer could hand over.
+        with suppress(Exception):
+            if self._writer is not None:
                 self._writer.close()
-            with suppress(Exception):
+        with suppress(Exception):
+            if self._sink is not None:
                 self._sink.drop()
         with suppress(OSError):
             delete_files(self._filesystem, [f"{self._folder}/{name}" for name in self._names])

@@ -165,7 +165,7 @@ class TableFiles:
     def checkpoint(self, every: int) -> bool:
         """Write a checkpoint if the newest one is at least `every` versions old; whether it did.
 
-        deltalake writes them as it commits; this is for what it leaves out.
+        Who commits writes them, too; this is for what is left out there.
         """
         with _readable(self._uri):
             table = open_delta(self._uri)

@@ -100,7 +100,8 @@ class FileRows:
         partitions, or (None) in any."""
         search = self._search(wanted)
         files = self._may_hold(search, partitions)
-        with many_at_once(self._filesystem, len(files)) as each:
+        self.fetch(files)
+        with many_at_once(len(files)) as each:
             parts = [part for some in each(partial(self._parts, search), files) for part in some]
             found = list(each(partial(self._find_in, search), parts))
         sizes = [len(rows) for rows, _ in found]
@@ -128,8 +129,10 @@ class FileRows:
                 list(each(self._fetch, files))
 
     def _fetch(self, file: int) -> None:
-        with self._reading(), self._source(file):
-            self.gone(file)
+        self.gone(file)
+        if self._held.has_room(self.files[file].size):
+            with self._reading(), self._open(file):
+                pass
 
     def all_of(self, file: int, without: Ints = _NOWHERE) -> Iterator[pa.Table]:
         """The rows of a file, in batches of some MiB, in the columns of the table's schema; `without` some,
