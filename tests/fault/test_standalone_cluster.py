@@ -46,7 +46,7 @@ def replicated(cluster: Cluster, s3_lake: str, dsn: str, tmp_path: Path) -> OnCl
     )
 
 
-def test_executors_share_the_work_and_one_that_is_killed_changes_nothing(
+def test_executors_share_the_work_and_neither_one_nor_a_driver_that_is_killed_changes_anything(
     replicated, cluster, dsn, monkeypatch
 ):
     replicated.snapshot()
@@ -61,7 +61,7 @@ def test_executors_share_the_work_and_one_that_is_killed_changes_nothing(
             wait_until(lambda: shares(replicated, ("2",)), what="tasks on the executor that came instead")
             settings = json.dumps(replicated.asked("environment"))
     finally:
-        kill(running, signal.SIGTERM)
+        kill(running, signal.SIGKILL)
     replicated.catch_up()
     replicated.assert_equal(*replicated.pipeline.tables)
     told = settings + replicated.logged_events() + replicated.log.read_text()
