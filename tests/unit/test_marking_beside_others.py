@@ -67,16 +67,16 @@ def mark(table: DeltaTable, gone: list[int], comes: pa.Table, lsn: int = 6) -> N
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, what: Callable[[str], Any]) -> None:
     """Done by somebody right behind our next commit."""
-    put, done = getattr(log_entry, "put_commit"), list[bool]()  # noqa: B009 - it is not its to export
+    put, done = getattr(log_entry, "put_version"), list[bool]()  # noqa: B009 - it is not its to export
 
-    def put_and_lose(uri: str, version: int, about: Any, actions: Any) -> bool:
-        is_ours = put(uri, version, about, actions)
+    def put_and_lose(uri: str, *commit: Any) -> bool:
+        is_ours = put(uri, *commit)
         if not done:
             done.append(True)
             what(uri)
         return is_ours
 
-    monkeypatch.setattr(log_entry, "put_commit", put_and_lose)
+    monkeypatch.setattr(log_entry, "put_version", put_and_lose)
 
 
 def optimize(uri: str) -> None:

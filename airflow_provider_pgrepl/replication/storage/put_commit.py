@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,10 +24,9 @@ from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import commit_path, open_storage, read_commit
 from airflow_provider_pgrepl.replication.storage.object_store import open_store
+from airflow_provider_pgrepl.replication.storage.refusal import system_errors
 from airflow_provider_pgrepl.replication.storage.store_faults import code_in
 
-# Rust's standard library ends its message with the number of the system's error.
-_NUMBER = re.compile(r"\(os error (\d+)\)")
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _OLD_WRITER = 2
 """The newest version of writers of which a table without features demands only what we do."""
@@ -135,8 +133,8 @@ def put_commit(
 
 def _refused(what: str, error: BaseError) -> OSError:
     """With the system's number, or the store's code: the store's answer may hold what we sent."""
-    if number := _NUMBER.search(str(error)):
-        return OSError(int(number[1]), os.strerror(int(number[1])), what)
+    for number in system_errors(error):
+        return OSError(number, os.strerror(number), what)
     return OSError(f"{what} could not be put: {type(error).__name__} <Code>{code_in(error)}</Code>")
 
 

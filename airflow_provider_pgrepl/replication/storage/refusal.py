@@ -31,7 +31,12 @@ def is_full(error: BaseException) -> bool:
     """Whether there was no space left."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _FULL
-    return any(int(number) in _FULL for number in _NUMBER.findall(str(error)))
+    return any(number in _FULL for number in system_errors(error))
+
+
+def system_errors(error: BaseException) -> list[int]:
+    """The numbers of the system's errors that a library passes on."""
+    return [int(number) for number in _NUMBER.findall(str(error))]
 
 
 def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
