@@ -116,7 +116,8 @@ def delete(paths: Iterable[str]) -> None:
 
 def delete_below(path: str) -> None:
     """All objects in what stands for a folder. Raises OSError."""
-    _forget_all()
+    _marks.clear()
+    _commits.clear()
     store, key = _of(path)
     with _store_errors(path):
         for listed in obstore.list(store, f"{key.strip('/')}/", chunk_size=1000):
@@ -126,11 +127,6 @@ def delete_below(path: str) -> None:
 def _forget(path: str) -> None:
     _marks.pop(path, None)
     _commits.pop(path, None)
-
-
-def _forget_all() -> None:
-    _marks.clear()
-    _commits.clear()
 
 
 def _of(path: str) -> tuple[S3Store, str]:

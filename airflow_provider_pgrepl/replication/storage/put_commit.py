@@ -17,7 +17,7 @@ import obstore
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import LocalStore, S3Store
+from obstore.store import LocalStore
 
 from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.replication.storage import objects
@@ -139,14 +139,10 @@ def _refused(what: str, error: BaseError) -> OSError:
 
 
 def _put(uri: str, version: int, content: bytes) -> None:
-    local = local_path(uri)
-    store: LocalStore | S3Store
-    bucket = ""
-    if local is not None:
-        store, path = LocalStore(local), commit_path("", version).lstrip("/")
-    else:
-        bucket, _, root = open_storage(uri)[1].partition("/")
-        store, path = open_store(bucket), commit_path(root, version)
-    mark = obstore.put(store, path, content, mode="create")["e_tag"]
-    if local is None:
-        objects.has_put(f"{bucket}/{path}", content, mark)
+    if (local := local_path(uri)) is not None:
+        obstore.put(LocalStore(local), commit_path("", version).lstrip("/"), content, mode="create")
+        return
+    bucket, _, root = open_storage(uri)[1].partition("/")
+    path = commit_path(root, version)
+    mark = obstore.put(open_store(bucket), path, content, mode="create")["e_tag"]
+    objects.has_put(f"{bucket}/{path}", content, mark)

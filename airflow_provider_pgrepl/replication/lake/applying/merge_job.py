@@ -18,6 +18,7 @@ END = LSN(2**63 - 1)
 SHARE_S = 0.5
 """So long a share begins with one more table. What is left of it then does not wait for those before."""
 _IN_STORE, _SMALL_BYTES = 4, 16 << 20
+"""So many merges of a share run beside each other in a store, if their changes together are no more bytes."""
 
 
 @dataclass(frozen=True)
