@@ -55,6 +55,11 @@ kafka: java ## Fetch Kafka's broker into .kafka, once
 versitygw: setup ## Build a server that speaks S3 into .versitygw, once
 	@sh setup/versitygw.sh
 
+.PHONY: stores
+stores: versitygw ## That, and servers that speak Google's and Azure's storage into .gcs_server and .azurite, once
+	@sh setup/gcs_server.sh
+	@sh setup/azurite.sh
+
 .PHONY: majors
 majors: setup ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
@@ -74,7 +79,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars s3a majors kafka debezium registry versitygw check ## Everything: the checks, then all tests
+test: setup java jars s3a majors kafka debezium registry stores check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 
@@ -88,6 +93,6 @@ bench: setup java jars kafka debezium versitygw ## Measure speed against peers i
 	$(PYTHON) -m benchmarks
 
 .PHONY: clean
-clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw and .postgresql
+clean: ## Remove what demo and tests left; keeps .venv, .jars, .kafka, .debezium, .registry, .versitygw, .gcs_server, .azurite and .postgresql
 	rm -rf .demo .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist spark-warehouse
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import statistics
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -75,9 +76,10 @@ def _spark(place: str, folder: Path) -> Iterator[SparkSession]:
             yield spark
         return
     with running_cluster(folder) as cluster:
+        # It is spark-submit that turns spark.pyspark.python into this, and the process is this session's own.
+        os.environ["PYSPARK_PYTHON"] = str(cluster.python)
         settings = {
             "spark.log.level": "ERROR",
-            "spark.pyspark.python": str(cluster.python),
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.executor.memory": "512m",

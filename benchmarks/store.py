@@ -30,7 +30,7 @@ def lake_uri(folder: Path, name: str) -> str:
 def local_folder(uri: str) -> Path:
     """The folder that has a lake's files; the store keeps objects as files, with the times of their puts."""
     place = place_in_store(uri)
-    return Path(uri) if place is None else _data[-1].joinpath(*place)
+    return Path(uri) if place is None else _data[-1] / place.bucket / place.key
 
 
 @contextmanager

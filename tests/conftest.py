@@ -28,6 +28,7 @@ from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
+from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,6 +145,21 @@ def gateway() -> Iterator[Gateway]:
     """A server that speaks S3, until the tests end."""
     with running_gateway() as running:
         yield running
+
+
+@pytest.fixture(scope="session", params=[GoogleServer, AzureServer], ids=["google", "azure"])
+def other_store(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    """An emulator of a store that does not speak S3, until the tests end."""
+    with running_store(request.param) as running:
+        yield running
+
+
+@pytest.fixture
+def other_lake(other_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URI of a lake of the test's own there; the environment says how its store is reached."""
+    for name, value in other_store.environment_of(other_store.port).items():
+        monkeypatch.setenv(name, value)
+    return other_store.new_lake()
 
 
 @pytest.fixture(autouse=True)

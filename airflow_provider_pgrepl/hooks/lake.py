@@ -1,15 +1,43 @@
-"""The lake's store, in Airflow's words: a connection of type `aws` as variables that a process is given."""
+"""The lake's store, in Airflow's words: a connection to it as variables that a process is given."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.store_variables import ENDPOINT, KEY_ID, REGION, SECRET, TOKEN
+from airflow_provider_pgrepl.replication.lake_location import AZURE, GOOGLE, S3, Place, place_in_store
+from airflow_provider_pgrepl.replication.store_variables import (
+    AZURE_CLIENT,
+    AZURE_ENDPOINT,
+    AZURE_KEY,
+    AZURE_SAS,
+    AZURE_SECRET,
+    AZURE_TENANT,
+    ENDPOINT,
+    GOOGLE_KEY,
+    KEY_ID,
+    REGION,
+    SECRET,
+    TOKEN,
+)
 
-_OTHER_IDENTITIES = ("role_arn", "profile_name", "assume_role_method", "assume_role_kwargs", "session_kwargs")
+_TYPES = {S3: ("aws",), GOOGLE: ("google_cloud_platform",), AZURE: ("wasb", "adls")}
+_SECRETS = (SECRET, TOKEN, GOOGLE_KEY, AZURE_KEY, AZURE_SAS, AZURE_SECRET)
+_OTHER_IDENTITIES = {
+    S3: ("role_arn", "profile_name", "assume_role_method", "assume_role_kwargs", "session_kwargs"),
+    GOOGLE: (
+        *("key_secret_name", "credential_config_file", "impersonation_chain", "idp_issuer_url"),
+        "is_anonymous",
+    ),
+    AZURE: ("connection_string", "managed_identity_client_id", "workload_identity_tenant_id"),
+}
 
 
 def lake_variables(pipeline: Pipeline) -> dict[str, str]:
@@ -17,26 +45,51 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
 
     What is secret is masked in logs from here on. Raises ConfigError.
     """
-    if pipeline.lake_conn_id is None:
+    place = place_in_store(pipeline.lake_root)
+    if pipeline.lake_conn_id is None or place is None:
         return {}
     connection = BaseHook.get_connection(pipeline.lake_conn_id)
-    if connection.conn_type != "aws":
+    types = _TYPES[place.scheme]
+    if connection.conn_type not in types:
         raise ConfigError(
             f"lake_conn_id: {pipeline.lake_conn_id} is a connection of type {connection.conn_type or 'none'}",
-            "give one of type aws, or none: then the hosts' own environment and roles are used",
+            f"give one of type {' or '.join(types)}, or none: then the hosts' own environment is used",
         )
-    return _variables(pipeline.lake_conn_id, connection)
+    extra = _Extra(connection)
+    _check_identity(pipeline.lake_conn_id, extra, _OTHER_IDENTITIES[place.scheme])
+    try:
+        variables = _READERS[place.scheme](connection, extra, place)
+    except ValueError as fault:
+        raise ConfigError(f"lake_conn_id: {pipeline.lake_conn_id} {fault}") from None
+    given = {name: str(value) for name, value in variables.items() if value}
+    for name in _SECRETS:
+        if name in given:
+            mask_secret(given[name])
+    return given
 
 
-def _variables(conn_id: str, connection: Connection) -> dict[str, str]:
-    extra = connection.extra_dejson
-    others = [name for name in _OTHER_IDENTITIES if extra.get(name)]
-    if others:
+class _Extra:
+    """A connection's extras, with or without the prefix that old forms of Airflow's give them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._found: Mapping[str, Any] = connection.extra_dejson
+        self._prefix = f"extra__{connection.conn_type}__"
+
+    def get(self, name: str) -> Any:
+        return self._found.get(name) or self._found.get(f"{self._prefix}{name}")
+
+
+def _check_identity(conn_id: str, extra: _Extra, others: tuple[str, ...]) -> None:
+    found = [name for name in others if extra.get(name)]
+    if found:
         raise ConfigError(
-            f"lake_conn_id: {conn_id} has {', '.join(others)}, which this package does not follow",
-            "give the role to the hosts, whose libraries renew what they get, and leave lake_conn_id out; or"
-            " give access keys",
+            f"lake_conn_id: {conn_id} has {', '.join(found)}, which this package does not follow",
+            "give the role or the identity to the hosts, whose libraries renew what they get, and leave"
+            " lake_conn_id out; or give keys",
         )
+
+
+def _of_amazon(connection: Connection, extra: _Extra, _: Place) -> dict[str, Any]:
     of_s3 = (extra.get("service_config") or {}).get("s3") or {}
     variables = {
         KEY_ID: connection.login or extra.get("aws_access_key_id"),
@@ -46,8 +99,52 @@ def _variables(conn_id: str, connection: Connection) -> dict[str, str]:
         ENDPOINT: of_s3.get("endpoint_url") or extra.get("endpoint_url") or extra.get("host"),
     }
     if bool(variables[KEY_ID]) != bool(variables[SECRET]):
-        raise ConfigError(f"lake_conn_id: {conn_id} has only one of access key id and secret access key")
-    for name in (SECRET, TOKEN):
-        if variables[name]:
-            mask_secret(variables[name])
-    return {name: str(value) for name, value in variables.items() if value}
+        raise ValueError("has only one of access key id and secret access key")
+    return variables
+
+
+def _of_google(_: Connection, extra: _Extra, __: Place) -> dict[str, Any]:
+    """Without a key the hosts' own default credentials are used."""
+    key = extra.get("keyfile_dict")
+    if path := extra.get("key_path"):
+        try:
+            key = Path(path).read_text()
+        except (OSError, UnicodeDecodeError):
+            raise ValueError("has a key_path that this worker cannot read") from None
+    try:
+        found = json.loads(key) if isinstance(key, str) else key
+    except ValueError:
+        found = ""
+    if found is not None and not (isinstance(found, dict) and found.get("private_key")):
+        raise ValueError("has a key that is not the JSON of a service account's")
+    return {GOOGLE_KEY: found and json.dumps(found)}
+
+
+def _of_azure(connection: Connection, extra: _Extra, place: Place) -> dict[str, Any]:
+    """By a client of Entra's where there is a tenant, else by the account's key or a token (SAS).
+
+    https://airflow.apache.org/docs/apache-airflow-providers-microsoft-azure/stable/connections/wasb.html
+    """
+    tenant, host = extra.get("tenant_id"), (connection.host or "").rstrip("/")
+    account = host.rpartition("://")[2].partition(".")[0] if host else ("" if tenant else connection.login)
+    is_other = "://" in host and not host.endswith(".core.windows.net")
+    if account and not is_other and account != place.account:
+        raise ValueError(f"is of the account {account}, the lake in {place.account}")
+    variables = {AZURE_ENDPOINT: host if is_other else None}
+    if tenant:
+        if not (connection.login and connection.password):
+            raise ValueError("has a tenant, and not both a client's id and its secret")
+        client = {AZURE_CLIENT: connection.login, AZURE_SECRET: connection.password}
+        return variables | {AZURE_TENANT: tenant} | client
+    sas = extra.get("sas_token")
+    if sas and "://" in sas:
+        sas = sas.partition("?")[2]
+    key = extra.get("shared_access_key") or connection.password or extra.get("account_key")
+    return variables | ({AZURE_SAS: sas} if sas else {AZURE_KEY: key})
+
+
+_READERS: Mapping[str, Callable[[Connection, _Extra, Place], dict[str, Any]]] = {
+    S3: _of_amazon,
+    GOOGLE: _of_google,
+    AZURE: _of_azure,
+}

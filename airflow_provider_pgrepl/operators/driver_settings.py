@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.hosting.following import RESULT_FILE
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.log_lines import FORMAT_VARIABLE, JSON, LEVEL_VARIABLE
 from airflow_provider_pgrepl.replication.run_result import RESULT_VARIABLE
-from airflow_provider_pgrepl.replication.store_variables import OF_STORES, VARIABLES
+from airflow_provider_pgrepl.replication.store_variables import replaced_by
 
 
 def connection_strings(pipeline: Pipeline) -> dict[str, str]:
@@ -42,9 +42,9 @@ def driver_environment(
     """
     # A worker's own PGREPL_STATE_DSN must not stand in for a pipeline that names none.
     inherited = {key: value for key, value in os.environ.items() if key != "PGREPL_STATE_DSN"}
-    if any(name in secrets for name in VARIABLES):
-        # Nor a token of other keys, or another endpoint.
-        inherited = {key: value for key, value in inherited.items() if key not in OF_STORES}
+    # Nor a token of other keys, or another endpoint.
+    replaced = set(replaced_by(secrets))
+    inherited = {key: value for key, value in inherited.items() if key not in replaced}
     environment = {**quiet_logging(), **inherited}
     environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
     if hook._connection["master"].startswith("local"):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, get_type_hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.catalog_names import faults_of_names
 from airflow_provider_pgrepl.replication.choices import POLICIES, VALUE_CHOICES, LakeType, overrides
-from airflow_provider_pgrepl.replication.lake_location import fault_of_uri, is_object_store
+from airflow_provider_pgrepl.replication.lake_location import EXAMPLES, fault_of_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.partition_by import PartitionBy
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
@@ -130,10 +130,13 @@ def _check_lake(pipeline: Pipeline) -> None:
     if _SCHEME.match(pipeline.lake) and (fault := fault_of_uri(pipeline.lake)):
         raise ConfigError(
             f"lake: {fault}",
-            "give s3://bucket/path, or a directory of this host or of a file system that all hosts share",
+            f"give {EXAMPLES}",
         )
     if pipeline.lake_conn_id is not None and not is_object_store(pipeline.lake):
-        raise ConfigError("lake_conn_id: the lake is a directory", "leave it out, or give s3://bucket/path")
+        raise ConfigError(
+            "lake_conn_id: the lake is a directory",
+            "leave it out, or give the URI of a place in an object store",
+        )
     if "%" in pipeline.lake:
         raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
 

@@ -1,8 +1,9 @@
-"""hooks/lake.py: an aws connection, as what a process is given to reach the lake's store."""
+"""hooks/lake.py: a connection to the lake's store, as what a process is given to reach the lake's store."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -74,4 +75,89 @@ def test_what_cannot_be_followed_is_refused_and_no_key_is_told(connection, field
     connection(**fields)
     with pytest.raises(ConfigError, match=said) as caught:
         lake_variables(PIPELINE)
+    assert "never shown" not in str(caught.value)
+
+
+GOOGLES = replace(PIPELINE, lake="gs://bucket/lake")
+AZURES = replace(PIPELINE, lake="abfss://files@shop1.dfs.core.windows.net/lake")
+KEY = {"type": "service_account", "private_key": "never shown", "client_email": "a@b"}
+
+
+@pytest.mark.parametrize("prefix", ["", "extra__google_cloud_platform__"])
+def test_a_service_accounts_key_is_given_as_it_is(prefix, connection, tmp_path):
+    expected = {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(KEY)}
+    for key in (KEY, json.dumps(KEY)):
+        connection(conn_type="google_cloud_platform", extra={f"{prefix}keyfile_dict": key})
+        assert lake_variables(GOOGLES) == expected
+    (tmp_path / "key.json").write_text(json.dumps(KEY))
+    connection(conn_type="google_cloud_platform", extra={f"{prefix}key_path": str(tmp_path / "key.json")})
+    assert lake_variables(GOOGLES) == expected
+    connection(conn_type="google_cloud_platform", extra={f"{prefix}project": "shop"})
+    assert lake_variables(GOOGLES) == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"login": "shop1"}, {"AZURE_STORAGE_ACCOUNT_KEY": "never shown"}),
+        (
+            {"login": "c", "host": "https://shop1.blob.core.windows.net/", "extra": {"tenant_id": "t"}},
+            {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": "never shown"},
+        ),
+        (
+            {"login": None, "password": None, "extra": {"extra__wasb__sas_token": "?sv=never shown"}},
+            {"AZURE_STORAGE_SAS_TOKEN": "?sv=never shown"},
+        ),
+        (
+            {"extra": {"sas_token": "https://shop1.blob.core.windows.net/?sv=never shown"}, "login": "shop1"},
+            {"AZURE_STORAGE_SAS_TOKEN": "sv=never shown"},
+        ),
+        (
+            {"login": "devstoreaccount1", "host": "http://127.0.0.1:1/devstoreaccount1"},
+            {
+                "AZURE_STORAGE_ACCOUNT_KEY": "never shown",
+                "AZURE_STORAGE_ENDPOINT": "http://127.0.0.1:1/devstoreaccount1",
+            },
+        ),
+    ],
+)
+def test_azures_connections_say_it_in_several_ways(fields, expected, connection):
+    connection(**({"conn_type": "wasb"} | fields))
+    assert lake_variables(AZURES) == expected
+
+
+def test_the_second_kind_of_azures_has_the_account_as_its_host(connection):
+    connection(conn_type="adls", login="c", host="shop1", extra={"tenant_id": "t"})
+    assert lake_variables(AZURES)["AZURE_CLIENT_SECRET"] == "never shown"
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "fields", "said"),
+    [
+        (GOOGLES, {"conn_type": "aws"}, "a connection of type aws"),
+        (AZURES, {"conn_type": "aws"}, "a connection of type aws"),
+        (AZURES, {"conn_type": "wasb", "login": "other"}, "is of the account other, the lake in shop1"),
+        (AZURES, {"conn_type": "wasb", "extra": {"connection_string": "x"}}, "has connection_string"),
+        (
+            AZURES,
+            {"conn_type": "adls", "password": None, "host": "shop1", "extra": {"tenant_id": "t"}},
+            "not both a client's id and its secret",
+        ),
+        (
+            GOOGLES,
+            {"conn_type": "google_cloud_platform", "extra": {"keyfile_dict": "never shown"}},
+            "not the JSON",
+        ),
+        (GOOGLES, {"conn_type": "google_cloud_platform", "extra": {"key_path": "/gone"}}, "cannot read"),
+        (
+            GOOGLES,
+            {"conn_type": "google_cloud_platform", "extra": {"impersonation_chain": "x"}},
+            "impersonation",
+        ),
+    ],
+)
+def test_what_leads_to_another_store_or_to_none_is_refused(pipeline, fields, said, connection):
+    connection(**fields)
+    with pytest.raises(ConfigError, match=said) as caught:
+        lake_variables(pipeline)
     assert "never shown" not in str(caught.value)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
+from urllib.parse import unquote
 
 Fault = Literal[
     "throttled", "cut", "answer lost", "gone", "ExpiredToken", "RequestTimeTooSkewed", "AccessDenied"
@@ -33,7 +34,8 @@ class Asked:
     @property
     def is_commit(self) -> bool:
         """Whether a version of a Delta table's log is to be written."""
-        return self.method == "PUT" and "/_delta_log/" in self.path and self.path.endswith(".json")
+        path = unquote(self.path)
+        return self.method == "PUT" and "/_delta_log/" in path and path.endswith(".json")
 
 
 class FaultyStore:
@@ -48,6 +50,8 @@ class FaultyStore:
         self.fault: Callable[[Asked], Fault | None] = lambda _: None
         self.asked: Counter[Asked] = Counter()
         self.faults: Counter[Fault] = Counter()
+        self.named: set[tuple[str, str]] = set()
+        """Libraries, and how each said who it is."""
         self.lock = threading.Lock()
         store = self
 
@@ -99,6 +103,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Silent."""
 
     def _handle(self) -> None:
+        library = self.headers.get("User-Agent", "").partition("/")[0]
+        self.faulty.named.add((library, self.headers.get("Authorization", "").partition(" ")[0]))
         fault = self.faulty.begin(Asked(self.command, self.path))
         if fault == "cut":
             self.rfile.read(int(self.headers.get("Content-Length") or 2) // 2)

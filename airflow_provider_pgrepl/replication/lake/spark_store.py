@@ -1,4 +1,4 @@
-"""How Spark's own readers reach a store that speaks S3: Hadoop's connector, told from the environment.
+"""How Spark's own readers reach a store: by Hadoop's connectors, that of S3 told from the environment.
 
 Keys are no settings here: the connector takes them from the JVM's environment, else from the role there is.
 """
@@ -23,6 +23,14 @@ _PROVIDERS = (
     "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
 )
 
+_CONNECTORS = {
+    "s3a.S3AFileSystem": (CONNECTOR, "stores that speak S3"),
+    "gs.GoogleHadoopFileSystem": ("hadoop-gcp", "Google Cloud Storage"),
+    "azurebfs.SecureAzureBlobFileSystem": ("hadoop-azure", "Azure's storage"),
+}
+"""By what Spark's Hadoop calls their classes: its package of Maven's, and what it leads to."""
+_IN_CHECKOUT = "; in a checkout of this project `make s3a` fetches less, which build_session takes"
+
 
 def connector_settings() -> dict[str, str]:
     """Settings of a session; none where the environment says nothing of a store."""
@@ -37,9 +45,10 @@ def connector_settings() -> dict[str, str]:
 
 def check_connector(error: BaseException) -> None:
     """Raise ToolError when what failed says that the session has no connector."""
-    if "org.apache.hadoop.fs.s3a.S3AFileSystem not found" in str(error):
-        raise ToolError(
-            "this Spark session has no connector to stores that speak S3",
-            f"start it with --packages org.apache.hadoop:{CONNECTOR}:VERSION, in the version of Spark's"
-            " Hadoop; in a checkout of this project `make s3a` fetches less, which build_session takes",
-        ) from None
+    for missing, (package, store) in _CONNECTORS.items():
+        if f"org.apache.hadoop.fs.{missing} not found" in str(error):
+            raise ToolError(
+                f"this Spark session has no connector to {store}",
+                f"start it with --packages org.apache.hadoop:{package}:VERSION, in the version of Spark's"
+                f" Hadoop{_IN_CHECKOUT if package == CONNECTOR else ''}",
+            ) from None

@@ -15,7 +15,6 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     delete_files,
     delete_tree,
     has_commit,
-    is_store,
     log_path,
     make_folder,
     make_folders,
@@ -24,6 +23,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit_actions,
     read_parquet,
 )
+from airflow_provider_pgrepl.replication.storage.object_store import is_store
 from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing
 from airflow_provider_pgrepl.replication.storage.put_commit import (
     added_action,

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake_location import canonical, parse_uri
+from airflow_provider_pgrepl.replication.lake_location import EXAMPLES, SCHEMES, place_in_store
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
-from airflow_provider_pgrepl.replication.storage.object_store import open_bucket
+from airflow_provider_pgrepl.replication.storage.object_store import access_to, is_store, open_filesystem
 
 _LOCAL = fs.LocalFileSystem()
 
@@ -25,10 +25,10 @@ def open_storage(root: str) -> tuple[fs.FileSystem, str]:
     local = local_path(root)
     if local is not None:
         return _LOCAL, str(local)
-    parts = parse_uri(canonical(root))
-    if parts is None or parts[0] != "s3":
-        raise LakeError(f"the lake {root} cannot be opened", "give a directory or a URI as s3://bucket/path")
-    return open_bucket(parts[1]), f"{parts[1]}{parts[2]}".rstrip("/")
+    place = place_in_store(root)
+    if place is None or place.scheme not in SCHEMES:
+        raise LakeError(f"the lake {root} cannot be opened", f"give {EXAMPLES}")
+    return open_filesystem(access_to(place)), f"{place.bucket}/{place.key}"
 
 
 def log_path(root: str) -> str:
@@ -46,7 +46,7 @@ def has_commit(uri: str, version: int) -> bool:
     filesystem, root = open_storage(uri)
     path = commit_path(root, version)
     if is_store(filesystem):
-        return objects.look_at(path) is not None
+        return objects.look_at(filesystem, path) is not None
     return bool(filesystem.get_file_info(path).type == fs.FileType.File)
 
 
@@ -56,7 +56,7 @@ def commit_mark(uri: str, version: int) -> str:
     filesystem, root = open_storage(uri)
     path = commit_path(root, version)
     if is_store(filesystem):
-        return objects.mark_of(path)
+        return objects.mark_of(filesystem, path)
     found = filesystem.get_file_info(path)
     return f"{found.size}@{found.mtime_ns}" if found.size else ""
 
@@ -81,7 +81,7 @@ def read_commit_actions(filesystem: fs.FileSystem, root: str, version: int) -> l
 
 def _read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
     if is_store(filesystem):
-        return objects.read_commit(path)
+        return objects.read_commit(filesystem, path)
     with filesystem.open_input_stream(path) as source:
         return bytes(source.read())
 
@@ -89,7 +89,7 @@ def _read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
 def delete_files(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
     """Those that are there. Raises OSError."""
     if is_store(filesystem):
-        objects.delete(paths)
+        objects.delete(filesystem, paths)
         return
     for path in paths:
         with suppress(FileNotFoundError):
@@ -100,7 +100,7 @@ def delete_tree(filesystem: fs.FileSystem, folder: str) -> None:
     """A folder with all that is in it. Raises OSError."""
     if is_store(filesystem):
         # Arrow would put a marker in the place of the folder above, where we may have no rights.
-        objects.delete_below(folder)
+        objects.delete_below(filesystem, folder)
     else:
         filesystem.delete_dir(folder)
 
@@ -109,11 +109,6 @@ def make_folders(filesystem: fs.FileSystem, path: str) -> None:
     """Have a folder that files can be written into: a store has none. Raises OSError."""
     if not is_store(filesystem):
         filesystem.create_dir(path, recursive=True)
-
-
-def is_store(filesystem: fs.FileSystem) -> bool:
-    """Whether it is one of an object store: a request each takes its time and its price."""
-    return isinstance(filesystem, fs.S3FileSystem)
 
 
 def read_parquet(filesystem: fs.FileSystem, path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -1,58 +1,61 @@
-"""Objects of a store that speaks S3, a request each: Arrow's filesystem asks more, and for folders, too.
+"""Objects of a store, a request each: Arrow's filesystem asks more, and for folders, too.
 
-`path` is always bucket and key, as Arrow has them.
+`filesystem` is the store's as Arrow has it, which `open_storage` gives; `path` is always bucket and key.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError
-from obstore.store import S3Store
+from pyarrow import fs
 
-from airflow_provider_pgrepl.replication.storage.object_store import open_store
+from airflow_provider_pgrepl.replication.storage.object_store import store_behind
 from airflow_provider_pgrepl.replication.storage.store_faults import code_in, fault_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
+    from obstore.store import ObjectStore
 
 _MARK_S, _MARKS = 1.0, 4096
-_marks: dict[str, tuple[str, float]] = {}
+_Known = tuple[int, str]
+"""Which filesystem, and the path in it."""
+_marks: dict[_Known, tuple[str, float]] = {}
 _COMMITS, _COMMIT_BYTES = 64, 64 << 10
-_commits: dict[str, tuple[bytes, float]] = {}
+_commits: dict[_Known, tuple[bytes, float]] = {}
 """What this process has put or read, for a second: a merge looks at a commit from several places."""
 
 
-def read_commit(path: str) -> bytes:
+def read_commit(filesystem: fs.FileSystem, path: str) -> bytes:
     """The object of a commit, remembered for a second. Raises FileNotFoundError, OSError."""
-    content, until = _commits.get(path, (b"", 0.0))
+    content, until = _commits.get((id(filesystem), path), (b"", 0.0))
     if time.monotonic() >= until:
-        content = read(path)
-        _keep(path, content)
+        content = read(filesystem, path)
+        _keep((id(filesystem), path), content)
     return content
 
 
-def read(path: str) -> bytes:
+def read(filesystem: fs.FileSystem, path: str) -> bytes:
     """An object. Raises FileNotFoundError, OSError."""
-    store, key = _of(path)
+    store, key = _of(filesystem, path)
     with _store_errors(path):
         return bytes(obstore.get(store, key).bytes())
 
 
-def read_range(path: str, offset: int, length: int) -> bytes:
+def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -> bytes:
     """Some bytes of an object, or fewer where it ends. Raises FileNotFoundError, OSError."""
-    store, key = _of(path)
+    store, key = _of(filesystem, path)
     with _store_errors(path):
         return bytes(obstore.get_range(store, key, start=offset, length=length))
 
 
-def look_at(path: str) -> ObjectMeta | None:
+def look_at(filesystem: fs.FileSystem, path: str) -> ObjectMeta | None:
     """What the store says of an object; None when there is none. Raises OSError."""
-    store, key = _of(path)
+    store, key = _of(filesystem, path)
     try:
         with _store_errors(path):
             return obstore.head(store, key)
@@ -60,78 +63,98 @@ def look_at(path: str) -> ObjectMeta | None:
         return None
 
 
-def mark_of(path: str) -> str:
+def mark_of(filesystem: fs.FileSystem, path: str) -> str:
     """What tells an object from another in its place; empty when there is none, or nothing in it.
 
     It is remembered for a second: one merge asks for it often. Raises OSError.
     """
-    mark, until = _marks.get(path, ("", 0.0))
+    known = id(filesystem), path
+    mark, until = _marks.get(known, ("", 0.0))
     if time.monotonic() < until:
         return mark
-    found = look_at(path)
+    found = look_at(filesystem, path)
     if found is None or not found["size"]:
-        _forget(path)
+        _forget(known)
         return ""
-    return _remember(path, found["size"], found["e_tag"])
+    return _remember(known, found["size"], found["e_tag"])
 
 
-def has_put(path: str, content: bytes, e_tag: str | None) -> None:
-    """That this process has just put a commit, and nobody else before: it need not be asked for at once."""
-    _remember(path, len(content), e_tag)
-    _keep(path, content)
+def create_commit(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
+    """Put a commit, unless there is one. What was put need not be asked for at once.
+
+    Raises AlreadyExistsError, and what else of BaseError the store's client does.
+    """
+    store, key = _of(filesystem, path)
+    mark = obstore.put(store, key, content, mode="create")["e_tag"]
+    _remember((id(filesystem), path), len(content), mark)
+    _keep((id(filesystem), path), content)
 
 
-def _keep(path: str, content: bytes) -> None:
+def _keep(known: _Known, content: bytes) -> None:
     if len(content) <= _COMMIT_BYTES:
         if len(_commits) >= _COMMITS:
             _commits.clear()
-        _commits[path] = content, time.monotonic() + _MARK_S
+        _commits[known] = content, time.monotonic() + _MARK_S
 
 
-def _remember(path: str, size: int, e_tag: str | None) -> str:
+def _remember(known: _Known, size: int, e_tag: str | None) -> str:
     if len(_marks) >= _MARKS:
         _marks.clear()
     mark = f"{size}@{e_tag}"
-    _marks[path] = mark, time.monotonic() + _MARK_S
+    _marks[known] = mark, time.monotonic() + _MARK_S
     return mark
 
 
-def put(path: str, content: bytes) -> None:
+def put(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
     """An object, whatever was there before. Raises OSError."""
-    store, key = _of(path)
+    store, key = _of(filesystem, path)
     with _store_errors(path):
         obstore.put(store, key, content)
 
 
-def delete(paths: Iterable[str]) -> None:
-    """Objects of one bucket, a thousand a request; those that are gone are none the less. Raises OSError."""
+def delete(filesystem: fs.FileSystem, paths: Iterable[str]) -> None:
+    """Objects of one bucket, many a request; those that are gone are none the less. Raises OSError."""
     paths = list(paths)
     for path in paths:
-        _forget(path)
-    keys = [_of(path) for path in paths]
+        _forget((id(filesystem), path))
+    keys = [_of(filesystem, path)[1] for path in paths]
     if keys:
-        with _store_errors(keys[0][1]):
-            obstore.delete(keys[0][0], [key for _, key in keys])
+        with _store_errors(paths[0]):
+            _delete(_of(filesystem, paths[0])[0], keys)
 
 
-def delete_below(path: str) -> None:
+def delete_below(filesystem: fs.FileSystem, path: str) -> None:
     """All objects in what stands for a folder. Raises OSError."""
     _marks.clear()
     _commits.clear()
-    store, key = _of(path)
+    store, key = _of(filesystem, path)
     with _store_errors(path):
         for listed in obstore.list(store, f"{key.strip('/')}/", chunk_size=1000):
-            obstore.delete(store, [one["path"] for one in listed])
+            _delete(store, [one["path"] for one in listed])
+    if isinstance(filesystem, fs.AzureFileSystem):
+        # Where the account has folders, those are left, empty. Elsewhere there is nothing by now.
+        with suppress(FileNotFoundError):
+            filesystem.delete_dir(path)
 
 
-def _forget(path: str) -> None:
-    _marks.pop(path, None)
-    _commits.pop(path, None)
+def _delete(store: ObjectStore, keys: list[str]) -> None:
+    """S3 says nothing of those that are gone, others refuse: then one after the other."""
+    try:
+        obstore.delete(store, keys)
+    except FileNotFoundError as error:
+        if fault_of(error) is not None:
+            raise
+        for key in keys if len(keys) > 1 else ():
+            _delete(store, [key])
 
 
-def _of(path: str) -> tuple[S3Store, str]:
-    bucket, _, key = path.partition("/")
-    return open_store(bucket), key
+def _forget(known: _Known) -> None:
+    _marks.pop(known, None)
+    _commits.pop(known, None)
+
+
+def _of(filesystem: fs.FileSystem, path: str) -> tuple[ObjectStore, str]:
+    return store_behind(filesystem), path.partition("/")[2]
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from airflow_provider_pgrepl import __version__
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import commit_path, open_storage, read_commit
-from airflow_provider_pgrepl.replication.storage.object_store import open_store
 from airflow_provider_pgrepl.replication.storage.refusal import system_errors
 from airflow_provider_pgrepl.replication.storage.store_faults import code_in
 
@@ -142,7 +141,5 @@ def _put(uri: str, version: int, content: bytes) -> None:
     if (local := local_path(uri)) is not None:
         obstore.put(LocalStore(local), commit_path("", version).lstrip("/"), content, mode="create")
         return
-    bucket, _, root = open_storage(uri)[1].partition("/")
-    path = commit_path(root, version)
-    mark = obstore.put(open_store(bucket), path, content, mode="create")["e_tag"]
-    objects.has_put(f"{bucket}/{path}", content, mark)
+    filesystem, root = open_storage(uri)
+    objects.create_commit(filesystem, commit_path(root, version), content)

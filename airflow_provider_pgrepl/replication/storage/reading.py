@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage import objects
-from airflow_provider_pgrepl.replication.storage.filesystem import is_store
+from airflow_provider_pgrepl.replication.storage.object_store import is_store
 
 _WHOLE_BYTES = 1 << 20
 """What is not larger is read by one request: its bytes take less time than a second one."""
@@ -24,7 +24,7 @@ _REQUESTS = 16
 def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     """A file of at most so many bytes, to be read from anywhere. Raises FileNotFoundError, OSError."""
     if is_store(filesystem) and size <= _WHOLE_BYTES:
-        return pa.BufferReader(objects.read(path))
+        return pa.BufferReader(objects.read(filesystem, path))
     return filesystem.open_input_file(path)
 
 
@@ -78,7 +78,7 @@ def open_parquet(
 def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -> bytes:
     """Some bytes of a file, or fewer where it ends. Raises FileNotFoundError, OSError."""
     if is_store(filesystem):
-        return objects.read_range(path, offset, length)
+        return objects.read_range(filesystem, path, offset, length)
     with filesystem.open_input_file(path) as file:
         return bytes(file.read_at(length, offset))
 

@@ -1,4 +1,4 @@
-"""What a store that speaks S3 refused, in words. Pure.
+"""What a store refused, in words. Pure.
 
 The libraries tell it in texts of their own, each with the store's error code in it.
 """
@@ -8,7 +8,16 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from airflow_provider_pgrepl.replication.store_variables import KEY_ID, REGION, SECRET, TOKEN
+from airflow_provider_pgrepl.replication.store_variables import (
+    AZURE_KEY,
+    AZURE_SAS,
+    AZURE_SECRET,
+    GOOGLE_KEY,
+    KEY_ID,
+    REGION,
+    SECRET,
+    TOKEN,
+)
 
 
 class Fault(NamedTuple):
@@ -34,9 +43,25 @@ NO_CONDITIONS = Fault(
     "keep the lake in a store that does: Amazon S3, MinIO, Cloudflare R2, versitygw",
 )
 
-# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and versitygw's own of a key.
+_NO_BUCKET = Fault("there is no such bucket", "make it, or correct lake in the pipeline")
+_NOBODYS = Fault(
+    "the store takes the credentials for nobody's", f"check {GOOGLE_KEY}, or the host's identity"
+)
+_NOT_TAKEN = Fault(
+    "the store does not take the key or the token",
+    f"check {AZURE_KEY}, {AZURE_SAS} or {AZURE_SECRET}, or the connection that lake_conn_id names",
+)
+_DENIED = Fault(
+    "the store denies access",
+    "allow objects below the lake's folder to be read, written, deleted and listed:"
+    " docs/how-to/keep-the-lake-on-s3.md, -on-gcs.md and -on-azure.md say how",
+)
+
+# https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html, and versitygw's own of a key;
+# https://cloud.google.com/storage/docs/xml-api/reference-status, which has many of the same;
+# https://learn.microsoft.com/rest/api/storageservices/blob-service-error-codes
 FAULTS = {
-    "NoSuchBucket": Fault("there is no such bucket", "make it, or correct lake in the pipeline"),
+    "NoSuchBucket": _NO_BUCKET,
     "InvalidAccessKeyId": _UNKNOWN_KEY,
     "XAdminUserNotFound": _UNKNOWN_KEY,
     "SignatureDoesNotMatch": Fault("the secret access key is not the access key's", _KEYS),
@@ -47,23 +72,42 @@ FAULTS = {
     "RequestExpired": _CLOCK,
     "AuthorizationHeaderMalformed": _OTHER_REGION,
     "PermanentRedirect": _OTHER_REGION,
-    "AccessDenied": Fault(
-        "the store denies access",
-        "allow s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket under the lake's folder",
-    ),
+    "AccessDenied": _DENIED,
     "SlowDown": SLOW,
     "ServiceUnavailable": SLOW,
     "NotImplemented": NO_CONDITIONS,
+    "AuthenticationRequired": _NOBODYS,
+    "InvalidSecurity": _NOBODYS,
+    # As Google's client for Arrow says of any of them.
+    "Unauthenticated": _NOBODYS,
+    "PermissionDenied": _DENIED,
+    "ContainerNotFound": _NO_BUCKET,
+    "ContainerBeingDeleted": _NO_BUCKET,
+    "AuthenticationFailed": _NOT_TAKEN,
+    "InvalidAuthenticationInfo": _NOT_TAKEN,
+    "AuthorizationFailure": Fault(
+        f"{_NOT_TAKEN.sentence}, or nobody from this host's network",
+        f"{_NOT_TAKEN.hint}, and the account's firewall",
+    ),
+    "AuthorizationPermissionMismatch": _DENIED,
+    "InsufficientAccountPermissions": _DENIED,
+    "AccountIsDisabled": Fault(
+        "the storage account is disabled", "enable it, or correct lake in the pipeline"
+    ),
+    "ServerBusy": SLOW,
 }
-# As the store spells it; as Arrow does, ACCESS_DENIED; and as Arrow does where it knows no name of its own.
-_CODE = re.compile(r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)")
+# As the store spells it; as Arrow does of S3, and where it knows no name of its own; of Azure, and of Google.
+_CODE = re.compile(
+    r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)"
+    r"|Azure Error: \[(\w+)\]|google::cloud::Status\((\w+):"
+)
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
 
 
 def code_in(error: BaseException) -> str:
     """The store's error code that a library passes on; empty when there is none."""
     match = _CODE.search(str(error))
-    found = "" if match is None else match[1] or match[2] or match[3]
+    found = "" if match is None else next(filter(None, match.groups()))
     return _BY_LETTERS.get(found.replace("_", "").lower(), found)
 
 

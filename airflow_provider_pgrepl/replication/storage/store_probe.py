@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import S3Store
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake_location import place_in_store
-from airflow_provider_pgrepl.replication.storage.object_store import open_store
+from airflow_provider_pgrepl.replication.storage.object_store import access_to, open_store
 from airflow_provider_pgrepl.replication.storage.store_faults import (
     NO_CONDITIONS,
     SLOW,
     Fault,
     fault_of,
 )
+from airflow_provider_pgrepl.replication.store_variables import AZURE_ENDPOINT, ENDPOINT, GOOGLE_ENDPOINT
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
 
 _PATIENCE = timedelta(seconds=15)
+_ENDPOINTS = (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)
 _UNREACHED = Fault(
-    "the store cannot be reached", "check the network, and AWS_ENDPOINT_URL_S3 where it is set"
+    "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
 )
 
 
@@ -34,10 +39,10 @@ def check_store(lake_root: str) -> None:
     place = place_in_store(lake_root)
     if place is None:
         return
-    bucket, path = place[0], f"{place[1]}/_pgrepl/probe-{uuid.uuid4().hex}"
+    path = f"{place.key}/_pgrepl/probe-{uuid.uuid4().hex}"
     failed: Exception | None = None
     try:
-        store = open_store(bucket, _PATIENCE)
+        store = open_store(access_to(place), _PATIENCE)
         obstore.put(store, path, b"", mode="create")
         try:
             is_refused = _is_refused(store, path)
@@ -51,7 +56,7 @@ def check_store(lake_root: str) -> None:
         raise LakeError(f"{lake_root}: {NO_CONDITIONS.sentence}", NO_CONDITIONS.hint)
 
 
-def _is_refused(store: S3Store, path: str) -> bool:
+def _is_refused(store: ObjectStore, path: str) -> bool:
     try:
         obstore.put(store, path, b"", mode="create")
     except AlreadyExistsError:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage import objects
-from airflow_provider_pgrepl.replication.storage.filesystem import is_store
+from airflow_provider_pgrepl.replication.storage.object_store import is_store
 
 _IN_MEMORY_BYTES = 4 << 20
 
@@ -22,7 +22,7 @@ class Output:
 
     def __init__(self, filesystem: fs.FileSystem, path: str, size: int) -> None:
         """`size`: about how many bytes it will have at most. Raises OSError, as all else here."""
-        self._path = path
+        self._filesystem, self._path = filesystem, path
         self._is_put = is_store(filesystem) and size <= _IN_MEMORY_BYTES
         self.stream: pa.NativeFile = (
             pa.BufferOutputStream() if self._is_put else filesystem.open_output_stream(path)
@@ -37,7 +37,7 @@ class Output:
         if self.stream.closed:
             return
         if self._is_put:
-            objects.put(self._path, self.stream.getvalue().to_pybytes())
+            objects.put(self._filesystem, self._path, self.stream.getvalue().to_pybytes())
         else:
             self.stream.close()
 

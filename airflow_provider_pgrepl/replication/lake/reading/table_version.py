@@ -81,7 +81,8 @@ class TableVersion:
         return LakeError(
             f"Spark cannot read {self.name} from its store, which this process can",
             "keys have to be in the environment before the session starts, and in that of executors, or come"
-            " from a role: docs/how-to/keep-the-lake-on-s3.md. Spark's own words are above",
+            " from a role, or are settings of Hadoop's: docs/how-to/keep-the-lake-on-s3.md, -on-gcs.md and"
+            " -on-azure.md. Spark's own words are above",
         )
 
     def _unreadable(self) -> LakeError:

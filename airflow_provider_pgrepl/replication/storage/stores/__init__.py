@@ -1,0 +1,1 @@
+"""Stores of each kind, as the three libraries that read and write a lake want them opened."""

@@ -1,0 +1,46 @@
+"""Access: a bucket, and how it is reached."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from pyarrow import fs
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PATIENCE = timedelta(minutes=3)
+"""For how long what a store does not answer, or has no time for, is asked again."""
+
+
+@dataclass(frozen=True)
+class Access(ABC):
+    """Equal ones reach the same bucket with the same keys. `url`: empty for the store's own."""
+
+    bucket: str
+    url: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether without TLS."""
+        return self.url.lower().startswith("http://")
+
+    @abstractmethod
+    def filesystem(self) -> fs.FileSystem:
+        """Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
+
+    @abstractmethod
+    def store(self, patience: timedelta) -> ObjectStore:
+        """For a put on condition, which Arrow does not know. Raises BaseError of obstore's."""
+
+    @abstractmethod
+    def options(self) -> dict[str, str]:
+        """What deltalake is to be told."""
+
+
+def said(options: dict[str, str]) -> dict[str, str]:
+    """Those of them that say something: the libraries take an empty one for a value."""
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,85 @@
+"""Azure's Blob Storage, and its Data Lake Storage, which is the same with folders."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from obstore.store import AzureStore
+from pyarrow import fs
+
+from airflow_provider_pgrepl.replication.lake_location import Place
+from airflow_provider_pgrepl.replication.storage.stores.access import Access, said
+from airflow_provider_pgrepl.replication.store_variables import (
+    AZURE_CLIENT,
+    AZURE_ENDPOINT,
+    AZURE_KEY,
+    AZURE_SAS,
+    AZURE_SECRET,
+    AZURE_TENANT,
+    AZURE_TOKEN_FILE,
+    store_variable,
+)
+
+
+@dataclass(frozen=True)
+class AzureAccess(Access):
+    """A container of an account: by its key, by a token of it (SAS), or by a client of Entra's. Without a
+    secret: by the identity of the host."""
+
+    account: str
+    tenant: str
+    client: str
+    key: str = field(repr=False)
+    sas: str = field(repr=False)
+    secret: str = field(repr=False)
+
+    @classmethod
+    def of(cls, place: Place) -> AzureAccess:
+        key, sas = store_variable(AZURE_KEY), store_variable(AZURE_SAS).removeprefix("?")
+        client = (store_variable(name) for name in (AZURE_TENANT, AZURE_CLIENT, AZURE_SECRET))
+        # One way of several: the libraries do not all choose the same.
+        tenant, client_id, secret = ("", "", "") if key or sas else client
+        url = store_variable(AZURE_ENDPOINT).rstrip("/")
+        return cls(place.bucket, url, place.account, tenant, client_id, key, "" if key else sas, secret)
+
+    def filesystem(self) -> fs.FileSystem:
+        options: dict[str, Any] = said({"account_key": self.key, "sas_token": self.sas})
+        if self.secret:
+            options |= {"tenant_id": self.tenant, "client_id": self.client, "client_secret": self.secret}
+        elif self.client and not os.environ.get(AZURE_TOKEN_FILE):
+            # Of an identity that the host has.
+            options |= {"client_id": self.client}
+        if self.url:
+            scheme, _, host = self.url.rpartition("://")
+            # Of an emulator the account is in the path, where Arrow puts it, too.
+            host = host.removesuffix(f"/{self.account}").removeprefix(self.account)
+            for kind in ("blob", "dfs"):
+                options |= {f"{kind}_storage_authority": host, f"{kind}_storage_scheme": scheme or "https"}
+        return fs.AzureFileSystem(self.account, **options)
+
+    def store(self, patience: timedelta) -> AzureStore:
+        config: Any = {name.removeprefix("azure_storage_"): value for name, value in self.options().items()}
+        config.pop("allow_http", None)
+        return AzureStore(
+            self.bucket,
+            config=config,
+            client_options={"allow_http": self.is_plain},
+            retry_config={"retry_timeout": patience},
+        )
+
+    def options(self) -> dict[str, str]:
+        return said(
+            {
+                "azure_storage_account_name": self.account,
+                "azure_storage_endpoint": self.url,
+                "azure_storage_account_key": self.key,
+                "azure_storage_sas_token": self.sas,
+                "azure_storage_tenant_id": self.tenant,
+                "azure_storage_client_id": self.client,
+                "azure_storage_client_secret": self.secret,
+                "allow_http": "true" if self.is_plain else "",
+            }
+        )

@@ -1,0 +1,192 @@
+"""What a store of Google's and one of Azure's are relied on for, on emulators of them, which can fail."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from deltalake import DeltaTable
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
+from airflow_provider_pgrepl.replication.lake.dropping import drop_lake_tables
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.storage import (
+    Output,
+    append_delta,
+    delete_files,
+    has_delta,
+    open_delta,
+    open_file,
+    open_storage,
+    put_commit,
+    read_commit,
+    read_range,
+)
+from airflow_provider_pgrepl.replication.storage.store_probe import check_store
+from tests.integration.test_object_store import race, rows_of
+from tests.support.changelogs import Written, epoch_record
+from tests.support.faulty_store import FaultyStore, faulty_store
+from tests.support.stores import AzureServer, GoogleServer, StoreServer
+
+ROUNDS = 100
+ON_GOOGLE = pytest.mark.parametrize("other_store", [GoogleServer], ids=["google"], indirect=True)
+ON_AZURE = pytest.mark.parametrize("other_store", [AzureServer], ids=["azure"], indirect=True)
+FAULTS = ("throttled", "cut", "answer lost")
+
+
+@pytest.fixture
+def faulty(
+    other_store: StoreServer, other_lake: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FaultyStore]:
+    """The way to the store, which can fail; the environment leads there."""
+    with faulty_store(other_store.port) as store:
+        for name, value in other_store.environment_of(store.port).items():
+            monkeypatch.setenv(name, value)
+        yield store
+
+
+def test_of_two_writers_of_a_version_one_wins_every_time(other_lake):
+    uri = f"{other_lake}/public/t"
+    append_delta(uri, pa.table({"a": [1]}))
+    for version in range(1, ROUNDS + 1):
+        won = race(uri, version, 2)
+        assert len(won) == 1
+        assert f'"writer":{won[0]},'.encode() in (read_commit(uri, version) or b"")
+    assert open_delta(uri).version() == ROUNDS
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_receivers_commit_whose_put_fails_once_is_its_own(fault, faulty, other_lake):
+    uri = changelog_uri(other_lake)
+    create_changelog(uri, epoch_record())
+    written = Written(uri)
+    for lsn in (100, 200):
+        faulty.next(fault, when=lambda asked: asked.is_commit)
+        written.transaction(lsn, r7=3)
+        written.buffer.flush(LSN(0))
+        assert faulty.faults[fault] == lsn // 100
+    faulty.fault = lambda _: None
+    # The first brings its relation, too.
+    assert rows_of(uri) == [100] * 4 + [200] * 3
+
+
+def test_a_commit_is_one_put(faulty, other_lake):
+    uri = f"{other_lake}/public/t"
+    append_delta(uri, pa.table({"a": [1]}))
+    faulty.asked.clear()
+    assert put_commit(uri, 1, {"operation": "test"}, [])
+    assert [(asked.method, times) for asked, times in faulty.asked.items()] == [("PUT", 1)]
+    assert not put_commit(uri, 1, {"operation": "test"}, [])
+
+
+@pytest.mark.parametrize("rows", [1_000, 3_000_000])
+def test_files_are_written_and_read_small_and_large(rows, other_lake):
+    """In one request, and in many."""
+    table = pa.table({"a": pa.array(range(rows), pa.int64())})
+    filesystem, root = open_storage(other_lake)
+    path = f"{root}/public/t/x.parquet"
+    with Output(filesystem, path, table.nbytes) as file:
+        pq.write_table(table, file.stream, compression="none", use_dictionary=False)
+        size = file.tell()
+    with open_file(filesystem, path, size) as source:
+        assert pq.read_table(source).equals(table)
+    assert read_range(filesystem, path, 0, 4) == b"PAR1"
+    assert filesystem.get_file_info(path).size == size
+    with pytest.raises(FileNotFoundError):
+        read_range(filesystem, f"{path}.gone", 0, 4)
+
+
+def test_files_that_are_gone_are_deleted_none_the_less(other_lake):
+    filesystem, root = open_storage(other_lake)
+    paths = [f"{root}/t/{number}" for number in range(5)]
+    for path in paths[1:4]:
+        with Output(filesystem, path, 1) as file:
+            file.stream.write(b"x")
+    delete_files(filesystem, paths)
+    delete_files(filesystem, paths[:1])
+    assert not filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
+
+
+def test_what_is_dropped_is_gone_with_all_that_is_below_it(other_lake):
+    for name in ("t", "t2"):
+        append_delta(f"{other_lake}/public/{name}", pa.table({"a": [1]}))
+    assert drop_lake_tables(other_lake, [TableName("public", "t")]) == [TableName("public", "t")]
+    assert drop_lake_tables(other_lake, [TableName("public", "t")]) == []
+    filesystem, root = open_storage(other_lake)
+    left = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    assert {info.path.split("/")[4] for info in left if info.is_file} == {"t2"}
+    assert not has_delta(f"{other_lake}/public/t")
+    assert has_delta(f"{other_lake}/public/t2")
+
+
+@ON_AZURE
+def test_anybody_reads_the_tables(other_lake):
+    """deltalake as it is, with the environment that a user's own program has. (One of Google's emulators it
+    would not ask without a token.)"""
+    uri = f"{other_lake}/public/t"
+    append_delta(uri, pa.table({"a": [1, 2]}))
+    found = DeltaTable(uri, storage_options={"allow_http": "true"}).to_pyarrow_table()
+    assert found.num_rows == 2
+
+
+def refused(lake: str, kind: type[LakeError] = LakeError) -> str:
+    with pytest.raises(kind) as caught:
+        check_store(lake)
+    assert type(caught.value) is kind
+    assert caught.value.hint
+    return caught.value.message.removeprefix(f"{lake}: ")
+
+
+def test_a_store_that_can_be_used_keeps_nothing_of_the_question(other_lake):
+    check_store(other_lake)
+    filesystem, root = open_storage(other_lake)
+    assert not filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
+
+
+def test_a_bucket_that_is_not_there(other_lake):
+    assert refused(other_lake.replace("://lakes", "://nobodys")) == "there is no such bucket"
+
+
+@ON_AZURE
+def test_a_key_that_is_not_the_accounts(other_lake, monkeypatch):
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "d3Jvbmc=")
+    said = refused(other_lake)
+    assert said.startswith("the store does not take the key or the token")
+    assert "d3Jvbmc" not in said
+
+
+def test_a_store_that_is_away(faulty, other_lake):
+    faulty.close()
+    assert refused(other_lake, LakeUnavailableError) == "the store cannot be reached"
+
+
+@ON_GOOGLE
+def test_a_service_accounts_key_is_followed_by_all_three_libraries(faulty, other_lake, monkeypatch):
+    """Arrow takes it from a file only: once it has been read there is none, nor a trace of it."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/of/the/host")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", service_account_key())
+    check_store(other_lake)
+    append_delta(f"{other_lake}/public/t", pa.table({"a": [1]}))
+    filesystem, root = open_storage(other_lake)
+    assert filesystem.get_file_info(f"{root}/public/t").type == fs.FileType.Directory
+    assert faulty.named == {("gl-cpp", "Bearer"), ("object_store", "Bearer")}
+    assert os.environ["GOOGLE_APPLICATION_CREDENTIALS"] == "/of/the/host"
+
+
+def service_account_key() -> str:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    told = {"client_email": "writer@shop.iam.gserviceaccount.com", "private_key_id": "1", "client_id": "1"}
+    return json.dumps({"type": "service_account", "private_key": pem.decode(), "project_id": "shop", **told})

@@ -1,0 +1,128 @@
+"""Servers that speak the storage of Google and of Azure, emulators of them, with a bucket each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from pyarrow import fs
+
+from demo.server_process import ServerProcess
+from tests.support.s3 import BUCKET, REQUIRED
+
+_ROOT = Path(__file__).resolve().parents[2]
+# https://learn.microsoft.com/azure/storage/common/storage-use-azurite#well-known-storage-account-and-key
+ACCOUNT = "devstoreaccount1"
+_ACCOUNTS_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+class StoreServer(ServerProcess):
+    """`lake`: where all its lakes lie."""
+
+    lake = ""
+    # An answer may keep its line open.
+    stop_s = 1.0
+    program = Path()
+    script = ""
+
+    def environment_of(self, port: int) -> dict[str, str]:
+        """What a client's environment says of the store behind a port of this host."""
+        raise NotImplementedError
+
+    @property
+    def is_there(self) -> bool:
+        return self.program.exists()
+
+    def make_bucket(self) -> None:
+        raise NotImplementedError
+
+    def new_lake(self) -> str:
+        """The URI of a lake that nobody has written to."""
+        return f"{self.lake}/{uuid.uuid4().hex[:12]}/lake"
+
+
+class GoogleServer(StoreServer):
+    """fake-gcs-server, with what object_store asks for beside."""
+
+    name, script = "the server that speaks Google's storage", "setup/gcs_server.sh"
+    lake = f"gs://{BUCKET}"
+    program = _ROOT / ".gcs_server" / "gcs_server"
+
+    def environment_of(self, port: int) -> dict[str, str]:
+        return {"GOOGLE_BASE_URL": f"http://127.0.0.1:{port}"}
+
+    def make_bucket(self) -> None:
+        (self.folder / "data" / BUCKET).mkdir(parents=True, exist_ok=True)
+
+    def prepare(self) -> None:
+        self.make_bucket()
+
+    def command(self) -> list[str]:
+        return [str(self.program), "-address", f"127.0.0.1:{self.port}", "-folder", str(self.folder / "data")]
+
+    def answers(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}/storage/v1/b")
+
+
+class AzureServer(StoreServer):
+    """Azurite."""
+
+    name, script = "Azurite", "setup/azurite.sh"
+    lake = f"abfss://{BUCKET}@{ACCOUNT}.dfs.core.windows.net"
+    program = _ROOT / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
+
+    def environment_of(self, port: int) -> dict[str, str]:
+        return {
+            "AZURE_STORAGE_ENDPOINT": f"http://127.0.0.1:{port}/{ACCOUNT}",
+            "AZURE_STORAGE_ACCOUNT_KEY": _ACCOUNTS_KEY,
+        }
+
+    def make_bucket(self) -> None:
+        authority = f"127.0.0.1:{self.port}"
+        kinds = {f"{kind}_storage_authority": authority for kind in ("blob", "dfs")}
+        schemes = {f"{kind}_storage_scheme": "http" for kind in ("blob", "dfs")}
+        fs.AzureFileSystem(ACCOUNT, account_key=_ACCOUNTS_KEY, **kinds, **schemes).create_dir(BUCKET)
+
+    def command(self) -> list[str]:
+        own = _ROOT / ".azurite" / "node" / "bin"
+        node = shutil.which("node", path=f"{own}{os.pathsep}{os.environ['PATH']}") or "node"
+        listening = ["--blobHost", "127.0.0.1", "--blobPort", str(self.port), "--silent"]
+        return [node, str(self.program), *listening, "--skipApiVersionCheck", "--location", str(self.folder)]
+
+    def environment(self) -> Mapping[str, str]:
+        return {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
+
+    def answers(self) -> bool:
+        return _answers(f"http://127.0.0.1:{self.port}/{ACCOUNT}?comp=list")
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urlopen(Request(url), timeout=1):
+            return True
+    except OSError as error:
+        return hasattr(error, "code")
+
+
+@contextmanager
+def running_store(kind: type[StoreServer]) -> Iterator[StoreServer]:
+    """With the bucket. Skips the test where the server is not there, unless it is required."""
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-store-") as folder:
+        server = kind(Path(folder))
+        why = f"needs {server.name}: sh {server.script}"
+        if not server.is_there:
+            assert not os.environ.get(REQUIRED), why
+            pytest.skip(why)
+        server.start()
+        server.make_bucket()
+        try:
+            yield server
+        finally:
+            server.stop()
