@@ -32,6 +32,8 @@ from airflow_provider_pgrepl.replication.app.status.text import to_json, to_text
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.json_lines import json_lines
 from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql
+from airflow_provider_pgrepl.replication.lake.unity_catalog import register_in_unity
+from airflow_provider_pgrepl.replication.lake.unity_server import TOKEN_VARIABLE
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger, event_trigger_sql
 from airflow_provider_pgrepl.replication.text_file import read_text
@@ -126,8 +128,17 @@ def _check_migration(pipeline: Pipeline, arguments: Arguments) -> int:
     return _report(check_migration(process.source_dsn(), pipeline, sql), arguments)
 
 
-def _catalog(pipeline: Pipeline, _: Arguments) -> int:
-    return _say(*catalog_sql(pipeline))
+def _catalog(pipeline: Pipeline, arguments: Arguments) -> int:
+    url, catalog = arguments.unity, arguments.unity_catalog
+    if url is None and catalog is None:
+        return _say(*catalog_sql(pipeline))
+    if url is None or catalog is None:
+        raise ConfigError(
+            "to register in Unity Catalog, its address and a catalog of it are needed",
+            "give both: --unity http://localhost:8080 --unity-catalog NAME",
+        )
+    names = register_in_unity(pipeline, url, catalog, os.environ.get(TOKEN_VARIABLE))
+    return _say(*sorted(names.values()))
 
 
 def _event_trigger_sql(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -224,6 +235,16 @@ _AFTER = _Option(
     },
 )
 _FOLLOW = _Option("--follow", {"action": "store_true", "help": "go on with what comes, until Ctrl-C"})
+_UNITY = _Option(
+    "--unity",
+    {
+        "metavar": "URL",
+        "help": f"register them in Unity Catalog there (token: {TOKEN_VARIABLE}), and print their names",
+    },
+)
+_UNITY_CATALOG = _Option(
+    "--unity-catalog", {"metavar": "NAME", "help": "the catalog of it, which must be there"}
+)
 _REMOVE = _Option("--remove", {"action": "store_true", "help": "the SQL that takes it away again"})
 
 COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
@@ -243,7 +264,12 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[_Option, ...]], ...] = (
     ("changes", "print changes as lines of JSON", _changes, (_SOME_TABLES, _AFTER, _FOLLOW)),
     ("drift", "compare the tables with the catalog as it is now", _drift, (_LOOK_ONLY, _JSON)),
     ("check-migration", "say what SQL would do to a pipeline", _check_migration, (_MIGRATION, _JSON)),
-    ("catalog", "print the SQL that registers lake tables where readers look", _catalog, ()),
+    (
+        "catalog",
+        "print the SQL that registers lake tables where readers look, or register them in Unity Catalog",
+        _catalog,
+        (_UNITY, _UNITY_CATALOG),
+    ),
     (
         "event-trigger-sql",
         "print what a superuser runs once",

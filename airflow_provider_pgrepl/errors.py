@@ -249,7 +249,7 @@ class LakeError(PgReplError):
 
 
 class LakeUnavailableError(LakeError):
-    """The lake's storage refuses just now: full, or out of reach."""
+    """The lake's storage, or a catalog of its tables, refuses just now: full, or out of reach."""
 
     retry = Retry.TIMED
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from itertools import dropwhile
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.catalog_names import CatalogNames
@@ -44,6 +45,19 @@ class CatalogEntry:
     def location(self) -> str:
         """As Spark names the place."""
         return hadoop_uri(self.uri) if is_object_store(self.uri) else f"file://{self.uri}"
+
+    @property
+    def url(self) -> str:
+        """As catalogs name the place that take nothing but URLs: in a store by Delta's scheme."""
+        return self.uri if is_object_store(self.uri) else f"file://{quote(self.uri)}"
+
+    def is_at(self, location: str) -> bool:
+        """Whether a catalog means this place. Spark writes a local one with one slash or three, and a store's
+        by whatever scheme it was told; others encode what URLs cannot hold."""
+        if not location.startswith("file:"):
+            return canonical(location) == canonical(self.location)
+        path = "/" + location.removeprefix("file:").strip("/")
+        return self.uri in (path, unquote(path))
 
 
 def catalog_entries(pipeline: Pipeline) -> tuple[list[CatalogEntry], list[str]]:
@@ -111,12 +125,14 @@ def register_tables(spark: SparkSession, pipeline: Pipeline) -> dict[str, str]:
         else:
             _create(spark, entry)
     if faults:
-        raise LakeError(
-            f"not registered: {'; '.join(faults)}",
-            "have target_database or target_table tell them apart, or name one in target_tables; all others"
-            " are registered",
-        )
+        raise names_taken(faults)
     return {entry.uri: f"{entry.database}.{entry.table}" for entry in entries}
+
+
+def names_taken(faults: list[str], hint: str = "") -> LakeError:
+    """Of tables that were not registered, each in words. `hint`: where it is not their names."""
+    names = "have target_database or target_table tell them apart, or name one in target_tables"
+    return LakeError(f"not registered: {'; '.join(faults)}", f"{hint or names}; all others are registered")
 
 
 def _create(spark: SparkSession, entry: CatalogEntry) -> None:
@@ -133,16 +149,9 @@ def _other_place(spark: SparkSession, entry: CatalogEntry) -> list[str]:
     # Its columns come first, of which one may be called as what is looked for.
     details = dropwhile(lambda row: row["col_name"] != _DETAILS, rows)
     found = next((str(row["data_type"]) for row in details if row["col_name"] == "Location"), "")
-    if _place(found) == _place(entry.location):
+    if entry.is_at(found):
         return []
     return [f"{entry.database}.{entry.table} stands for another place: {found or 'none'}"]
-
-
-def _place(location: str) -> str:
-    """Spark writes a local one with one slash or three, and a store's by whatever scheme it was told."""
-    if location.startswith("file:"):
-        return "/" + location.removeprefix("file:").strip("/")
-    return canonical(location)
 
 
 def _text(text: str) -> str:

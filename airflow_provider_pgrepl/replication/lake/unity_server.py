@@ -1,0 +1,196 @@
+"""A server of Unity Catalog, spoken to over its REST API, with Python's standard library alone.
+
+Source: api/all.yaml and ErrorCode.java of https://github.com/unitycatalog/unitycatalog at 0.6.0.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, LakeUnavailableError, one_line
+
+TOKEN_VARIABLE = "UNITY_CATALOG_TOKEN"  # noqa: S105 - where it is found
+
+Answer = dict[str, Any]
+_API = "/api/2.1/unity-catalog"
+_TIMEOUT_S = 60
+_MOST_SAID = 300
+_RIGHTS = (
+    "grant the token's user USE CATALOG and CREATE SCHEMA on the catalog, USE SCHEMA and CREATE TABLE on its"
+    " schemas, and CREATE EXTERNAL TABLE on the lake's external location"
+)
+_TOKEN = re.compile(r"[!-~]+")
+_MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+
+class UnityRefusalError(LakeError):
+    """The server took a request for what it is, and does not do it. `code`: its own word for why."""
+
+    def __init__(self, message: str, hint: str = "", code: str = "") -> None:
+        super().__init__(message, hint)
+        self.code = code
+
+
+class UnityTroubleError(LakeUnavailableError):
+    """The server answers that it is in trouble."""
+
+    def __init__(self, message: str, hint: str = "", status: int = 0) -> None:
+        super().__init__(message, hint)
+        self.status = status
+
+
+class UnityServer:
+    """One server, and the token that it knows us by; None where it asks for none."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        """Raises ConfigError for what is no URL of a server, and for a token that cannot be sent."""
+        self.url = _checked_url(url)
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise ConfigError(
+                "the token of Unity Catalog is empty, or has characters that a token cannot have",
+                f"look for a line's end in {TOKEN_VARIABLE}, or unset it for a server without logins",
+            )
+        self._token = token
+        self._opener = build_opener(_NoRedirect)
+
+    def find(self, kind: str, name: str) -> Answer | None:
+        """A catalog, schema or table by its full name; None when there is none. Raises as `_ask` does."""
+        try:
+            return self._ask("GET", f"{kind}/{quote(name)}")
+        except UnityRefusalError as error:
+            if error.code.endswith("NOT_FOUND"):
+                return None
+            raise
+
+    def create(self, kind: str, what: Answer) -> None:
+        """Raises as `_ask` does."""
+        self._ask("POST", kind, what)
+
+    def has_delta_api(self, catalog: str) -> bool:
+        """Whether tables can be changed, as from 0.5 on. Raises LakeUnavailableError."""
+        asked = urlencode({"catalog": catalog, "protocol-versions": "1.0"})
+        try:
+            return "endpoints" in self._ask("GET", f"delta/v1/config?{asked}")
+        except UnityTroubleError as error:
+            # A server with logins answers so to a path that it does not know.
+            if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+                raise
+        except LakeUnavailableError:
+            raise
+        except LakeError:
+            pass
+        return False
+
+    def change(self, catalog: str, schema: str, table: str, changes: Answer) -> None:
+        """By the server's Delta API. Raises as `_ask` does."""
+        path = "/".join(map(quote, (catalog, "schemas", schema, "tables", table)))
+        self._ask("POST", f"delta/v1/catalogs/{path}", changes)
+
+    def delete(self, kind: str, name: str) -> None:
+        """Raises as `_ask` does."""
+        self._ask("DELETE", f"{kind}/{quote(name)}")
+
+    def _ask(self, method: str, path: str, body: Answer | None = None) -> Answer:
+        """Raises UnityRefusalError for a request that the server refuses, LakeUnavailableError when it cannot
+        be reached or is in trouble, LakeError when it knows no such token, or is no Unity Catalog."""
+        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
+        content = None if body is None else json.dumps(body).encode()
+        request = Request(f"{self.url}{_API}/{path}", content, headers, method=method)  # noqa: S310 - checked
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                content = answer.read()
+        except HTTPError as error:
+            with error:
+                raise self._refusal(error) from None
+        except (OSError, HTTPException) as error:
+            raise LakeUnavailableError(
+                f"Unity Catalog at {self.url} cannot be reached: {self._plain(str(error))}",
+                "look whether its server runs there, and whether this host may connect to it",
+            ) from None
+        # A deletion is answered with null, with nothing or with words, by the server's version.
+        return {} if method == "DELETE" else self._read(content)
+
+    def _read(self, content: bytes) -> Answer:
+        try:
+            answer = json.loads(content)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._no_catalog("")
+        return answer
+
+    def _no_catalog(self, status: str) -> LakeError:
+        return LakeError(
+            f"what answers at {self.url} is not Unity Catalog{status}",
+            "give the server's own address, as http://localhost:8080",
+        )
+
+    def _refusal(self, error: HTTPError) -> LakeError:
+        said, code = self._said(error)
+        if error.code == HTTPStatus.UNAUTHORIZED:
+            return LakeError(
+                f"Unity Catalog at {self.url} knows no such token{said}"
+                if self._token
+                else f"Unity Catalog at {self.url} asks for a token{said}",
+                f"set {TOKEN_VARIABLE} to one that is valid",
+            )
+        if error.code == HTTPStatus.FORBIDDEN:
+            return UnityRefusalError(f"Unity Catalog at {self.url} does not allow it{said}", _RIGHTS, code)
+        if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR or error.code in _MAY_PASS:
+            return UnityTroubleError(
+                f"Unity Catalog at {self.url} is in trouble: status {error.code}{said}",
+                "its own log says why; then run the same again",
+                error.code,
+            )
+        if not code:
+            return self._no_catalog(f": status {error.code}")
+        return UnityRefusalError(f"Unity Catalog at {self.url} refuses: status {error.code}{said}", code=code)
+
+    def _said(self, error: HTTPError) -> tuple[str, str]:
+        """The server's words, to be put behind ours, and its code."""
+        try:
+            answer = json.loads(error.read())
+            # The Delta API has a form of its own.
+            one = answer.get("error", answer)
+            said, code = str(one["message"]), str(one["type"] if "error" in answer else one["error_code"])
+        except (OSError, HTTPException, ValueError, TypeError, KeyError, AttributeError):
+            return "", ""
+        return f": {self._plain(said)}", code
+
+    def _plain(self, text: str) -> str:
+        text = text.replace(self._token, "***") if self._token else text
+        return one_line(text[:_MOST_SAID])
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """urllib sends a token along to wherever it is sent."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        known = False
+    if not known or parts.query or parts.fragment:
+        raise ConfigError(
+            "the address of Unity Catalog is no URL of a server", "give it as http://localhost:8080"
+        )
+    if "@" in parts.netloc:
+        raise ConfigError(
+            "the address of Unity Catalog holds a login, which others can read there",
+            f"leave it out, and set {TOKEN_VARIABLE}",
+        )
+    return url.rstrip("/").removesuffix(_API)
