@@ -20,13 +20,16 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
+from airflow_provider_pgrepl.replication.lake.delta.comments import commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -70,12 +73,16 @@ class SnapshotCopy:
         self._place = None if watching is None else EffectiveFrom(self._position, watching)
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
+        self._comments: dict[int, Comments] = {}
 
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
         when all that were under way have been recorded."""
         found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
         relations = {relation.table: relation for relation in found}
+        self._comments = read_comments(
+            self._keeper.connection, [relation.oid for relation in relations.values()]
+        )
         plans = {table: self._plan(relation) for table, relation in relations.items()}
         return copy_tables(
             list(relations),
@@ -141,8 +148,9 @@ class SnapshotCopy:
             self._versions[history_key(relation.table)] = end_all_versions(
                 relation, self._pipeline, *self._moment
             )
-        self._versions[str(relation.table)] = commit_snapshot(
-            f"{lake_root}/{relation.table.path}",
+        uri = f"{lake_root}/{relation.table.path}"
+        commit_snapshot(
+            uri,
             lake_schema(relation, choices),
             files,
             self._position,
@@ -151,6 +159,14 @@ class SnapshotCopy:
             self._exported.exported_at,
             record.version,
         )
+        table = open_table(uri)
+        commit_comments(
+            table,
+            app_id(self._pipeline.name, self._record.epoch),
+            self._position,
+            self._comments.get(relation.oid, Comments()),
+        )
+        self._versions[str(relation.table)] = int(table.version())
         rows = sum(file.rows for file in files)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
         return int(rows)

@@ -159,7 +159,11 @@ def _joined(held: pa.Schema, wanted: pa.Schema) -> pa.Schema:
     """The columns that are there, in their order and in the types that they get, then those that come."""
     types = {field.name: field.type for field in wanted}
     names = [*held.names, *(name for name in wanted.names if name not in held.names)]
-    return pa.schema([(name, types.get(name) or held.field(name).type) for name in names])
+    # With what is said of each column.
+    about = {field.name: field.metadata for field in held}
+    return pa.schema(
+        [pa.field(name, types.get(name) or held.field(name).type, metadata=about.get(name)) for name in names]
+    )
 
 
 def _is_widened(held: pa.Schema, schema: pa.Schema) -> bool:

@@ -1,0 +1,78 @@
+"""Comments come along from PostgreSQL, stay when the table evolves, and are of now after a resnapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_pgrepl.replication.source.catalog.comments import MOST_CHARACTERS
+from airflow_provider_pgrepl.replication.storage import open_delta
+from tests.support.in_process import InProcess
+from tests.support.replicated import execute
+
+TABLE = "public.orders"
+ODD = "über 'alles', \"quoted\"\n{} %s €"
+
+
+@pytest.fixture
+def replicated(spark, dsn: str, tmp_path: Path) -> InProcess:
+    execute(
+        dsn,
+        'create table orders (id int primary key, state text, gone text, hidden text, "a\'b" int)',
+        "alter table orders drop column gone",
+        "insert into orders values (1, 'new', 'x', 7)",
+        "comment on table orders is 'What was bought'",
+        "comment on column orders.id is 'A number'",
+        f"comment on column orders.\"a'b\" is '{ODD.replace(chr(39), chr(39) * 2)}'",
+        "comment on column orders.hidden is 'told to nobody'",
+        "create table plain (id int primary key)",
+    )
+    found = InProcess(spark, dsn, tmp_path, (TABLE, "public.plain"), exclude_columns=(f"{TABLE}.hidden",))
+    found.snapshot()
+    return found
+
+
+def told(replicated: InProcess, table: str = TABLE) -> tuple[str, dict[str, str]]:
+    lake = open_delta(replicated.lake_path(table))
+    columns = {
+        field.name: field.metadata["comment"] for field in lake.schema().fields if "comment" in field.metadata
+    }
+    return lake.metadata().description or "", columns
+
+
+def test_a_snapshot_brings_them_and_commits_nothing_where_there_are_none(replicated):
+    assert told(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
+    assert "told to nobody" not in str(open_delta(replicated.lake_path(TABLE)).schema().to_json())
+    assert told(replicated, "public.plain") == ("", {})
+    assert open_delta(replicated.lake_path("public.plain")).version() == 0
+    replicated.assert_equal("public.plain")
+
+
+def test_they_stay_when_the_table_evolves_and_its_files_are_written_anew(replicated, dsn):
+    execute(
+        dsn,
+        "alter table orders add column note text",
+        "insert into orders values (2, 'paid', 'y', 8, 'n')",
+        "alter table orders add column more int not null default 5",
+        "insert into orders values (3, 'paid', 'y', 8, 'n', 6)",
+        "update orders set state = 'sent' where id = 1",
+    )
+    replicated.catch_up()
+    assert sorted(pa.table(replicated.lake_rows(TABLE)).column("more").to_pylist()) == [5, 5, 6]
+    assert told(replicated) == ("What was bought", {"id": "A number", "a'b": ODD})
+
+
+def test_a_resnapshot_takes_them_as_they_are_by_then(replicated, dsn):
+    execute(
+        dsn,
+        "comment on table orders is null",
+        "comment on column orders.id is null",
+        f"comment on column orders.state is '{'x' * (MOST_CHARACTERS + 1)}'",
+    )
+    replicated.take_anew(TABLE)
+    assert told(replicated) == ("", {"a'b": ODD, "state": "x" * (MOST_CHARACTERS - 1) + "…"})
+    execute(dsn, "update orders set state = 'sent'")
+    replicated.catch_up()
+    assert pa.table(replicated.lake_rows(TABLE)).column("state").to_pylist() == ["sent"]
