@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote
 
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.log import mask_secret
@@ -65,6 +66,10 @@ def lake_variables(pipeline: Pipeline) -> dict[str, str]:
     for name in _SECRETS:
         if name in given:
             mask_secret(given[name])
+    # A client may put the parts of a token in an order of its own.
+    for signature in parse_qs(given.get(AZURE_SAS, "")).get("sig", ()):
+        mask_secret(signature)
+        mask_secret(quote(signature, safe=""))
     return given
 
 

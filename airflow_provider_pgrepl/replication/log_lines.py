@@ -18,6 +18,8 @@ LEVEL_VARIABLE = "PGREPL_LOG_LEVEL"
 JSON = "json"
 
 _FOR_PEOPLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# Of a request that a token signs; a client's own text may tell it, and be in a traceback.
+_SIGNATURE = re.compile(r"\b(sig|signature|x-(?:amz|goog)-signature)=[^&\s\"']+", re.I)
 _OF_SPARK = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)", re.DOTALL)
 _AT_EVERY_START = ("WARNING: Using incubator modules", "Picked up JAVA_TOOL_OPTIONS")
 _LEVELS = {
@@ -43,10 +45,11 @@ class LogLine:
 
 
 class Printable(logging.Formatter):
-    """Names in a record are whatever their makers chose; nothing in it is for a terminal to obey."""
+    """Names in a record are whatever their makers chose; nothing in it is for a terminal to obey, and no
+    signature for anybody to use."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return escaped(super().format(record))
+        return escaped(_SIGNATURE.sub(r"\1=***", super().format(record)))
 
 
 class JsonLines(Printable):

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 
+import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -32,11 +33,12 @@ from airflow_provider_pgrepl.replication.storage import (
     read_commit,
     read_range,
 )
+from airflow_provider_pgrepl.replication.storage.object_store import store_behind
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 from tests.integration.test_object_store import race, rows_of
 from tests.support.changelogs import Written, epoch_record
 from tests.support.faulty_store import FaultyStore, faulty_store
-from tests.support.stores import AzureServer, GoogleServer, StoreServer
+from tests.support.stores import AzureServer, GoogleServer, StoreServer, shared_access
 
 ROUNDS = 100
 ON_GOOGLE = pytest.mark.parametrize("other_store", [GoogleServer], ids=["google"], indirect=True)
@@ -125,6 +127,9 @@ def test_what_is_dropped_is_gone_with_all_that_is_below_it(other_lake):
     filesystem, root = open_storage(other_lake)
     left = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
     assert {info.path.split("/")[4] for info in left if info.is_file} == {"t2"}
+    store, below = store_behind(filesystem), root.partition("/")[2]
+    names = [one["path"] for listed in obstore.list(store, below) for one in listed]
+    assert all(name.startswith(f"{below}/public/t2/") for name in names), names
     assert not has_delta(f"{other_lake}/public/t")
     assert has_delta(f"{other_lake}/public/t2")
 
@@ -163,6 +168,19 @@ def test_a_key_that_is_not_the_accounts(other_lake, monkeypatch):
     said = refused(other_lake)
     assert said.startswith("the store does not take the key or the token")
     assert "d3Jvbmc" not in said
+
+
+@ON_AZURE
+@pytest.mark.parametrize("begin", ["", "?"])
+def test_a_shared_access_signature_opens_the_container(begin, other_lake, monkeypatch):
+    """In all three libraries; one that lacks a right is denied."""
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", begin + shared_access("racwdl"))
+    check_store(other_lake)
+    append_delta(f"{other_lake}/public/t", pa.table({"a": [1]}))
+    assert drop_lake_tables(other_lake, [TableName("public", "t")])
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", shared_access("rl"))
+    assert refused(other_lake) == "the store denies access"
 
 
 def test_a_store_that_is_away(faulty, other_lake):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import os
 import shutil
 import tempfile
@@ -9,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
@@ -101,6 +104,15 @@ class AzureServer(StoreServer):
 
     def answers(self) -> bool:
         return _answers(f"http://127.0.0.1:{self.port}/{ACCOUNT}?comp=list")
+
+
+def shared_access(rights: str) -> str:
+    """A token for all of the account: https://learn.microsoft.com/rest/api/storageservices/create-account-sas"""
+    said = {"sv": "2024-11-04", "ss": "b", "srt": "sco", "sp": rights, "se": "2099-01-01T00:00:00Z"}
+    signed = [ACCOUNT, rights, said["ss"], said["srt"], "", said["se"], "", "", said["sv"], "", ""]
+    key = base64.b64decode(_ACCOUNTS_KEY)
+    signature = hmac.digest(key, "\n".join(signed).encode(), "sha256")
+    return urlencode(said | {"sig": base64.b64encode(signature).decode()})
 
 
 def _answers(url: str) -> bool:

@@ -71,3 +71,21 @@ def test_what_others_write_keeps_its_level_and_loses_its_time(line: str, expecte
 @pytest.mark.parametrize(("name", "wanted"), [("", 20), ("DEBUG", 10), ("warning", 30), ("nonsense", 20)])
 def test_a_level_is_named(name: str, wanted: int) -> None:
     assert level(name) == wanted
+
+
+@pytest.mark.parametrize("form", [JSON, ""])
+def test_what_signs_a_request_is_not_told(form: str) -> None:
+    """A store's client has it in its errors' texts."""
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter(form))
+    logger = logging.Logger("somewhere")
+    logger.addHandler(handler)
+    try:
+        raise OSError(
+            "failed: https://a/x?se=2099&sig=SECRET%3D&sp=rl Azure Error: [] 500"
+        )
+    except OSError:
+        logger.exception("GET x?X-Amz-Signature=SECRET&a=1")
+    assert "SECRET" not in stream.getvalue()
+    assert "sig=***&sp=rl Azure Error" in stream.getvalue()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.replication.storage import durable
@@ -33,8 +36,20 @@ class Checkpoints:
 
     def _write(self, version: int) -> None:
         """Of this very version: a newer one may not be on the disk, and be set aside."""
-        try:
-            open_delta(self._uri, version).create_checkpoint()
-            durable.flush_checkpoint(self._uri, version)
-        except (DeltaError, OSError) as error:
-            log.warning("%s: no checkpoint could be written: %s", self._uri, type(error).__name__)
+        with _told(self._uri):
+            write_checkpoint(open_delta(self._uri, version))
+
+
+def write_checkpoint(table: DeltaTable) -> None:
+    """Of the version where the handle stands, which is on the disk. What is committed stays so without."""
+    with _told(table.table_uri):
+        table.create_checkpoint()
+        durable.flush_checkpoint(table.table_uri, table.version())
+
+
+@contextmanager
+def _told(uri: str) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaError, OSError) as error:
+        log.warning("%s: no checkpoint could be written: %s", uri, type(error).__name__)

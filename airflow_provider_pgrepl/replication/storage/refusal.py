@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,10 +51,16 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
         )
     if fault := fault_of(error):
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
-    reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
     return LakeUnavailableError(
-        f"{doing}: {reason}", "may the process write there, can the storage be reached?"
+        f"{doing}: {_reason(error)}", "may the process write there, can the storage be reached?"
     )
+
+
+def _reason(error: BaseException) -> str:
+    """Arrow's errors have a store's whole answer where others have the system's word."""
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return type(error).__name__
 
 
 @contextmanager
@@ -62,11 +69,14 @@ def storage_errors(place: str) -> Iterator[None]:
     try:
         yield
     except _FORBIDDEN as error:
+        if fault_of(error):
+            raise refusal(f"cannot write under {place}", error) from None
+        # A store's client may tell the request in its text, with the token that signs it.
         raise LakeError(
-            f"cannot write under {place}: {error}", "check the rights, and that it is a directory"
-        ) from error
+            f"cannot write under {place}: {_reason(error)}", "check the rights, and that it is a directory"
+        ) from None
     except OSError as error:
-        raise refusal(f"cannot write under {place}", error) from error
+        raise refusal(f"cannot write under {place}", error) from None
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake_location import place_in_store
+from airflow_provider_pgrepl.replication.storage import objects
+from airflow_provider_pgrepl.replication.storage.filesystem import open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import access_to, open_store
 from airflow_provider_pgrepl.replication.storage.store_faults import (
     NO_CONDITIONS,
@@ -39,7 +41,8 @@ def check_store(lake_root: str) -> None:
     place = place_in_store(lake_root)
     if place is None:
         return
-    path = f"{place.key}/_pgrepl/probe-{uuid.uuid4().hex}"
+    name = f"_pgrepl/probe-{uuid.uuid4().hex}"
+    path = f"{place.key}/{name}"
     failed: Exception | None = None
     try:
         store = open_store(access_to(place), _PATIENCE)
@@ -47,7 +50,8 @@ def check_store(lake_root: str) -> None:
         try:
             is_refused = _is_refused(store, path)
         finally:
-            obstore.delete(store, path)
+            filesystem, root = open_storage(lake_root)
+            objects.delete(filesystem, [f"{root}/{name}"])
     except (BaseError, OSError) as error:
         failed = error
     if failed is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -29,7 +28,6 @@ from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, live_files
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
-    added,
     commit_actions,
     removed,
 )
@@ -41,6 +39,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
+    added_action,
     can_commit,
     commit_token,
     committing,
@@ -139,7 +138,7 @@ def commit_files(
     table: DeltaTable, app: str, position: LSN, files: Sequence[WrittenFile], properties: CommitProperties
 ) -> None:
     """Append the rows of files and move the position, in one commit. Raises what `fenced` does."""
-    adds = [add_action(file) for file in files]
+    adds = [file.add_action() for file in files]
     narrow_bounds(table, app, bounded(files, pa.schema(table.schema().to_arrow())))
     fenced(table, app, position, lambda: _add_files(table, adds, "append", table.schema(), properties))
 
@@ -153,7 +152,7 @@ def replace_files(
     properties: CommitProperties,
 ) -> None:
     """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
-    adds = [add_action(file) for file in files]
+    adds = [file.add_action() for file in files]
     with_bounds = bounded(files, schema)
     allow_timestamp_without_tz(table, schema)
     narrow_bounds(table, app, with_bounds)
@@ -161,14 +160,14 @@ def replace_files(
     if table.metadata().partition_columns == partition_columns(schema):
         replace = partial(_add_files, table, adds, "overwrite", delta_schema, properties)
     else:
-        replace = partial(_repartition, table, files, schema, properties)
+        replace = partial(_repartition, table, adds, schema, properties)
     fenced(table, app, position, replace)
     if declared_columns(table) != with_bounds:
         _declare_bounds(table, app, with_bounds)
 
 
 def _repartition(
-    table: DeltaTable, files: Sequence[WrittenFile], schema: pa.Schema, properties: CommitProperties
+    table: DeltaTable, adds: Sequence[AddAction], schema: pa.Schema, properties: CommitProperties
 ) -> None:
     """deltalake's overwrite leaves a table partitioned as it was, and says nothing."""
     if not can_commit(table):
@@ -179,7 +178,7 @@ def _repartition(
         )
     metadata = metadata_action(table, {}, Schema.from_arrow(schema), partition_columns(schema))
     gone = (removed(file) for file in live_files(table).values())
-    commit_actions(table, "WRITE", properties, [metadata, *gone, *map(added, files)])
+    commit_actions(table, "WRITE", properties, [metadata, *gone, *map(added_action, adds)])
 
 
 def _add_files(
@@ -267,15 +266,3 @@ def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:
         fields = (lake_type.field(index) for index in range(lake_type.num_fields))
         return any(_has_timestamp_without_tz(field.type) for field in fields)
     return bool(pa.types.is_timestamp(lake_type) and lake_type.tz is None)
-
-
-def add_action(file: WrittenFile) -> AddAction:
-    """The log's line for a file that comes."""
-    return AddAction(
-        path=file.path,
-        size=file.size,
-        partition_values=dict(file.partition_values),
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=file.stats_json,
-    )

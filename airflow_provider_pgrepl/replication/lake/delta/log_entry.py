@@ -6,20 +6,16 @@ that the table does not use (variantType), for which other readers then refuse i
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile
-from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.storage import durable, put_version, storage_errors
-
-log = logging.getLogger(__name__)
+from airflow_provider_pgrepl.replication.storage.checkpoints import write_checkpoint
 
 CHECKPOINT_EVERY, STORE_CHECKPOINT_EVERY = 100, 20
 """Versions, the first as deltalake has it for its own commits. Who opens a table reads each since then, in a
@@ -53,15 +49,7 @@ def commit_actions(
         durable.flush_commits(uri, version - 1, version, with_files=False)
     table.update_incremental()
     if version % (STORE_CHECKPOINT_EVERY if is_object_store(uri) else CHECKPOINT_EVERY) == 0:
-        _checkpoint(table)
-
-
-def _checkpoint(table: DeltaTable) -> None:
-    """What has been committed stays so without; maintenance writes the checkpoint then."""
-    try:
-        table.create_checkpoint()
-    except (DeltaError, OSError) as error:
-        log.warning("%s: no checkpoint could be written: %s", table.table_uri, type(error).__name__)
+        write_checkpoint(table)
 
 
 def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
@@ -76,19 +64,5 @@ def removed(file: LiveFile, *, changes_data: bool = True) -> dict[str, Any]:
             "partitionValues": file.action["partitionValues"],
             "size": file.size,
             **({} if vector is None else {"deletionVector": vector.to_action()}),
-        }
-    }
-
-
-def added(file: WrittenFile, *, changes_data: bool = True) -> dict[str, Any]:
-    """The log's line for a file that comes."""
-    return {
-        "add": {
-            "path": file.path,
-            "partitionValues": dict(file.partition_values),
-            "size": file.size,
-            "modificationTime": int(time.time() * 1000),
-            "dataChange": changes_data,
-            "stats": file.stats_json,
         }
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.replication.lake.delta.statistics import (
     columns_with_statistics,
@@ -47,6 +49,17 @@ class WrittenFile:
     rows: int
     stats_json: str
     partition_values: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+
+    def add_action(self, *, changes_data: bool = True) -> AddAction:
+        """The log's line for a file that comes."""
+        return AddAction(
+            path=self.path,
+            size=self.size,
+            partition_values=dict(self.partition_values),
+            modification_time=int(time.time() * 1000),
+            data_change=changes_data,
+            stats=self.stats_json,
+        )
 
 
 class ParquetFiles:

@@ -18,7 +18,6 @@ from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
     declaration,
 )
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
-    add_action,
     bounded,
     commit_properties,
     replace_files,
@@ -98,7 +97,7 @@ def create_table(
             schema,
             {**_TABLE_PROPERTIES, **(_STORE_PROPERTIES if is_object_store(uri) else {}), **bounds},
             properties,
-            files=[add_action(file) for file in files],
+            files=[file.add_action() for file in files],
             partition_by=partition_columns(schema),
         )
     except (DeltaError, OSError) as error:

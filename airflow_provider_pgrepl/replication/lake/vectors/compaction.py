@@ -26,7 +26,6 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
-    added,
     check_version,
     commit_actions,
     removed,
@@ -39,6 +38,7 @@ from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import has_vectors, without_vectors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
+    added_action,
     can_commit,
     durable,
     storage_errors,
@@ -162,7 +162,7 @@ def _rewrite(
     actions = [
         *more(),
         *(removed(rows.files[number], changes_data=False) for number in chosen),
-        *(added(file, changes_data=False) for file in written),
+        *(added_action(file.add_action(changes_data=False)) for file in written),
     ]
     properties = commit_properties(app, position, "compaction")
     commit = partial(commit_actions, table, "OPTIMIZE", properties, actions)

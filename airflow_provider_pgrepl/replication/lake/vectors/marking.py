@@ -24,7 +24,6 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     VersionTakenError,
-    added,
     check_version,
     commit_actions,
     removed,
@@ -34,6 +33,7 @@ from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
     Output,
+    added_action,
     durable,
     metadata_action,
     open_storage,
@@ -143,7 +143,7 @@ def _replace(
         raise VersionTakenError
     narrow_bounds(table, app, bounded(files, rows.schema))
     check_version(table, rows.version)
-    actions = [*replacing, *map(added, files)]
+    actions = [*replacing, *(added_action(file.add_action()) for file in files)]
     commit = partial(commit_actions, table, "MERGE", properties, actions)
     fenced(table, app, position, commit, passing=(VersionTakenError,))
 

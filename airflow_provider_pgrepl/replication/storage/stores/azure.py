@@ -46,7 +46,7 @@ class AzureAccess(Access):
         return cls(place.bucket, url, place.account, tenant, client_id, key, "" if key else sas, secret)
 
     def filesystem(self) -> fs.FileSystem:
-        options: dict[str, Any] = said({"account_key": self.key, "sas_token": self.sas})
+        options: dict[str, Any] = said({"account_key": self.key, "sas_token": self.sas and f"?{self.sas}"})
         if self.secret:
             options |= {"tenant_id": self.tenant, "client_id": self.client, "client_secret": self.secret}
         elif self.client and not os.environ.get(AZURE_TOKEN_FILE):
@@ -54,10 +54,14 @@ class AzureAccess(Access):
             options |= {"client_id": self.client}
         if self.url:
             scheme, _, host = self.url.rpartition("://")
-            # Of an emulator the account is in the path, where Arrow puts it, too.
+            # The account is in an emulator's path, where Arrow puts it, too; else it is before the first dot.
             host = host.removesuffix(f"/{self.account}").removeprefix(self.account)
             for kind in ("blob", "dfs"):
-                options |= {f"{kind}_storage_authority": host, f"{kind}_storage_scheme": scheme or "https"}
+                authority = host.replace(".blob.", f".{kind}.", 1)
+                options |= {
+                    f"{kind}_storage_authority": authority,
+                    f"{kind}_storage_scheme": scheme or "https",
+                }
         return fs.AzureFileSystem(self.account, **options)
 
     def store(self, patience: timedelta) -> AzureStore:

@@ -84,6 +84,8 @@ def _key_in_memory(key: str) -> Iterator[None]:
     if not key:
         yield
         return
+    if not hasattr(os, "memfd_create"):
+        raise OSError(f"only on Linux can a key be used from {GOOGLE_KEY}: name its file by {_CREDENTIALS}")
     file = os.memfd_create("key")
     with _environment:
         before = os.environ.get(_CREDENTIALS)
