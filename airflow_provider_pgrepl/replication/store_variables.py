@@ -20,7 +20,7 @@ AZURE_ENDPOINT = "AZURE_STORAGE_ENDPOINT"
 AZURE_TOKEN_FILE = "AZURE_FEDERATED_TOKEN_FILE"  # noqa: S105 - a name
 
 
-class _Kind(NamedTuple):
+class Kind(NamedTuple):
     """Of one kind of store: what a process is given, and what a library reads beside it."""
 
     variables: tuple[str, ...]
@@ -30,11 +30,11 @@ class _Kind(NamedTuple):
     keys: tuple[str, ...] = ()
 
 
-_AMAZON = _Kind(
+AMAZON = Kind(
     (KEY_ID, SECRET, TOKEN, REGION, ENDPOINT),
     ("AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_PROFILE", "AWS_DEFAULT_PROFILE"),
 )
-_GOOGLE = _Kind(
+GOOGLE = Kind(
     (GOOGLE_KEY, GOOGLE_ENDPOINT),
     (
         "STORAGE_EMULATOR_HOST",
@@ -42,10 +42,11 @@ _GOOGLE = _Kind(
         "GOOGLE_BEARER_TOKEN",
         "GOOGLE_SKIP_SIGNATURE",
     ),
-    ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
+    # The libraries refuse a key beside these, and only pass over GOOGLE_APPLICATION_CREDENTIALS.
+    ("GOOGLE_SERVICE_ACCOUNT", "GOOGLE_SERVICE_ACCOUNT_PATH"),
     (GOOGLE_KEY,),
 )
-_AZURE = _Kind(
+AZURE = Kind(
     (AZURE_KEY, AZURE_SAS, AZURE_TENANT, AZURE_CLIENT, AZURE_SECRET, AZURE_ENDPOINT),
     (
         *("AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCESS_KEY", "AZURE_STORAGE_MASTER_KEY", "AZURE_STORAGE_TOKEN"),
@@ -56,7 +57,7 @@ _AZURE = _Kind(
     (AZURE_TOKEN_FILE, AZURE_CLIENT, AZURE_TENANT),
     (AZURE_KEY, AZURE_SAS, AZURE_SECRET),
 )
-_KINDS = (_AMAZON, _GOOGLE, _AZURE)
+_KINDS = (AMAZON, GOOGLE, AZURE)
 _OTHER_NAMES = {
     REGION: "AWS_DEFAULT_REGION",
     ENDPOINT: "AWS_ENDPOINT_URL",
@@ -68,6 +69,7 @@ _OTHER_NAMES = {
 VARIABLES = tuple(name for kind in _KINDS for name in kind.variables)
 
 _given: dict[str, str] = {}
+_reached: set[Kind] = set()
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -86,6 +88,11 @@ def use_store(variables: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
 
 
+def reach(kind: Kind) -> None:
+    """To be told when a store of this kind is opened."""
+    _reached.add(kind)
+
+
 def replaced_by(variables: Mapping[str, str]) -> Iterator[str]:
     """The names in an environment for which these variables stand, all of them."""
     for kind in _KINDS:
@@ -96,11 +103,13 @@ def replaced_by(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def store_variables() -> dict[str, str]:
-    """How this process reaches its store, as far as that is said.
+    """How this process reaches its store, as far as that is said: all that it was given, else what its
+    environment says of the kinds of store that it has opened. Keys of others are no business of a task's.
 
     Who a client of Azure is, where a file or the host proves it, is each host's own, as that file is.
     """
-    found = {name: value for name in VARIABLES if (value := store_variable(name))}
+    names = _given or [name for kind in _reached for name in kind.variables]
+    found = {name: value for name in names if (value := store_variable(name))}
     for name in () if AZURE_SECRET in found else (AZURE_CLIENT, AZURE_TENANT):
         found.pop(name, None)
     return found

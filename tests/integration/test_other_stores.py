@@ -170,6 +170,32 @@ def test_a_key_that_is_not_the_accounts(other_lake, monkeypatch):
     assert "d3Jvbmc" not in said
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"AZURE_STORAGE_ACCOUNT_KEY": "no base64"}, "credentials or endpoint are none"),
+        ({"GOOGLE_SERVICE_ACCOUNT_KEY": "/of/a/file"}, "credentials or endpoint are none"),
+    ],
+    ids=["azure", "google"],
+)
+def test_what_no_store_can_be_opened_with(variables, said, other_lake, monkeypatch):
+    for name, value in variables.items():
+        if name.startswith("AZURE") == other_lake.startswith("abfss"):
+            monkeypatch.setenv(name, value)
+            assert refused(other_lake).startswith(said)
+
+
+@ON_AZURE
+def test_a_token_is_used_though_the_host_has_an_identity(other_lake, monkeypatch):
+    """As Kubernetes gives each pod one: obstore would like it better."""
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_KEY")
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", shared_access("racwdl"))
+    for name in ("AZURE_TENANT_ID", "AZURE_CLIENT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
+        monkeypatch.setenv(name, "of the host")
+    append_delta(f"{other_lake}/public/t", pa.table({"a": [1]}))
+    assert put_commit(f"{other_lake}/public/t", 1, {"operation": "test"}, [])
+
+
 @ON_AZURE
 @pytest.mark.parametrize("begin", ["", "?"])
 def test_a_shared_access_signature_opens_the_container(begin, other_lake, monkeypatch):

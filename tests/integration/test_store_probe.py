@@ -52,7 +52,7 @@ def test_a_bucket_that_is_not_there(s3_lake):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("ExpiredToken", "the session token has expired"),
+        ("ExpiredToken", "the token has expired"),
         ("RequestTimeTooSkewed", "this host's clock is not the store's, so that it refuses what is signed"),
         ("AccessDenied", "the store denies access"),
     ],

@@ -7,7 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.replication.source.catalog.comments import MOST_CHARACTERS
+from airflow_provider_pgrepl.errors import PgReplError
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.catalog.comments import (
+    MOST_CHARACTERS,
+    Comments,
+    read_comments,
+)
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.storage import open_delta
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
@@ -76,3 +83,35 @@ def test_a_resnapshot_takes_them_as_they_are_by_then(replicated, dsn):
     execute(dsn, "update orders set state = 'sent'")
     replicated.catch_up()
     assert pa.table(replicated.lake_rows(TABLE)).column("state").to_pylist() == ["sent"]
+
+
+def test_a_table_is_no_worse_for_comments_that_nobody_may_read(dsn, caplog):
+    name = "t_" + dsn.split("dbname=t_")[1].split(maxsplit=1)[0]
+    execute(
+        dsn,
+        "create table orders (id int)",
+        "comment on table orders is 'x'",
+        f"create role {name}",
+        "revoke select on pg_catalog.pg_description from public",
+    )
+    connection = connect(dsn, "test")
+    connection.autocommit = False
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("select 'public.orders'::regclass::oid")
+            (oid,) = cursor.fetchone()
+            assert read_comments(connection, TableName.parse(TABLE), oid).table == "x"
+            cursor.execute(f"set role {name}")
+            assert read_comments(connection, TableName.parse(TABLE), oid) == Comments()
+            cursor.execute("select 1")
+            assert "public.orders is copied without its comments" in caplog.text
+    finally:
+        connection.close()
+        execute(dsn, f"drop role {name}")
+
+
+def test_a_connection_that_is_lost_is_told(dsn):
+    connection = connect(dsn, "test")
+    execute(dsn, f"select pg_terminate_backend({connection.get_backend_pid()}, 5000)")
+    with pytest.raises(PgReplError):
+        read_comments(connection, TableName.parse(TABLE), 1)

@@ -82,9 +82,7 @@ def test_what_signs_a_request_is_not_told(form: str) -> None:
     logger = logging.Logger("somewhere")
     logger.addHandler(handler)
     try:
-        raise OSError(
-            "failed: https://a/x?se=2099&sig=SECRET%3D&sp=rl Azure Error: [] 500"
-        )
+        raise OSError("failed: https://a/x?se=2099&sig=SECRET%3D&sp=rl Azure Error: [] 500")
     except OSError:
         logger.exception("GET x?X-Amz-Signature=SECRET&a=1")
     assert "SECRET" not in stream.getvalue()

@@ -17,15 +17,18 @@ KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGIO
 
 @pytest.fixture(autouse=True)
 def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(variables, "_reached", set())
     for name in (*variables.VARIABLES, *variables._OTHER_NAMES.values()):
         monkeypatch.delenv(name, raising=False)
-    for name in ("AZURE_FEDERATED_TOKEN_FILE", "GOOGLE_APPLICATION_CREDENTIALS", "AWS_PROFILE"):
+    for name in ("AZURE_FEDERATED_TOKEN_FILE", "GOOGLE_SERVICE_ACCOUNT", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
 
 
 def test_what_was_given_stands_for_the_whole_environment(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "of another store")
+    store_options("s3://bucket/lake")
     assert store_variables() == {"AWS_SESSION_TOKEN": "of other keys", "AWS_REGION": "us-west-2"}
     use_store(KEYS)
     assert store_variables() == KEYS
@@ -99,17 +102,18 @@ def test_azure_is_reached_by_one_way_of_several(monkeypatch):
 def test_an_identity_of_the_host_stays_its_own(monkeypatch):
     """As Kubernetes gives a pod one, by a file: that of the driver would be nobody on an executor."""
     own = {"AZURE_TENANT_ID": "t", "AZURE_CLIENT_ID": "c", "AZURE_FEDERATED_TOKEN_FILE": "/token"}
-    for name, value in (own | {"GOOGLE_APPLICATION_CREDENTIALS": "/key"}).items():
+    for name, value in (own | {"GOOGLE_SERVICE_ACCOUNT": "/key"}).items():
         monkeypatch.setenv(name, value)
+    store_options("abfss://files@shop1.dfs.core.windows.net/lake")
     assert store_variables() == {}
     use_store(
         {"AZURE_STORAGE_ENDPOINT": "https://shop1.blob.core.windows.net", "GOOGLE_BASE_URL": "https://g"}
     )
     assert os.environ.items() >= own.items()
-    assert os.environ["GOOGLE_APPLICATION_CREDENTIALS"] == "/key"
+    assert os.environ["GOOGLE_SERVICE_ACCOUNT"] == "/key"
     assert variables.store_variable("AZURE_CLIENT_ID") == "c"
     use_store({"AZURE_STORAGE_ACCOUNT_KEY": "hidden", "GOOGLE_SERVICE_ACCOUNT_KEY": "{}"})
-    assert not {*own, "GOOGLE_APPLICATION_CREDENTIALS"} & os.environ.keys()
+    assert not {*own, "GOOGLE_SERVICE_ACCOUNT"} & os.environ.keys()
 
 
 def test_what_is_given_of_one_kind_of_store_leaves_the_others(monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake.unity_server import (
+    NoUnityError,
     UnityRefusalError,
     UnityServer,
     UnityTroubleError,
@@ -75,7 +76,7 @@ def said(code: str, message: str) -> bytes:
         (401, said("UNAUTHENTICATED", "no"), LakeError, "knows no such token: no", "UNITY_CATALOG_TOKEN"),
         (403, said("PERMISSION_DENIED", "Access denied."), UnityRefusalError, "does not allow it", "grant"),
         (400, said("INVALID_ARGUMENT", f"of {TOKEN}"), UnityRefusalError, r"status 400: of \*\*\*$", ""),
-        (404, b"Status: 404", LakeError, "is not Unity Catalog: status 404", "own address"),
+        (404, b"Status: 404", NoUnityError, "is not Unity Catalog: status 404", "own address"),
         (
             409,
             b'{"error": {"message": "not this table", "type": "UpdateConflict", "code": 409}}',
@@ -83,7 +84,7 @@ def said(code: str, message: str) -> bytes:
             "status 409: not this table",
             "",
         ),
-        (200, b"<html>", LakeError, "is not Unity Catalog", "own address"),
+        (200, b"<html>", NoUnityError, "is not Unity Catalog", "own address"),
         (500, said("INTERNAL", "out of\nmemory"), UnityTroubleError, r"500: out of\\nmemory", "again"),
         (503, b"", UnityTroubleError, "in trouble: status 503", "again"),
         (429, b"", UnityTroubleError, "in trouble: status 429", "again"),
@@ -110,8 +111,18 @@ def test_a_server_has_the_delta_api_or_has_none(status, content, has) -> None:
         assert UnityServer(server.url, TOKEN).has_delta_api("main") is has
 
 
-def test_a_server_in_trouble_is_not_taken_for_an_older_one() -> None:
-    with answering(503) as server, pytest.raises(LakeUnavailableError):
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [
+        (503, b""),
+        (500, said("INTERNAL", "connection is not available, request timed out")),
+        (403, said("PERMISSION_DENIED", "no")),
+        (200, b"<html>"),
+    ],
+)
+def test_a_server_in_trouble_is_not_taken_for_an_older_one(status, content) -> None:
+    """The table would be deleted and made again, without the grants on it."""
+    with answering(status, content) as server, pytest.raises(LakeError):
         UnityServer(server.url, TOKEN).has_delta_api("main")
 
 

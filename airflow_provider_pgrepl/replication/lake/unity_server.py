@@ -27,6 +27,7 @@ _RIGHTS = (
     " schemas, and CREATE EXTERNAL TABLE on the lake's external location"
 )
 _TOKEN = re.compile(r"[!-~]+")
+_UNKNOWN_PATH = "Couldn't unwrap service"
 _MAY_PASS = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
 
 
@@ -36,6 +37,14 @@ class UnityRefusalError(LakeError):
     def __init__(self, message: str, hint: str = "", code: str = "") -> None:
         super().__init__(message, hint)
         self.code = code
+
+
+class NoUnityError(LakeError):
+    """What answers is none, or does not know the path."""
+
+    def __init__(self, message: str, hint: str = "", status: int = 0) -> None:
+        super().__init__(message, hint)
+        self.status = status
 
 
 class UnityTroubleError(LakeUnavailableError):
@@ -80,12 +89,16 @@ class UnityServer:
             return "endpoints" in self._ask("GET", f"delta/v1/config?{asked}")
         except UnityTroubleError as error:
             # A server with logins answers so to a path that it does not know.
-            if error.status != HTTPStatus.INTERNAL_SERVER_ERROR:
+            if error.status != HTTPStatus.INTERNAL_SERVER_ERROR or _UNKNOWN_PATH not in error.message:
+                raise
+        except UnityRefusalError as error:
+            if not error.code.endswith("NOT_FOUND"):
                 raise
         except LakeUnavailableError:
             raise
-        except LakeError:
-            pass
+        except NoUnityError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
         return False
 
     def change(self, catalog: str, schema: str, table: str, changes: Answer) -> None:
@@ -125,13 +138,14 @@ class UnityServer:
         except ValueError:
             answer = None
         if not isinstance(answer, dict):
-            raise self._no_catalog("")
+            raise self._no_catalog()
         return answer
 
-    def _no_catalog(self, status: str) -> LakeError:
-        return LakeError(
-            f"what answers at {self.url} is not Unity Catalog{status}",
+    def _no_catalog(self, status: int = 0) -> NoUnityError:
+        return NoUnityError(
+            f"what answers at {self.url} is not Unity Catalog{f': status {status}' if status else ''}",
             "give the server's own address, as http://localhost:8080",
+            status,
         )
 
     def _refusal(self, error: HTTPError) -> LakeError:
@@ -152,7 +166,7 @@ class UnityServer:
                 error.code,
             )
         if not code:
-            return self._no_catalog(f": status {error.code}")
+            return self._no_catalog(error.code)
         return UnityRefusalError(f"Unity Catalog at {self.url} refuses: status {error.code}{said}", code=code)
 
     def _said(self, error: HTTPError) -> tuple[str, str]:

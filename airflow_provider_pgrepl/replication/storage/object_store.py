@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
+from airflow_provider_pgrepl.replication import store_variables
 from airflow_provider_pgrepl.replication.lake_location import AZURE, GOOGLE, S3, Place, place_in_store
 from airflow_provider_pgrepl.replication.storage.stores.access import PATIENCE, Access
 from airflow_provider_pgrepl.replication.storage.stores.amazon import AmazonAccess
 from airflow_provider_pgrepl.replication.storage.stores.azure import AzureAccess
 from airflow_provider_pgrepl.replication.storage.stores.google import GoogleAccess
+from airflow_provider_pgrepl.replication.store_variables import Kind
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
-_KINDS: Mapping[str, Callable[[Place], Access]] = {
-    S3: AmazonAccess.of,
-    GOOGLE: GoogleAccess.of,
-    AZURE: AzureAccess.of,
+_KINDS: Mapping[str, tuple[Kind, Callable[[Place], Access]]] = {
+    S3: (store_variables.AMAZON, AmazonAccess.of),
+    GOOGLE: (store_variables.GOOGLE, GoogleAccess.of),
+    AZURE: (store_variables.AZURE, AzureAccess.of),
 }
 _behind: dict[int, tuple[fs.FileSystem, Access]] = {}
 """By the number of Arrow's filesystem, which is kept, so that no other gets it."""
@@ -29,7 +31,9 @@ _behind: dict[int, tuple[fs.FileSystem, Access]] = {}
 
 def access_to(place: Place) -> Access:
     """How a place is reached, of a scheme that is supported. Raises OSError."""
-    return _KINDS[place.scheme](place)
+    kind, access = _KINDS[place.scheme]
+    store_variables.reach(kind)
+    return access(place)
 
 
 @cache

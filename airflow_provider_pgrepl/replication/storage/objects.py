@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import obstore
+import pyarrow as pa
 from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
@@ -44,6 +46,45 @@ def read(filesystem: fs.FileSystem, path: str) -> bytes:
     store, key = _of(filesystem, path)
     with _store_errors(path):
         return bytes(obstore.get(store, key).bytes())
+
+
+def open_reader(filesystem: fs.FileSystem, path: str) -> pa.NativeFile:
+    """An object to be read in parts. Raises FileNotFoundError, OSError.
+
+    Arrow's own of Azure ends the process where a token cannot be had: its client throws, and nobody catches.
+    """
+    found = look_at(filesystem, path)
+    if found is None:
+        raise FileNotFoundError(f"{path} is not there")
+    return pa.PythonFile(_Reader(filesystem, path, found["size"]), mode="r")
+
+
+class _Reader(io.RawIOBase):
+    """A range of an object for each read."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, size: int) -> None:
+        super().__init__()
+        self._filesystem, self._path, self._size, self._at = filesystem, path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self._size - self._at)
+        length = left if size is None or size < 0 else min(size, left)
+        found = read_range(self._filesystem, self._path, self._at, length) if length else b""
+        self._at += len(found)
+        return found
 
 
 def read_range(filesystem: fs.FileSystem, path: str, offset: int, length: int) -> bytes:
@@ -82,7 +123,8 @@ def mark_of(filesystem: fs.FileSystem, path: str) -> str:
 def create_commit(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
     """Put a commit, unless there is one. What was put need not be asked for at once.
 
-    Raises AlreadyExistsError, and what else of BaseError the store's client does.
+    Raises AlreadyExistsError, and what else of BaseError the store's client does; OSError when it cannot be
+    opened.
     """
     store, key = _of(filesystem, path)
     mark = obstore.put(store, key, content, mode="create")["e_tag"]
@@ -162,7 +204,8 @@ def _forget(known: _Known) -> None:
 
 
 def _of(filesystem: fs.FileSystem, path: str) -> tuple[ObjectStore, str]:
-    return store_behind(filesystem), path.partition("/")[2]
+    with _store_errors(path):
+        return store_behind(filesystem), path.partition("/")[2]
 
 
 @contextmanager

@@ -25,6 +25,8 @@ def open_file(filesystem: fs.FileSystem, path: str, size: int) -> pa.NativeFile:
     """A file of at most so many bytes, to be read from anywhere. Raises FileNotFoundError, OSError."""
     if is_store(filesystem) and size <= _WHOLE_BYTES:
         return pa.BufferReader(objects.read(filesystem, path))
+    if isinstance(filesystem, fs.AzureFileSystem):
+        return objects.open_reader(filesystem, path)
     return filesystem.open_input_file(path)
 
 

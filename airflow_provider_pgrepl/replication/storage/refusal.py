@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
@@ -25,7 +26,15 @@ _MARKS = re.compile(
 
 def is_refusal(error: BaseException) -> bool:
     """Whether the storage refused, rather than that a table is at fault."""
-    return isinstance(error, OSError) or bool(_MARKS.search(str(error)))
+    return isinstance(error, OSError) or _is_of_store(error) or bool(_MARKS.search(str(error)))
+
+
+def _is_of_store(error: BaseException) -> bool:
+    """Arrow's clients of Google's and Azure's stores raise what is no OSError, where a token cannot be had or
+    a request is called invalid."""
+    if type(error) is pa.ArrowException:
+        return True
+    return isinstance(error, pa.ArrowInvalid) and "google::cloud::Status(" in str(error)
 
 
 def is_full(error: BaseException) -> bool:
@@ -75,7 +84,9 @@ def storage_errors(place: str) -> Iterator[None]:
         raise LakeError(
             f"cannot write under {place}: {_reason(error)}", "check the rights, and that it is a directory"
         ) from None
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
+        if not (isinstance(error, OSError) or _is_of_store(error)):
+            raise
         raise refusal(f"cannot write under {place}", error) from None
 
 

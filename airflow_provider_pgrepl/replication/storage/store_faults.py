@@ -31,8 +31,9 @@ _KEYS = f"check {KEY_ID} and {SECRET}, or the connection that lake_conn_id names
 _UNKNOWN_KEY = Fault("the store does not know the access key", _KEYS)
 _OTHER_REGION = Fault("the bucket is in another region", f"set {REGION} to the bucket's own, or correct it")
 _EXPIRED = Fault(
-    "the session token has expired",
-    f"get new credentials, {TOKEN} among them; for what runs long, give the hosts a role, which is renewed",
+    "the token has expired",
+    f"get new credentials, on Amazon {TOKEN} among them; for what runs long, give the hosts a role, which is"
+    " renewed",
 )
 _CLOCK = Fault("this host's clock is not the store's, so that it refuses what is signed", "set the clock")
 SLOW = Fault("the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less")
@@ -95,6 +96,14 @@ FAULTS = {
         "the storage account is disabled", "enable it, or correct lake in the pipeline"
     ),
     "ServerBusy": SLOW,
+    **dict.fromkeys(("NoAuthenticationInformation", "PublicAccessNotPermitted"), _NOT_TAKEN),
+    "KeyBasedAuthenticationNotPermitted": Fault(
+        "the storage account does not allow keys",
+        f"give an application by {AZURE_SECRET}, or an identity of the host's",
+    ),
+    "AuthorizationSourceIPMismatch": Fault(
+        "the token is not for this host's address", "get one that is, or give the hosts an identity"
+    ),
 }
 # As the store spells it; as Arrow does of S3, and where it knows no name of its own; of Azure, and of Google.
 _CODE = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.lake_location import place_in_store
+from airflow_provider_pgrepl.replication.lake_location import Place, place_in_store
 from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.filesystem import open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import access_to, open_store
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.replication.storage.store_faults import (
     NO_CONDITIONS,
     SLOW,
     Fault,
+    code_in,
     fault_of,
 )
 from airflow_provider_pgrepl.replication.store_variables import AZURE_ENDPOINT, ENDPOINT, GOOGLE_ENDPOINT
@@ -27,6 +29,12 @@ if TYPE_CHECKING:
 
 _PATIENCE = timedelta(seconds=15)
 _ENDPOINTS = (ENDPOINT, GOOGLE_ENDPOINT, AZURE_ENDPOINT)
+_CREDENTIALS = (
+    "check the key, the token or the client's secret in the environment, or the connection that lake_conn_id"
+    f" names; and that {', '.join(_ENDPOINTS)}, where one is set, begins with http:// or https://"
+)
+# Of a store, or of who gives tokens for it.
+_REFUSED = re.compile(r"non-2xx status code: (4\d\d)")
 _UNREACHED = Fault(
     "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
 )
@@ -45,7 +53,7 @@ def check_store(lake_root: str) -> None:
     path = f"{place.key}/{name}"
     failed: Exception | None = None
     try:
-        store = open_store(access_to(place), _PATIENCE)
+        store = _opened(place)
         obstore.put(store, path, b"", mode="create")
         try:
             is_refused = _is_refused(store, path)
@@ -60,6 +68,18 @@ def check_store(lake_root: str) -> None:
         raise LakeError(f"{lake_root}: {NO_CONDITIONS.sentence}", NO_CONDITIONS.hint)
 
 
+class _NotOpenedError(OSError):
+    """Before anything was asked of a store."""
+
+
+def _opened(place: Place) -> ObjectStore:
+    access = access_to(place)
+    try:
+        return open_store(access, _PATIENCE)
+    except BaseError as error:
+        raise _NotOpenedError(type(error).__name__) from None
+
+
 def _is_refused(store: ObjectStore, path: str) -> bool:
     try:
         obstore.put(store, path, b"", mode="create")
@@ -69,7 +89,21 @@ def _is_refused(store: ObjectStore, path: str) -> bool:
 
 
 def _unusable(lake_root: str, error: Exception) -> LakeError:
-    known = fault_of(error)
-    fault = known or _UNREACHED
-    kind = LakeUnavailableError if known in (None, SLOW) else LakeError
+    fault = fault_of(error) or _refusal_in(error)
+    if fault is None:
+        return LakeUnavailableError(f"{lake_root}: {_UNREACHED.sentence}", _UNREACHED.hint)
+    kind = LakeUnavailableError if fault == SLOW else LakeError
     return kind(f"{lake_root}: {fault.sentence}", fault.hint)
+
+
+def _refusal_in(error: Exception) -> Fault | None:
+    """What was answered, and means nothing that is known here; None where nobody has answered."""
+    if code := code_in(error):
+        return Fault(
+            f"the store refuses, with its code {code}", "look this code up in the store's own documentation"
+        )
+    if found := _REFUSED.search(str(error)):
+        return Fault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
+    if isinstance(error, _NotOpenedError):
+        return Fault("credentials or endpoint are none that a store can be opened with", _CREDENTIALS)
+    return None

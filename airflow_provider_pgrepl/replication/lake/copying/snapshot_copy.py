@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
-from airflow_provider_pgrepl.replication.lake.delta.comments import commit_comments
+from airflow_provider_pgrepl.replication.lake.delta.comments import commented, commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
@@ -28,6 +28,7 @@ from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_ve
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
@@ -73,16 +74,17 @@ class SnapshotCopy:
         self._place = None if watching is None else EffectiveFrom(self._position, watching)
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
-        self._comments: dict[int, Comments] = {}
+        self._comments: dict[TableName, Comments] = {}
 
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
         when all that were under way have been recorded."""
         found = (without_excluded_defaults(known, self._pipeline) for known in self._keeper.relations)
         relations = {relation.table: relation for relation in found}
-        self._comments = read_comments(
-            self._keeper.connection, [relation.oid for relation in relations.values()]
-        )
+        self._comments = {
+            table: read_comments(self._keeper.connection, table, relation.oid)
+            for table, relation in relations.items()
+        }
         plans = {table: self._plan(relation) for table, relation in relations.items()}
         return copy_tables(
             list(relations),
@@ -148,10 +150,10 @@ class SnapshotCopy:
             self._versions[history_key(relation.table)] = end_all_versions(
                 relation, self._pipeline, *self._moment
             )
-        uri = f"{lake_root}/{relation.table.path}"
+        uri, comments = f"{lake_root}/{relation.table.path}", self._comments[relation.table]
         commit_snapshot(
             uri,
-            lake_schema(relation, choices),
+            commented(lake_schema(relation, choices), comments.columns),
             files,
             self._position,
             self._pipeline.name,
@@ -164,7 +166,7 @@ class SnapshotCopy:
             table,
             app_id(self._pipeline.name, self._record.epoch),
             self._position,
-            self._comments.get(relation.oid, Comments()),
+            comments,
         )
         self._versions[str(relation.table)] = int(table.version())
         rows = sum(file.rows for file in files)

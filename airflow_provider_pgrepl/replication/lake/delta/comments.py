@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
+import pyarrow as pa
 from deltalake import DeltaTable, Field, Schema
 
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties, fenced
@@ -19,18 +21,25 @@ log = logging.getLogger(__name__)
 _COMMENT = "comment"
 
 
+def commented(schema: pa.Schema, comments: Mapping[str, str]) -> pa.Schema:
+    """With the comments of its columns, as deltalake takes them over into a table's metadata."""
+    about = {name: {_COMMENT: comment} for name, comment in comments.items()}
+    return pa.schema([field.with_metadata(about.get(field.name)) for field in schema])
+
+
 def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Comments) -> None:
     """Have these and no others, in a commit of its own without data, unless it is so already.
 
     Raises what `fenced` does.
     """
-    fields = [_commented(field, comments.columns.get(field.name)) for field in table.schema().fields]
+    fields = [_told_of(field, comments.columns.get(field.name)) for field in table.schema().fields]
     is_told = (table.metadata().description or "") == comments.table
     if is_told and fields == table.schema().fields:
         return
     if not can_commit(table):
         log.warning(
-            "%s keeps the comments that it has: its protocol demands more of writers than this program does",
+            "%s keeps its description, and what comments it has: its protocol demands more of"
+            " writers than this program does",
             table.table_uri,
         )
         return
@@ -41,7 +50,7 @@ def commit_comments(table: DeltaTable, app: str, position: LSN, comments: Commen
     fenced(table, app, position, lambda: commit_actions(table, "SET COMMENTS", properties, [action]))
 
 
-def _commented(field: Field, comment: str | None) -> Field:
+def _told_of(field: Field, comment: str | None) -> Field:
     others = {key: value for key, value in field.metadata.items() if key != _COMMENT}
     wanted = {**others, _COMMENT: comment} if comment else others
     return field if wanted == field.metadata else Field(field.name, field.type, field.nullable, wanted)

@@ -67,6 +67,11 @@ class AzureAccess(Access):
     def store(self, patience: timedelta) -> AzureStore:
         config: Any = {name.removeprefix("azure_storage_"): value for name, value in self.options().items()}
         config.pop("allow_http", None)
+        # It would take another from the environment that it likes better.
+        if self.key or self.sas or self.secret:
+            config["credential_type"] = (
+                "access_key" if self.key else "sas_token" if self.sas else "client_secret"
+            )
         return AzureStore(
             self.bucket,
             config=config,
