@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.storage import (
     read_parquet,
 )
 from tests.support.changelogs import Written, epoch_record
-from tests.support.faulty_store import Asked
+from tests.support.faulty_store import Asked, Fault, FaultyStore
 
 ROUNDS = 300
 
@@ -78,8 +78,12 @@ def test_what_is_asked_of_the_store_for_a_commit_is_one_put(faulty, s3_lake):
 
 @pytest.mark.parametrize("fault", ["throttled", "cut", "answer lost"])
 def test_a_receivers_commit_whose_put_fails_once_is_its_own(fault, faulty, s3_lake):
-    """It is not taken for that of a successor, and nothing is written twice."""
-    uri = changelog_uri(s3_lake)
+    receive_while_failing(fault, faulty, s3_lake)
+
+
+def receive_while_failing(fault: Fault, faulty: FaultyStore, lake: str) -> None:
+    """A commit is not taken for that of a successor, and nothing is written twice."""
+    uri = changelog_uri(lake)
     create_changelog(uri, epoch_record())
     written = Written(uri)
     for lsn in (100, 200):

@@ -16,10 +16,7 @@ from deltalake import DeltaTable
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
-from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.lake.dropping import drop_lake_tables
-from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
     Output,
@@ -35,8 +32,7 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 from airflow_provider_pgrepl.replication.storage.object_store import store_behind
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
-from tests.integration.test_object_store import race, rows_of
-from tests.support.changelogs import Written, epoch_record
+from tests.integration.test_object_store import race, receive_while_failing
 from tests.support.faulty_store import FaultyStore, faulty_store
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, shared_access
 
@@ -69,17 +65,7 @@ def test_of_two_writers_of_a_version_one_wins_every_time(other_lake):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_receivers_commit_whose_put_fails_once_is_its_own(fault, faulty, other_lake):
-    uri = changelog_uri(other_lake)
-    create_changelog(uri, epoch_record())
-    written = Written(uri)
-    for lsn in (100, 200):
-        faulty.next(fault, when=lambda asked: asked.is_commit)
-        written.transaction(lsn, r7=3)
-        written.buffer.flush(LSN(0))
-        assert faulty.faults[fault] == lsn // 100
-    faulty.fault = lambda _: None
-    # The first brings its relation, too.
-    assert rows_of(uri) == [100] * 4 + [200] * 3
+    receive_while_failing(fault, faulty, other_lake)
 
 
 def test_a_commit_is_one_put(faulty, other_lake):

@@ -55,6 +55,7 @@ def test_a_bucket_that_is_not_there(s3_lake):
         ("ExpiredToken", "the token has expired"),
         ("RequestTimeTooSkewed", "this host's clock is not the store's, so that it refuses what is signed"),
         ("AccessDenied", "the store denies access"),
+        ("InvalidObjectState", "the store refuses, with its code InvalidObjectState"),
     ],
 )
 def test_what_only_amazon_answers(code, said, faulty, s3_lake):
@@ -66,6 +67,12 @@ def test_a_store_that_is_busy_is_asked_again_by_the_next_run(faulty, s3_lake, mo
     monkeypatch.setattr(store_probe, "_PATIENCE", timedelta(seconds=1))
     faulty.next("throttled", times=100)
     assert refused(s3_lake, LakeUnavailableError) == "the store asks for fewer requests"
+
+
+def test_a_store_that_fails_is_asked_again_whatever_it_says_of_itself(faulty, s3_lake, monkeypatch):
+    monkeypatch.setattr(store_probe, "_PATIENCE", timedelta(seconds=1))
+    faulty.next("answer lost", times=100)
+    assert refused(s3_lake, LakeUnavailableError) == "the store cannot be reached"
 
 
 def test_a_table_whose_owner_is_not_told_is_not_dropped(faulty, s3_lake):

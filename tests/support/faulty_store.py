@@ -15,11 +15,18 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 Fault = Literal[
-    "throttled", "cut", "answer lost", "gone", "ExpiredToken", "RequestTimeTooSkewed", "AccessDenied"
+    "throttled",
+    "cut",
+    "answer lost",
+    "gone",
+    "ExpiredToken",
+    "RequestTimeTooSkewed",
+    "AccessDenied",
+    "InvalidObjectState",
 ]
 """503 SlowDown; the line is cut in the middle of the request; done, but 500 is answered; the line is cut at
 once; an answer of S3's."""
-CODES = {"ExpiredToken": 400, "RequestTimeTooSkewed": 403, "AccessDenied": 403}
+CODES = {"ExpiredToken": 400, "RequestTimeTooSkewed": 403, "AccessDenied": 403, "InvalidObjectState": 403}
 _TIMEOUT_S = 60
 _ERROR = '<?xml version="1.0"?><Error><Code>{}</Code><Message>a fault of the test</Message></Error>'
 

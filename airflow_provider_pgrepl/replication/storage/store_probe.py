@@ -33,8 +33,8 @@ _CREDENTIALS = (
     "check the key, the token or the client's secret in the environment, or the connection that lake_conn_id"
     f" names; and that {', '.join(_ENDPOINTS)}, where one is set, begins with http:// or https://"
 )
-# Of a store, or of who gives tokens for it.
-_REFUSED = re.compile(r"non-2xx status code: (4\d\d)")
+# Of a store, or of who gives tokens for it. Two of them mean to come again.
+_REFUSED = re.compile(r"non-2xx status code: (?!408|429)(4\d\d)")
 _UNREACHED = Fault(
     "the store cannot be reached", f"check the network, and {', '.join(_ENDPOINTS)} where one is set"
 )
@@ -98,12 +98,11 @@ def _unusable(lake_root: str, error: Exception) -> LakeError:
 
 def _refusal_in(error: Exception) -> Fault | None:
     """What was answered, and means nothing that is known here; None where nobody has answered."""
-    if code := code_in(error):
-        return Fault(
-            f"the store refuses, with its code {code}", "look this code up in the store's own documentation"
-        )
-    if found := _REFUSED.search(str(error)):
-        return Fault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
     if isinstance(error, _NotOpenedError):
         return Fault("credentials or endpoint are none that a store can be opened with", _CREDENTIALS)
-    return None
+    found, code = _REFUSED.search(str(error)), code_in(error)
+    if found is None:
+        return None
+    if code:
+        return Fault(f"the store refuses, with its code {code}", "the store's own documentation says why")
+    return Fault(f"what was asked there is refused, with status {found[1]}", _CREDENTIALS)
