@@ -27,6 +27,8 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
     execute(dsn, *SETUP)
     pipeline = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY)
     pipeline.snapshot()
+    # From here on it is the app's, and has nothing of this process's own lines to its JVM.
+    pipeline.log.write_text("")
     return pipeline
 
 
