@@ -69,6 +69,8 @@ _OTHER_NAMES = {
 VARIABLES = tuple(name for kind in _KINDS for name in kind.variables)
 
 _given: dict[str, str] = {}
+_replaced: set[str] = set()
+"""The names for which those stand that were given."""
 _reached: set[Kind] = set()
 
 Arguments = ParamSpec("Arguments")
@@ -83,9 +85,10 @@ def use_store(variables: Mapping[str, str]) -> None:
     """
     _given.clear()
     _given.update({name: value for name, value in variables.items() if value})
-    for name in replaced_by(_given):
-        if name not in _given:
-            os.environ.pop(name, None)
+    _replaced.clear()
+    _replaced.update(replaced_by(_given), _given)
+    for name in _replaced - _given.keys():
+        os.environ.pop(name, None)
 
 
 def reach(kind: Kind) -> None:
@@ -129,7 +132,7 @@ def reaching_store(work: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 def store_variable(name: str) -> str:
     """What is said by one of `VARIABLES`; empty when nothing is."""
-    if name in _given or name in set(replaced_by(_given)):
+    if name in _replaced:
         return _given.get(name, "")
     value = os.environ.get(name, "").strip()
     return value or os.environ.get(_OTHER_NAMES.get(name, ""), "").strip()

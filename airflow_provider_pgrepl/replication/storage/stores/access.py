@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pyarrow import fs
 
@@ -20,6 +21,11 @@ PATIENCE = timedelta(minutes=3)
 class Access(ABC):
     """Equal ones reach the same bucket with the same keys. `url`: empty for the store's own."""
 
+    store_class: ClassVar[Callable[..., ObjectStore]]
+    """The class of obstore's."""
+    prefix: ClassVar[str]
+    """Of deltalake's options, which obstore has without."""
+
     bucket: str
     url: str
 
@@ -33,12 +39,23 @@ class Access(ABC):
         """Arrow's filesystem, in which the bucket is a folder. Raises OSError."""
 
     @abstractmethod
-    def store(self, patience: timedelta) -> ObjectStore:
-        """For a put on condition, which Arrow does not know. Raises BaseError of obstore's."""
-
-    @abstractmethod
     def options(self) -> dict[str, str]:
         """What deltalake is to be told."""
+
+    def store(self, patience: timedelta) -> ObjectStore:
+        """For a put on condition, which Arrow does not know. Raises BaseError of obstore's."""
+        config = {name.removeprefix(self.prefix): value for name, value in self.options().items()}
+        config.pop("allow_http", None)
+        return self.store_class(
+            self.bucket,
+            config=config | self.for_obstore(),
+            client_options={"allow_http": self.is_plain},
+            retry_config={"retry_timeout": patience},
+        )
+
+    def for_obstore(self) -> dict[str, str]:
+        """What obstore alone is to be told beside."""
+        return {}
 
 
 def said(options: dict[str, str]) -> dict[str, str]:

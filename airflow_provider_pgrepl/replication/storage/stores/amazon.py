@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -28,6 +27,9 @@ _ATTEMPTS = 15
 @dataclass(frozen=True)
 class AmazonAccess(Access):
     """Without keys: by the role there is."""
+
+    store_class = S3Store
+    prefix = "aws_"
 
     region: str
     key_id: str = field(repr=False)
@@ -56,16 +58,6 @@ class AmazonAccess(Access):
             options |= {"access_key": self.key_id, "secret_key": self.secret}
             options |= {"session_token": self.token} if self.token else {}
         return fs.S3FileSystem(**options)
-
-    def store(self, patience: timedelta) -> S3Store:
-        config: Any = {name.removeprefix("aws_"): value for name, value in self.options().items()}
-        config.pop("allow_http", None)
-        return S3Store(
-            self.bucket,
-            config=config,
-            client_options={"allow_http": self.is_plain},
-            retry_config={"retry_timeout": patience},
-        )
 
     def options(self) -> dict[str, str]:
         return said(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from obstore.store import AzureStore
@@ -28,6 +27,9 @@ from airflow_provider_pgrepl.replication.store_variables import (
 class AzureAccess(Access):
     """A container of an account: by its key, by a token of it (SAS), or by a client of Entra's. Without a
     secret: by the identity of the host."""
+
+    store_class = AzureStore
+    prefix = "azure_storage_"
 
     account: str
     tenant: str
@@ -64,20 +66,10 @@ class AzureAccess(Access):
                 }
         return fs.AzureFileSystem(self.account, **options)
 
-    def store(self, patience: timedelta) -> AzureStore:
-        config: Any = {name.removeprefix("azure_storage_"): value for name, value in self.options().items()}
-        config.pop("allow_http", None)
-        # It would take another from the environment that it likes better.
-        if self.key or self.sas or self.secret:
-            config["credential_type"] = (
-                "access_key" if self.key else "sas_token" if self.sas else "client_secret"
-            )
-        return AzureStore(
-            self.bucket,
-            config=config,
-            client_options={"allow_http": self.is_plain},
-            retry_config={"retry_timeout": patience},
-        )
+    def for_obstore(self) -> dict[str, str]:
+        """It would take another way from the environment that it likes better."""
+        ways = {"access_key": self.key, "sas_token": self.sas, "client_secret": self.secret}
+        return next(({"credential_type": way} for way, given in ways.items() if given), {})
 
     def options(self) -> dict[str, str]:
         return said(

@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from threading import Lock
 from typing import Any
 
@@ -30,6 +29,9 @@ _environment = Lock()
 class GoogleAccess(Access):
     """`key`: of a service account, as JSON; without: by Google's default credentials of the host."""
 
+    store_class = GCSStore
+    prefix = "google_"
+
     key: str = field(repr=False)
 
     @classmethod
@@ -48,16 +50,6 @@ class GoogleAccess(Access):
             options |= {"endpoint_override": host, "scheme": scheme or "https"}
         with _key_in_memory(self.key):
             return fs.GcsFileSystem(**options)
-
-    def store(self, patience: timedelta) -> GCSStore:
-        config: Any = {name.removeprefix("google_"): value for name, value in self.options().items()}
-        config.pop("allow_http", None)
-        return GCSStore(
-            self.bucket,
-            config=config,
-            client_options={"allow_http": self.is_plain},
-            retry_config={"retry_timeout": patience},
-        )
 
     def options(self) -> dict[str, str]:
         return said(
