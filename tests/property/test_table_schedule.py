@@ -150,6 +150,20 @@ def test_whatever_happened_before_all_tables_catch_up_and_meet(steps, limit):
     world.check()
 
 
+def test_a_table_that_lags_goes_on_at_once_and_after_a_failure_in_a_moment():
+    world = World(1)
+    world.batch({7}, 1)
+    oid = 7
+    for _ in range(2):
+        world.plan(oid)
+        world.schedule.finish(oid, None)
+        assert oid in world.schedule.lagging(TABLES, 1.0)
+    world.plan(oid)
+    world.schedule.finish(oid, None, failed_at=1.0)
+    assert oid not in world.schedule.lagging(TABLES, 1.0)
+    assert oid in world.schedule.lagging(TABLES, 1.3)
+
+
 @settings(max_examples=200)
 @given(others=st.lists(st.sets(st.sampled_from([8, 9])), min_size=1, max_size=10))
 def test_all_tables_have_a_version_at_a_boundary_however_long_one_takes(others):

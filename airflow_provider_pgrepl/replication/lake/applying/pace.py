@@ -67,7 +67,6 @@ class TablePace:
         self._started: float | None = None
         self.seconds: float | None = None
         self._last_written = 0
-        self.ended: float | None = None
         self.share = 1.0
         """Of the bytes of the files in which the table has changes, that of its own, as of the last merge."""
 
@@ -88,7 +87,7 @@ class TablePace:
             self._slots.popleft()
         self._slots[-1].written += written
         self._slots[-1].changed += changed
-        self.seconds, self._last_written, self.ended = seconds, written, now
+        self.seconds, self._last_written = seconds, written
         if live:
             self._replace(now, written, changed, live)
 

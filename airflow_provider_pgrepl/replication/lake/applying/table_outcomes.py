@@ -43,9 +43,9 @@ class TableOutcomes:
 
         Raises the error that ends the pipeline, if it is one.
         """
-        oid, job = result.relation_id, self._schedule.running[result.relation_id]
+        oid, job, now = result.relation_id, self._schedule.running[result.relation_id], time.monotonic()
         self._schedule.pace(oid).end(
-            time.monotonic(),
+            now,
             result.seconds,
             result.bytes_written,
             result.bytes_changed,
@@ -75,7 +75,8 @@ class TableOutcomes:
                 )
             else:
                 self._planner.remember(oid, LSN(result.position), job.reach_lsn)
-        self._schedule.finish(oid, caught_up)
+        failed = result.error is not None or result.has_gone_back
+        self._schedule.finish(oid, caught_up, now if failed else None)
         if caught_up is not None and record is not None and record.state is TableState.CATCHING_UP:
             self._move(record)
 

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.state.progress import TableMerges
 
 BEFORE_ALL = -1
 _AGAIN_S = 0.2
-"""Between two attempts at a table that lags: whoever made the first one fail needs a moment to say so."""
+"""After an attempt at a table that failed: whoever made it fail needs a moment to say so."""
 
 
 class TableSchedule:
@@ -36,6 +36,7 @@ class TableSchedule:
         self.waiting: dict[int, WaitingChanges] = {}
         self.running: dict[int, MergeJob] = {}
         self.paces: dict[int, TablePace] = {}
+        self._again_at: dict[int, float] = {}
 
     def add(self, end: BatchEnd, begin: int, items: Iterable[WorkItem], now: float) -> None:
         """A batch has come, of what was committed after version `begin`."""
@@ -72,7 +73,7 @@ class TableSchedule:
             for oid in oids
             if oid not in self.running
             and (oid not in self.caught_up or self._overflows(oid))
-            and now >= self._tried(oid) + _AGAIN_S
+            and now >= self._again_at.get(oid, now)
         ]
 
     def turns(self, now: float) -> dict[int, Turn]:
@@ -116,9 +117,13 @@ class TableSchedule:
         elif self.waiting[oid].take():
             del self.waiting[oid]
 
-    def finish(self, oid: int, caught_up: CaughtUpTable | None) -> None:
-        """A merge has ended: where that has left the table, if it has caught up with the job's version."""
+    def finish(self, oid: int, caught_up: CaughtUpTable | None, failed_at: float | None = None) -> None:
+        """A merge has ended: where that has left the table, if it has caught up with the job's version;
+        or it has failed."""
         del self.running[oid]
+        self._again_at.pop(oid, None)
+        if failed_at is not None:
+            self._again_at[oid] = failed_at + _AGAIN_S
         if caught_up is None:
             self.caught_up.forget(oid)
             self.waiting.pop(oid, None)
@@ -185,10 +190,6 @@ class TableSchedule:
 
     def _overflows(self, oid: int) -> bool:
         return oid in self.waiting and self.waiting[oid].first.is_overflow
-
-    def _tried(self, oid: int) -> float:
-        ended = self.pace(oid).ended
-        return -_AGAIN_S if ended is None else ended
 
     def _extend(self, oid: int) -> None:
         if oid not in self.waiting and oid not in self.running:
