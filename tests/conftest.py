@@ -20,7 +20,8 @@ import psycopg2.errors
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.lake.session import WORKERS, build_session
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.session_settings import WORKERS
 from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.store_variables import use_store

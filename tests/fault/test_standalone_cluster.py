@@ -56,6 +56,7 @@ def test_executors_share_the_work_and_neither_one_nor_a_driver_that_is_killed_ch
         with traffic(dsn, 1) as writing:
             writing.wait_for_more(20)
             wait_until(lambda: shares(replicated, ("0", "1")), what="tasks on both executors")
+            assert all(loads_for_its_workers(process) for process in cluster.executors())
             kill_executor(cluster.executors()[0])
             writing.wait_for_more(50)
             wait_until(lambda: shares(replicated, ("2",)), what="tasks on the executor that came instead")
@@ -68,6 +69,13 @@ def test_executors_share_the_work_and_neither_one_nor_a_driver_that_is_killed_ch
     assert "spark.pyspark.python" in told
     for secret in (dsn, "pgrepl-secret"):
         assert secret not in told
+
+
+def loads_for_its_workers(executor: int) -> bool:
+    """Whether the process of which an executor's Python workers are forked has loaded what they need."""
+    threads = Path(f"/proc/{executor}/task").glob("*/children")
+    (daemon,) = {child for children in threads for child in children.read_text().split()}
+    return "libarrow" in Path(f"/proc/{daemon}/maps").read_text()
 
 
 def shares(replicated: OnCluster, executors: tuple[str, ...]) -> bool:

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.session import (
-    check_java,
-    session_settings,
-    with_spare_slot,
-)
+from airflow_provider_pgrepl.replication.lake.session import check_java
+from airflow_provider_pgrepl.replication.lake.session_settings import session_settings, with_spare_slot
 from airflow_provider_pgrepl.replication.lake.spark_jars import DELTA_ARTIFACTS, JARS_VARIABLE, delta_jars
 
 
@@ -89,10 +86,22 @@ def test_workers_come_from_our_daemon_where_it_can_be_imported(
     daemon = "spark.python.daemon.module"
     assert import_module(session_settings({}, None, {}, delta=False)[daemon])
     assert daemon not in session_settings({"spark.submit.pyFiles": "a.whl"}, "local[2]", {}, delta=False)
-    assert daemon not in session_settings({}, "spark://master:7077", {}, delta=False)
     assert daemon not in session_settings({}, None, {}, delta=True), "sessions of readers are their own"
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--py-files a.whl pyspark-shell")
     assert daemon not in session_settings({}, None, {}, delta=False)
+
+
+def test_executors_are_sent_the_daemon_by_itself_beside_other_files() -> None:
+    daemon = "spark.python.daemon.module"
+    settings = session_settings({"spark.files": "pipeline.json"}, "spark://master:7077", {}, delta=False)
+    others, sent = settings["spark.files"].split(",")
+    assert others == "pipeline.json"
+    assert Path(sent).is_file()
+    assert Path(sent).stem == settings[daemon]
+    own = session_settings({daemon: "pyspark.daemon"}, "spark://master:7077", {}, delta=False)
+    assert own[daemon] == "pyspark.daemon"
+    assert "spark.files" not in own
+    assert daemon not in session_settings({"spark.submit.pyFiles": "a.whl"}, "yarn", {}, delta=False)
 
 
 def test_no_java_names_the_apt_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

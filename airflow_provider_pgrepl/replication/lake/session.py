@@ -1,9 +1,8 @@
-"""The Spark session: settings, the Delta jars, and clear words when something to run it is missing."""
+"""The Spark session, and clear words when something to run it is missing."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -13,46 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.spark_jars import added_jars, joined
-from airflow_provider_pgrepl.replication.lake.spark_store import connector_settings
+from airflow_provider_pgrepl.replication.lake.session_settings import (
+    DELTA_EXTENSION,
+    session_settings,
+    with_spare_slot,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-_DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-_SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    # A speculative copy of a task would merge the same changes a second time, and be refused.
-    "spark.speculation": "false",
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "WARN",
-    # Our Parquet files are not Spark's and carry proleptic Gregorian dates.
-    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
-}
-_LOCAL_SETTINGS = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "2g",
-    "spark.sql.shuffle.partitions": "2",
-}
-_WITHOUT_ROWS = {
-    # No row goes through this JVM: it starts tasks. By itself it begins with a 1/64 of the host's memory.
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xms64m"
-    " -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=25",
-}
-WORKERS = {
-    "spark.python.daemon.module": "airflow_provider_pgrepl.replication.lake.applying.worker_daemon",
-    # Workers of SQL would have this in their environment, and Spark starts one more daemon for each of those.
-    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
-}
-"""Of the apps' own sessions: in others somebody else's code runs in workers, too."""
-_DELTA_SETTINGS = {
-    "spark.sql.extensions": _DELTA_EXTENSION,
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Fifty by default, which is slower for logs as small as ours.
-    "spark.databricks.delta.snapshotPartitions": "1",
-}
 
 
 def build_session(
@@ -90,42 +57,9 @@ def build_session(
     return builder.getOrCreate()
 
 
-def session_settings(
-    submitted: Mapping[str, str], master: str | None, extra: Mapping[str, str], *, delta: bool
-) -> dict[str, str]:
-    """All settings of the session, later ones winning: ours, what was submitted, the caller's.
-
-    Raises ToolError when Delta's jars are needed and missing.
-    """
-    given = {**submitted, **extra}
-    chosen = master or given.get("spark.master") or "local[*]"
-    settings = dict(_SETTINGS)
-    if chosen.startswith("local"):
-        settings |= _LOCAL_SETTINGS if delta else {**_LOCAL_SETTINGS, **_WITHOUT_ROWS}
-        if not delta and not _brings_files(given):
-            settings |= WORKERS
-    if delta:
-        settings |= {**_DELTA_SETTINGS, **connector_settings()}
-    settings |= {**given, "spark.master": chosen}
-    if delta:
-        settings["spark.sql.extensions"] = joined(settings["spark.sql.extensions"], _DELTA_EXTENSION)
-        if jars := added_jars(given):
-            settings["spark.jars"] = joined(given.get("spark.jars", ""), jars)
-    return settings
-
-
 def runs_on_cluster() -> bool:
     """Whether spark-submit was given a master whose executors are processes of their own."""
     return not (_submitted_settings() or {}).get("spark.master", "local").startswith("local")
-
-
-def with_spare_slot(master: str) -> str:
-    """A local master with one slot more; any other as it is."""
-    found = re.fullmatch(r"local(?:\[(\d+|\*)\])?", master)
-    if found is None:
-        return master
-    cores = os.cpu_count() or 1
-    return f"local[{(cores if found[1] == '*' else int(found[1] or 1)) + 1}]"
 
 
 def check_java() -> None:
@@ -152,7 +86,7 @@ def check_java() -> None:
 
 def has_delta(spark: SparkSession) -> bool:
     """Whether this session was started with Delta."""
-    return _DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
+    return DELTA_EXTENSION in (spark.conf.get("spark.sql.extensions", "") or "")
 
 
 def check_delta(spark: SparkSession) -> None:
@@ -181,13 +115,6 @@ def _submitted_settings() -> dict[str, str] | None:
     SparkContext._ensure_initialized()
     # The name is always set there, if only to the file's.
     return {key: value for key, value in SparkConf(loadDefaults=True).getAll() if key != "spark.app.name"}
-
-
-def _brings_files(given: Mapping[str, str]) -> bool:
-    """Whether Python files are shipped: workers are told of them, their daemon is not."""
-    return bool(given.get("spark.submit.pyFiles")) or "--py-files" in os.environ.get(
-        "PYSPARK_SUBMIT_ARGS", ""
-    )
 
 
 def _load_into_running_jvm(jars: str) -> None:

@@ -3,6 +3,9 @@
 A worker that loads for itself has 120 MB of its own and is ready after two seconds; one that finds all there
 shares it with the others, and is ready at once. Spark's `PythonWorkerFactory` runs the module that
 `spark.python.daemon.module` names in place of `pyspark.daemon`, with the same arguments.
+
+Executors get this file alone, into the folder where they run: on a host that lacks the package somebody has
+to be there who can be asked for it.
 """
 
 from __future__ import annotations
@@ -12,9 +15,8 @@ import os
 import sys
 from importlib import import_module
 
-from airflow_provider_pgrepl.replication.compiled import is_compiled
-
-_LAKE = "airflow_provider_pgrepl.replication.lake"
+_REPLICATION = "airflow_provider_pgrepl.replication"
+_LAKE = f"{_REPLICATION}.lake"
 _ROOM = f"{_LAKE}.applying"
 _MODULES = (
     "pyspark.worker",
@@ -31,11 +33,12 @@ def load() -> None:
             import_module(name)
         import_module(f"{_LAKE}.executors").this_host()
         # Where loops have to be compiled first Spark would wait for that: each worker loads them itself then.
-        if is_compiled():
+        if import_module(f"{_REPLICATION}.compiled").is_compiled():
             import_module(f"{_ROOM}.warm_up").merge_a_row()
     finally:
-        # It has been seeded by now, and each worker would draw the same numbers.
-        os.register_at_fork(after_in_child=import_module("numpy.random").seed)
+        if "numpy" in sys.modules:
+            # It has been seeded by now, and each worker would draw the same numbers.
+            os.register_at_fork(after_in_child=import_module("numpy.random").seed)
         gc.collect()
         gc.freeze()
 
