@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow_provider_pgrepl import applications
+from airflow_provider_pgrepl.driver_jvm import small_jvm
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app.app_arguments import (
     AddArguments,
@@ -72,8 +73,9 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     # What is given comes behind ours, and so counts.
     command = [submit, *more, *spark, applications.application(name), "--pipeline", pipeline_file, *own]
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment = {**python, **applications.quiet_logging(), **os.environ}
     sys.stdout.flush()
-    os.execve(submit, command, {**python, **applications.quiet_logging(), **os.environ})  # noqa: S606 - the app itself, in our place
+    os.execve(submit, command, environment | small_jvm(command, environment))  # noqa: S606 - the app itself, in our place
 
 
 def _driver_python(spark: Sequence[str]) -> list[str]:
