@@ -60,17 +60,17 @@ def run(folder: Path, scale: float) -> Figure:
 
 
 def _rates(place: str, folder: Path, number: int, scale: float) -> dict[str, list[float]]:
-    """Some of each, when Python of each executor has loaded what it needs: the first copy does not count."""
+    """Some of each, when the executors have become warm: the first trial and copy do not count."""
     rows, inserts, updates = (int(count * scale) for count in (_ROWS, _INSERTS, _UPDATES))
     name = f"cluster_{_PLACES.index(place)}_{number}"
     with _spark(place, folder / name) as spark:
         trial = Trial(spark, folder, kinds.PLAIN, inserts, updates)
-        applied = [trial.run(f"{name}_apply_{each}") for each in range(_TRIALS)]
+        applied = [trial.run(f"{name}_apply_{each}") for each in range(1 + _TRIALS)]
         # Which stops the session.
         with prepared(folder, rows, spark) as (_, source, store):
             seconds = [copy(spark, source, store, folder, f"{name}_{each}") for each in range(1 + _COPIES)]
     copied = [rows / each for each in seconds]
-    return {"snapshot": copied[1:], "apply": applied}
+    return {"snapshot": copied[1:], "apply": applied[1:]}
 
 
 @contextmanager
