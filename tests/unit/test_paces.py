@@ -166,6 +166,28 @@ def test_long_merges_begin_though_short_ones_always_wait():
     assert begun(lanes, seconds(1), 102.0) == [[5]]
 
 
+def test_a_table_that_moves_has_its_turn_however_many_lag_behind():
+    """A merge of one that lags is followed by its next as soon as it has ended."""
+    lanes, ended, now = MergeLanes(2), 0, 0.0
+    for oid in (1, 2, 3, 4):
+        lanes.add(replace(job(oid), upto_lsn=LSN(9)))
+    running: list[list[MergeJob]] = []
+    waits = True
+    for now in range(40):
+        if waits and lanes.choose([7], lambda _: 3.0):
+            lanes.add(job(7))
+            waits = False
+        running += lanes.begin(lambda _: 3.0, float(now))
+        share = running.pop(0)
+        lanes.end(share, [TableResult(one.oid) for one in share])
+        for one in share:
+            if one.oid == 7:
+                ended, waits = ended + 1, True
+            else:
+                lanes.add(one)
+    assert ended >= 5
+
+
 def test_with_one_slot_everything_runs_in_the_order_in_which_it_came():
     lanes = MergeLanes(1)
     for oid in (1, 2, 3):

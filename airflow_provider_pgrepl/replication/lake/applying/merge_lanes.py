@@ -89,7 +89,8 @@ class MergeLanes:
         alone = [[job] for job in long[:room]]
         self._long |= {job.oid for job in long[:room]}
         left = self.free - len(alone)
-        self._long_waits = len(long) > room
+        # One that lags behind is always there again, and may not keep tables out that move.
+        self._long_waits = any(not job.is_planned for job in long[room:])
         self._ready = [*long[room:], *(job for job, _ in short if not left)]
         return [*alone, *(make_shares(short, left) if left else [])]
 

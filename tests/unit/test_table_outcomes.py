@@ -1,0 +1,40 @@
+"""What becomes of a table when a merge of it has ended: whether it is planned again at once."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
+from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
+from airflow_provider_pgrepl.replication.lake.applying.table_outcomes import TableOutcomes
+from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.lake.applying.table_schedule import TableSchedule
+from airflow_provider_pgrepl.replication.lsn import LSN
+from tests.support.changes import work_of
+
+TABLE = 7
+
+
+@pytest.mark.parametrize(
+    ("result", "at_once"),
+    [
+        (TableResult(TABLE, position=8), True),
+        (TableResult(TABLE, has_gone_back=True), False),
+        (TableResult(TABLE, error="unexpected ValueError"), False),
+    ],
+)
+def test_a_table_that_lags_goes_on_at_once_unless_its_merge_failed(result: TableResult, at_once: bool):
+    schedule = TableSchedule(lambda _: Cadence(0, 60, 20, 2), 1000)
+    planner: Any = SimpleNamespace(remember=lambda *_: None)
+    outcomes = TableOutcomes("shop", None, schedule, planner, ApplierProgress())  # type: ignore[arg-type]
+    job = MergeJob(work_of(TABLE), LSN(5), 1, ("a",), 1, upto_lsn=LSN(9), is_last=False)
+    schedule.start(TABLE, job, time.monotonic())
+    outcomes.take(result, None)
+    now = time.monotonic()
+    assert (TABLE in schedule.lagging([TABLE], now)) == at_once
+    assert TABLE in schedule.lagging([TABLE], now + 0.3)
