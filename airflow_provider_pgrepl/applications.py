@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM
 
 _PACKAGE = Path(__file__).resolve().parent
 
@@ -65,6 +66,13 @@ def driver_python(conf: Mapping[Any, Any], chosen: str | None) -> dict[str, str]
     """
     name = "spark.pyspark.driver.python"
     return {} if name in conf else {name: chosen or sys.executable}
+
+
+def small_jvm(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable by which spark-submit starts a JVM that only starts tasks. What the environment has in it,
+    and Spark's settings, come behind ours, and count. A session's own options come too late."""
+    name = "SPARK_SUBMIT_OPTS"
+    return {name: f"{SMALL_JVM} {environment.get(name, '')}".strip()}
 
 
 def java() -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from airflow_provider_pgrepl import applications
-from airflow_provider_pgrepl.driver_jvm import small_jvm
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app.app_arguments import (
     AddArguments,
@@ -75,7 +74,7 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**python, **applications.quiet_logging(), **os.environ}
     sys.stdout.flush()
-    os.execve(submit, command, environment | small_jvm(command, environment))  # noqa: S606 - the app itself, in our place
+    os.execve(submit, command, environment | applications.small_jvm(environment))  # noqa: S606 - the app itself, in our place
 
 
 def _driver_python(spark: Sequence[str]) -> list[str]:

@@ -19,7 +19,6 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import applications
-from airflow_provider_pgrepl.driver_jvm import small_jvm
 from airflow_provider_pgrepl.hooks.access import access_with_lake
 from airflow_provider_pgrepl.hosting.adoption import Adoption
 from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError
@@ -219,7 +218,7 @@ class SparkAppOperator(SparkSubmitOperator):
         command = hook._build_spark_submit_command(self.application)
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
         if self.application == applications.application(self.app):
-            environment |= small_jvm(command, environment)
+            environment |= applications.small_jvm(environment)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app

@@ -10,6 +10,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowNotFoundExceptio
 
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM
 from tests.airflow.conftest import SECRET
 
 RECORDER = str(Path(__file__).parent / "spark-submit-recorder")
@@ -76,3 +77,25 @@ def test_a_missing_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(AirflowFailException, match="ToolError: no Java in JAVA_HOME"):
         PgReplicationOperator(task_id="t", pipeline=Pipeline.from_dict(PIPELINE)).execute({})
+
+
+@pytest.mark.parametrize("application", ["", __file__])
+def test_an_application_of_ours_starts_a_small_jvm_on_the_worker(
+    application: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, airflow_db: None
+) -> None:
+    """Another's may want another."""
+    record = tmp_path / "record"
+    monkeypatch.setenv("RECORD", str(record))
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-Xss8m")
+    PgReplicationOperator(
+        task_id="replicate",
+        pipeline=PIPELINE,
+        mode="caught_up",
+        application=application,
+        spark_binary=RECORDER,
+        preflight=False,
+        durable=False,
+    ).execute({})
+    environment = record.with_suffix(".env").read_text().splitlines()
+    expected = "-Xss8m" if application else f"{SMALL_JVM} -Xss8m"
+    assert f"SPARK_SUBMIT_OPTS={expected}" in environment

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM
 from demo.spark_cluster import Cluster, executor_python, running_cluster
 from tests.conftest import closing_connection
 from tests.support.replicated import execute, kill, wait_until
@@ -57,6 +58,7 @@ def test_executors_share_the_work_and_neither_one_nor_a_driver_that_is_killed_ch
             writing.wait_for_more(20)
             wait_until(lambda: shares(replicated, ("0", "1")), what="tasks on both executors")
             assert all(loads_for_its_workers(process) for process in cluster.executors())
+            assert all(SMALL_JVM in arguments_of(process) for process in (*cluster.executors(), running.pid))
             kill_executor(cluster.executors()[0])
             writing.wait_for_more(50)
             wait_until(lambda: shares(replicated, ("2",)), what="tasks on the executor that came instead")
@@ -69,6 +71,10 @@ def test_executors_share_the_work_and_neither_one_nor_a_driver_that_is_killed_ch
     assert "spark.pyspark.python" in told
     for secret in (dsn, "pgrepl-secret"):
         assert secret not in told
+
+
+def arguments_of(process: int) -> str:
+    return Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
 
 
 def loads_for_its_workers(executor: int) -> bool:

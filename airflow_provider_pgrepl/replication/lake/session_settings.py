@@ -27,13 +27,11 @@ _LOCAL_SETTINGS = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "2",
 }
-SERIAL_COLLECTOR = "-XX:+UseSerialGC"
-SMALL_JVM = "-XX:TieredStopAtLevel=1 -Xms64m -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=25"
+SMALL_JVM = "-XX:+NeverActAsServerClassMachine -Xms64m"
 """Of the apps' own sessions: no row goes through their JVMs, which start tasks. By itself one begins with a
-1/64 of the host's memory, and compiles with care what is run for seconds."""
-_WITHOUT_ROWS = dict.fromkeys(
-    ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), f"{SERIAL_COLLECTOR} {SMALL_JVM}"
-)
+1/64 of the host's memory, and compiles with care what is run for seconds. No collector of garbage is named:
+Java does not start where somebody else names another."""
+_WITHOUT_ROWS = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SMALL_JVM)
 _MODULE = "spark.python.daemon.module"
 _DAEMON = Path(__file__).parent / "applying" / "worker_daemon.py"
 WORKERS = {
@@ -44,7 +42,8 @@ WORKERS = {
 """Of the apps' own sessions: in others somebody else's code runs in workers, too."""
 # Executors are sent the daemon's file, into the folder where they run Python: a module of a package ends each
 # task on a host that lacks it, in words of Spark's.
-_EXECUTORS_WORKERS = {**WORKERS, _MODULE: _DAEMON.stem}
+DAEMON_MODULE = _DAEMON.stem
+_EXECUTORS_WORKERS = {**WORKERS, _MODULE: DAEMON_MODULE}
 _DELTA_SETTINGS = {
     "spark.sql.extensions": DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -71,7 +70,7 @@ def session_settings(
         if not _brings_files(given):
             settings |= WORKERS if is_local else _EXECUTORS_WORKERS
     settings |= {**given, "spark.master": chosen}
-    if settings.get(_MODULE) == _DAEMON.stem:
+    if settings.get(_MODULE) == DAEMON_MODULE:
         settings["spark.files"] = joined(given.get("spark.files", ""), str(_DAEMON))
     if delta:
         settings["spark.sql.extensions"] = joined(settings["spark.sql.extensions"], DELTA_EXTENSION)
@@ -90,7 +89,7 @@ def with_spare_slot(master: str) -> str:
 
 
 def _brings_files(given: Mapping[str, str]) -> bool:
-    """Whether Python files are shipped: workers are told of them, their daemon is not."""
-    return bool(given.get("spark.submit.pyFiles")) or "--py-files" in os.environ.get(
-        "PYSPARK_SUBMIT_ARGS", ""
-    )
+    """Whether Python files are shipped, or this package lies in one: workers are told of them, their daemon
+    is not."""
+    shipped = any(given.get(name) for name in ("spark.submit.pyFiles", "spark.yarn.dist.pyFiles"))
+    return shipped or not _DAEMON.is_file() or "--py-files" in os.environ.get("PYSPARK_SUBMIT_ARGS", "")

@@ -11,7 +11,9 @@ from pyspark.errors import PySparkException
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
+from airflow_provider_pgrepl.replication.lake.session_settings import DAEMON_MODULE
 
+_NO_DAEMON = f"No module named {DAEMON_MODULE}"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 _LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
 _WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
@@ -34,6 +36,13 @@ def spark_error(doing: str, trace: str) -> PgReplError:
     """From the words in which Spark failed: SparkError, or ToolError where an executor lacks something."""
     if lacking := what_executors_lack(trace):
         return ToolError(f"{doing}: {lacking}", hints.EXECUTORS)
+    if _NO_DAEMON in trace:
+        return ToolError(
+            f"{doing}: Python on an executor does not look into its current folder, where the daemon of its"
+            " workers is",
+            "take PYTHONSAFEPATH out of the executors' environment, or set"
+            " spark.python.daemon.module=pyspark.daemon",
+        )
     if is_of_workers(trace):
         return SparkError(
             f"{doing}: Spark could not start its Python workers",
