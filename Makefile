@@ -37,7 +37,15 @@ jars: ## Fetch the seven Delta jars into .jars, once
 
 .PHONY: s3a
 s3a: java ## Fetch what Spark needs to read lakes on S3 into .jars/s3a, once
-	@sh setup/s3a.sh
+	@sh setup/connector.sh s3a
+
+.PHONY: gs
+gs: java ## The same for lakes on Google Cloud Storage, into .jars/gs
+	@sh setup/connector.sh gs
+
+.PHONY: abfs
+abfs: java ## The same for lakes on Azure, into .jars/abfs
+	@sh setup/connector.sh abfs
 
 .PHONY: debezium
 debezium: java ## Fetch Debezium's engine into .debezium, once
@@ -79,7 +87,7 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/lint-imports
 
 .PHONY: test
-test: setup java jars s3a majors kafka debezium registry stores check ## Everything: the checks, then all tests
+test: setup java jars s3a gs abfs majors kafka debezium registry stores check ## Everything: the checks, then all tests
 	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
 		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
 

@@ -134,5 +134,10 @@ def store_variable(name: str) -> str:
     """What is said by one of `VARIABLES`; empty when nothing is."""
     if name in _replaced:
         return _given.get(name, "")
-    value = os.environ.get(name, "").strip()
-    return value or os.environ.get(_OTHER_NAMES.get(name, ""), "").strip()
+    return os.environ.get(name_in_environment(name), "").strip()
+
+
+def name_in_environment(name: str) -> str:
+    """Under which name the environment says what one of `VARIABLES` is for; empty when it does not."""
+    names = (name, _OTHER_NAMES.get(name, ""))
+    return next((each for each in names if os.environ.get(each, "").strip()), "")

@@ -48,6 +48,10 @@ func asGoogle(next http.Handler, host string) http.Handler {
 	return http.HandlerFunc(func(answer http.ResponseWriter, request *http.Request) {
 		// It answers to its own name only, whatever proxy there is before it.
 		request.Host = host
+		if strings.HasPrefix(request.URL.Path, "//") {
+			// So Google's client of Java asks for a batch.
+			request.URL.Path = request.URL.Path[1:]
+		}
 		bucket, object, isObject := strings.Cut(strings.TrimPrefix(request.URL.Path, "/"), "/")
 		isJSON := bucket == "storage" || bucket == "upload"
 		query := request.URL.Query()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 
@@ -10,8 +9,6 @@ import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
 from deltalake import DeltaTable
 from pyarrow import fs
 
@@ -34,7 +31,13 @@ from airflow_provider_pgrepl.replication.storage.object_store import store_behin
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 from tests.integration.test_object_store import race, receive_while_failing
 from tests.support.faulty_store import FaultyStore, faulty_store
-from tests.support.stores import AzureServer, GoogleServer, StoreServer, shared_access
+from tests.support.stores import (
+    AzureServer,
+    GoogleServer,
+    StoreServer,
+    service_account_key,
+    shared_access,
+)
 
 ROUNDS = 100
 ON_GOOGLE = pytest.mark.parametrize("other_store", [GoogleServer], ids=["google"], indirect=True)
@@ -211,12 +214,3 @@ def test_a_service_accounts_key_is_followed_by_all_three_libraries(faulty, other
     assert filesystem.get_file_info(f"{root}/public/t").type == fs.FileType.Directory
     assert faulty.named == {("gl-cpp", "Bearer"), ("object_store", "Bearer")}
     assert os.environ["GOOGLE_APPLICATION_CREDENTIALS"] == "/of/the/host"
-
-
-def service_account_key() -> str:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    told = {"client_email": "writer@shop.iam.gserviceaccount.com", "private_key_id": "1", "client_id": "1"}
-    return json.dumps({"type": "service_account", "private_key": pem.decode(), "project_id": "shop", **told})

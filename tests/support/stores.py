@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hmac
+import json
 import os
 import shutil
 import tempfile
@@ -15,6 +16,8 @@ from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from pyarrow import fs
 
 from demo.server_process import ServerProcess
@@ -30,6 +33,8 @@ class StoreServer(ServerProcess):
     """`lake`: where all its lakes lie."""
 
     lake = ""
+    hosts: tuple[str, ...] = ()
+    """As which the store itself is known."""
     # An answer may keep its line open.
     stop_s = 1.0
     program = Path()
@@ -56,6 +61,7 @@ class GoogleServer(StoreServer):
 
     name, script = "the server that speaks Google's storage", "setup/gcs_server.sh"
     lake = f"gs://{BUCKET}"
+    hosts = ("storage.googleapis.com",)
     program = _ROOT / ".gcs_server" / "gcs_server"
 
     def environment_of(self, port: int) -> dict[str, str]:
@@ -79,6 +85,7 @@ class AzureServer(StoreServer):
 
     name, script = "Azurite", "setup/azurite.sh"
     lake = f"abfss://{BUCKET}@{ACCOUNT}.dfs.core.windows.net"
+    hosts = (f"{ACCOUNT}.dfs.core.windows.net", f"{ACCOUNT}.blob.core.windows.net")
     program = _ROOT / ".azurite" / "node_modules" / ".bin" / "azurite-blob"
 
     def environment_of(self, port: int) -> dict[str, str]:
@@ -113,6 +120,17 @@ def shared_access(rights: str) -> str:
     key = base64.b64decode(_ACCOUNTS_KEY)
     signature = hmac.digest(key, "\n".join(signed).encode(), "sha256")
     return urlencode(said | {"sig": base64.b64encode(signature).decode()})
+
+
+def service_account_key(token_uri: str = "") -> str:
+    """Of nobody's, as Google gives them out; who wants a token for it asks there."""
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    told = {"client_email": "writer@shop.iam.gserviceaccount.com", "private_key_id": "1", "client_id": "1"}
+    told |= {"token_uri": token_uri} if token_uri else {}
+    return json.dumps({"type": "service_account", "private_key": pem.decode(), "project_id": "shop", **told})
 
 
 def _answers(url: str) -> bool:

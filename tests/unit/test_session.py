@@ -12,7 +12,13 @@ import pytest
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.lake.session import check_java
 from airflow_provider_pgrepl.replication.lake.session_settings import session_settings, with_spare_slot
-from airflow_provider_pgrepl.replication.lake.spark_jars import DELTA_ARTIFACTS, JARS_VARIABLE, delta_jars
+from airflow_provider_pgrepl.replication.lake.spark_jars import (
+    CONNECTORS,
+    DELTA_ARTIFACTS,
+    JARS_VARIABLE,
+    Connector,
+    delta_jars,
+)
 
 
 @pytest.fixture
@@ -164,6 +170,45 @@ def test_readers_of_a_store_get_the_connector_and_no_key_as_a_setting(
     assert own["spark.hadoop.fs.s3a.endpoint"] == "https://own"
     packaged = {"spark.jars.packages": "org.apache.hadoop:hadoop-aws:3.5.0"}
     assert "s3a" not in session_settings(packaged, None, {}, delta=True)["spark.jars"]
+
+
+def test_readers_of_google_get_the_file_of_a_key_that_is_named(
+    jars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = "spark.hadoop.fs.gs.auth"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/default.json")
+    assert session_settings({}, None, {}, delta=True)[f"{prefix}.type"] == "APPLICATION_DEFAULT"
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/etc/key.json")
+    settings = session_settings({}, None, {}, delta=True)
+    assert settings[f"{prefix}.type"] == "SERVICE_ACCOUNT_JSON_KEYFILE"
+    assert settings[f"{prefix}.service.account.json.keyfile"] == "/etc/key.json"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
+        ("AZURE_STORAGE_ACCOUNT_KEY", "account.key"),
+        ("AZURE_STORAGE_KEY", "account.key"),
+        ("AZURE_STORAGE_SAS_TOKEN", "sas.fixed.token"),
+    ],
+)
+def test_readers_of_azure_get_the_name_of_a_variable_and_no_key(
+    name: str, setting: str, jars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "never-told")
+    settings = session_settings({}, None, {}, delta=True)
+    assert settings[f"spark.hadoop.fs.azure.{setting}"] == f"${{env.{name}}}"
+    assert "never-told" not in repr(settings)
+
+
+@pytest.mark.parametrize("connector", CONNECTORS, ids=lambda connector: connector.folder)
+def test_a_session_takes_the_connectors_that_were_fetched(connector: Connector, jars: Path) -> None:
+    (jars / connector.folder).mkdir()
+    jar = jars / connector.folder / f"{connector.artifact}-3.5.0.jar"
+    jar.touch()
+    assert str(jar) in session_settings({}, None, {}, delta=True)["spark.jars"].split(",")
+    packaged = {"spark.jars.packages": f"org.apache.hadoop:{connector.artifact}:3.5.0"}
+    assert str(jar) not in session_settings(packaged, None, {}, delta=True)["spark.jars"]
 
 
 def test_a_jar_without_the_connector_is_not_taken(jars: Path) -> None:

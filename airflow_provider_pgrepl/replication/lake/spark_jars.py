@@ -1,4 +1,4 @@
-"""The jars that Spark needs beside its own: Delta's, and Hadoop's connector to stores that speak S3.
+"""The jars that Spark needs beside its own: Delta's, and Hadoop's connectors to stores.
 
 Looked for in the folder that PGREPL_JARS names, else in `.jars` of the current one.
 """
@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from airflow_provider_pgrepl.errors import ToolError
 
@@ -23,9 +24,28 @@ DELTA_ARTIFACTS = (
     "unitycatalog-hadoop",
 )
 """What Delta needs beyond the jars that pyspark brings."""
-CONNECTOR = "hadoop-aws"
-CONNECTOR_FOLDER = "s3a"
-"""Below the folder of jars: the connector and all that it needs, fetched only for lakes in such a store."""
+
+
+class Connector(NamedTuple):
+    """Of Hadoop's to a kind of store. `folder`, below that of jars, holds it and all that it needs, fetched
+    only for lakes in such a store; `artifact`: its name at Maven's; `system`: its class."""
+
+    folder: str
+    artifact: str
+    system: str
+    store: str
+
+
+CONNECTORS = (
+    Connector("s3a", "hadoop-aws", "org.apache.hadoop.fs.s3a.S3AFileSystem", "stores that speak S3"),
+    Connector("gs", "hadoop-gcp", "org.apache.hadoop.fs.gs.GoogleHadoopFileSystem", "Google Cloud Storage"),
+    Connector(
+        "abfs",
+        "hadoop-azure",
+        "org.apache.hadoop.fs.azurebfs.SecureAzureBlobFileSystem",
+        "Azure's storage",
+    ),
+)
 
 
 def delta_jars() -> list[Path]:
@@ -45,12 +65,12 @@ def delta_jars() -> list[Path]:
     )
 
 
-def connector_jars() -> list[Path]:
-    """Those for `s3a://`; none when they were not fetched, or lie in pyspark's own folder."""
-    if _pyspark_has(CONNECTOR):
+def connector_jars(connector: Connector) -> list[Path]:
+    """None when they were not fetched, or lie in pyspark's own folder."""
+    if _pyspark_has(connector.artifact):
         return []
-    jars = sorted((_folder() / CONNECTOR_FOLDER).glob("*.jar"))
-    return jars if any(jar.name.startswith(CONNECTOR) for jar in jars) else []
+    jars = sorted((_folder() / connector.folder).glob("*.jar"))
+    return jars if any(jar.name.startswith(connector.artifact) for jar in jars) else []
 
 
 def brings(given: Mapping[str, str], artifact: str) -> bool:
@@ -61,8 +81,11 @@ def brings(given: Mapping[str, str], artifact: str) -> bool:
 
 def added_jars(given: Mapping[str, str]) -> list[Path]:
     """What a session that reads lakes has to add to what it was given. Raises ToolError."""
-    delta = [] if brings(given, "delta-spark") else delta_jars()
-    return delta + ([] if brings(given, CONNECTOR) else connector_jars())
+    jars = [] if brings(given, "delta-spark") else delta_jars()
+    for connector in CONNECTORS:
+        if not brings(given, connector.artifact):
+            jars += connector_jars(connector)
+    return jars
 
 
 def joined(*lists: str | Iterable[Path]) -> str:

@@ -1,6 +1,7 @@
-"""How Spark's own readers reach a store: by Hadoop's connectors, that of S3 told from the environment.
+"""How Spark's own readers reach a store: by Hadoop's connectors, told from the environment.
 
-Keys are no settings here: the connector takes them from the JVM's environment, else from the role there is.
+Keys are no settings here: the connectors take them from each JVM's own environment, else from the role that
+there is.
 """
 
 from __future__ import annotations
@@ -8,10 +9,18 @@ from __future__ import annotations
 import os
 
 from airflow_provider_pgrepl.errors import ToolError
-from airflow_provider_pgrepl.replication.lake.spark_jars import CONNECTOR
-from airflow_provider_pgrepl.replication.store_variables import ENDPOINT, REGION, store_variable
+from airflow_provider_pgrepl.replication.lake.spark_jars import CONNECTORS
+from airflow_provider_pgrepl.replication.store_variables import (
+    AZURE_KEY,
+    AZURE_SAS,
+    ENDPOINT,
+    GOOGLE,
+    REGION,
+    name_in_environment,
+    store_variable,
+)
 
-_PREFIX = "spark.hadoop.fs.s3a"
+_S3, _GOOGLE, _AZURE = "spark.hadoop.fs.s3a", "spark.hadoop.fs.gs", "spark.hadoop.fs.azure"
 _WEB_IDENTITY = "AWS_WEB_IDENTITY_TOKEN_FILE"
 # The connector's own, in its order, which lacks web identities (of Kubernetes).
 # https://hadoop.apache.org/docs/r3.5.0/hadoop-aws/tools/hadoop-aws/authentication.html
@@ -23,32 +32,54 @@ _PROVIDERS = (
     "org.apache.hadoop.fs.s3a.auth.IAMInstanceCredentialsProvider",
 )
 
-_CONNECTORS = {
-    "s3a.S3AFileSystem": (CONNECTOR, "stores that speak S3"),
-    "gs.GoogleHadoopFileSystem": ("hadoop-gcp", "Google Cloud Storage"),
-    "azurebfs.SecureAzureBlobFileSystem": ("hadoop-azure", "Azure's storage"),
-}
-"""By what Spark's Hadoop calls their classes: its package of Maven's, and what it leads to."""
-_IN_CHECKOUT = "; in a checkout of this project `make s3a` fetches less, which build_session takes"
-
 
 def connector_settings() -> dict[str, str]:
     """Settings of a session; none where the environment says nothing of a store."""
+    return {**_of_s3(), **_of_google(), **_of_azure()}
+
+
+def _of_s3() -> dict[str, str]:
     endpoint, region = store_variable(ENDPOINT), store_variable(REGION)
-    settings = {f"{_PREFIX}.endpoint.region": region} if region else {}
+    settings = {f"{_S3}.endpoint.region": region} if region else {}
     if endpoint:
-        settings |= {f"{_PREFIX}.endpoint": endpoint, f"{_PREFIX}.path.style.access": "true"}
+        settings |= {f"{_S3}.endpoint": endpoint, f"{_S3}.path.style.access": "true"}
     if os.environ.get(_WEB_IDENTITY):
-        settings |= {f"{_PREFIX}.aws.credentials.provider": ",".join(_PROVIDERS)}
+        settings |= {f"{_S3}.aws.credentials.provider": ",".join(_PROVIDERS)}
     return settings
+
+
+def _of_google() -> dict[str, str]:
+    """By itself the connector takes the host's own identity. It reads keys from files only."""
+    # https://hadoop.apache.org/docs/r3.5.0/hadoop-gcp/tools/hadoop-gcp/Configuration.html
+    file = next((found for name in GOOGLE.identities if (found := os.environ.get(name))), None)
+    if file:
+        return {
+            f"{_GOOGLE}.auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
+            f"{_GOOGLE}.auth.service.account.json.keyfile": file,
+        }
+    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return {f"{_GOOGLE}.auth.type": "APPLICATION_DEFAULT"}
+    return {}
+
+
+def _of_azure() -> dict[str, str]:
+    """The settings hold the names of variables: Hadoop puts in their values where it reads them
+    (org.apache.hadoop.conf.Configuration, "Variable Expansion"), in each process those of its own."""
+    # https://hadoop.apache.org/docs/r3.5.0/hadoop-azure/abfs.html
+    if name := name_in_environment(AZURE_KEY):
+        return {f"{_AZURE}.account.key": f"${{env.{name}}}"}
+    if name := name_in_environment(AZURE_SAS):
+        return {f"{_AZURE}.account.auth.type": "SAS", f"{_AZURE}.sas.fixed.token": f"${{env.{name}}}"}
+    return {}
 
 
 def check_connector(error: BaseException) -> None:
     """Raise ToolError when what failed says that the session has no connector."""
-    for missing, (package, store) in _CONNECTORS.items():
-        if f"org.apache.hadoop.fs.{missing} not found" in str(error):
+    for connector in CONNECTORS:
+        if f"{connector.system} not found" in str(error):
             raise ToolError(
-                f"this Spark session has no connector to {store}",
-                f"start it with --packages org.apache.hadoop:{package}:VERSION, in the version of Spark's"
-                f" Hadoop{_IN_CHECKOUT if package == CONNECTOR else ''}",
+                f"this Spark session has no connector to {connector.store}",
+                f"start it with --packages org.apache.hadoop:{connector.artifact}:VERSION, in the version of"
+                f" Spark's Hadoop; in a checkout of this project `make {connector.folder}` fetches what"
+                " build_session takes",
             ) from None

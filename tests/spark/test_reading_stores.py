@@ -1,4 +1,4 @@
-"""Spark reads a lake on S3 by Hadoop's connector: at a point, and as of a transaction."""
+"""Spark reads a lake in a store by Hadoop's connector: at a point, and as of a transaction."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from airflow_provider_pgrepl.replication.lake.read import arrow_view_as_of, consistent_arrow
-from airflow_provider_pgrepl.replication.lake.spark_jars import CONNECTOR_FOLDER
+from airflow_provider_pgrepl.replication.store_variables import AZURE_KEY, AZURE_SAS
 from tests.support.replicated import Replicated, execute, kill, wait_until
 from tests.support.spark_program import JARS, said_by
+from tests.support.stores import AzureServer, StoreServer, service_account_key, shared_access
+from tests.support.tls_front import TOKEN_HOST, tls_front
 
-PROGRAM = Path(__file__).with_name("reading_s3.py")
+PROGRAM = Path(__file__).with_name("reading_store.py")
 TABLES = ("public.orders", "public.items")
+# An account with folders speaks another language, which the emulator has not.
+AZURES_LANGUAGE = "spark.hadoop.fs.azure.fns.account.service.type BLOB"
 
 
-@pytest.fixture
-def replicated(s3_lake: str, dsn: str, tmp_path: Path) -> Replicated:
+def copied(dsn: str, folder: Path, lake: str) -> Replicated:
     """Points are rare in it: what is durable is newer than the newest point."""
     execute(
         dsn,
@@ -28,7 +29,7 @@ def replicated(s3_lake: str, dsn: str, tmp_path: Path) -> Replicated:
         "insert into orders select g, 'new', g / 7.0, now() from generate_series(1, 500) g",
         "insert into items (of, tags) select g, array['a', null] from generate_series(1, 500) g",
     )
-    found = Replicated(dsn, tmp_path, TABLES, lake=s3_lake, merge="merge_on_read")
+    found = Replicated(dsn, folder, TABLES, lake=lake, merge="merge_on_read")
     found.snapshot()
     found.catch_up()
     return found
@@ -55,10 +56,10 @@ def counted(orders: Any) -> tuple[int, int]:
     return orders.num_rows, orders.column("state").to_pylist().count("paid")
 
 
-def test_spark_reads_at_a_point_and_as_of_the_newest_transaction(replicated, monkeypatch):
-    change(replicated)
+def check_spark_reads(replicated: Replicated) -> None:
+    """What Arrow reads."""
     said = said_by(PROGRAM, str(replicated.file), *TABLES)
-    assert [table["table"] for table in said] == list(TABLES)
+    assert [table.get("table") for table in said] == list(TABLES), said
     point, newest = consistent_arrow(replicated.pipeline), arrow_view_as_of(replicated.pipeline)
     for table in said:
         name = table["table"]
@@ -71,12 +72,40 @@ def keys(rows: list[str]) -> list[str]:
     return sorted(str(json.loads(row)["id"]) for row in rows)
 
 
-def test_a_session_without_the_connector_says_what_to_do(replicated, tmp_path):
+def test_spark_reads_at_a_point_and_as_of_the_newest_transaction(s3_lake, dsn, tmp_path):
+    replicated = copied(dsn, tmp_path, s3_lake)
+    change(replicated)
+    check_spark_reads(replicated)
+
+
+def test_spark_reads_other_stores_with_keys_that_are_no_settings(
+    other_store: StoreServer, other_lake, dsn, tmp_path, monkeypatch
+):
+    """Hadoop's own connectors ask for hosts of Google's and Microsoft's, which are the emulators here."""
+    replicated = copied(dsn, tmp_path, other_lake)
+    change(replicated)
+    with tls_front(tmp_path, other_store.hosts, other_store.port) as front:
+        settings = [f"spark.driver.extraJavaOptions {front.java_options}", AZURES_LANGUAGE]
+        (tmp_path / "spark-defaults.conf").write_text("\n".join(settings))
+        monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+        if isinstance(other_store, AzureServer):
+            check_spark_reads(replicated)
+            monkeypatch.delenv(AZURE_KEY)
+            monkeypatch.setenv(AZURE_SAS, shared_access("rl"))
+        else:
+            key = tmp_path / "key.json"
+            key.write_text(service_account_key(f"https://{TOKEN_HOST}/token"))
+            monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(key))
+        check_spark_reads(replicated)
+        assert front.asked & set(other_store.hosts)
+
+
+def test_a_session_without_the_connector_says_what_to_do(s3_lake, dsn, tmp_path):
+    replicated = copied(dsn, tmp_path, s3_lake)
     jars = tmp_path / "jars"
     jars.mkdir()
     for jar in JARS.glob("*.jar"):
         (jars / jar.name).symlink_to(jar)
-    assert not (jars / CONNECTOR_FOLDER).exists()
     said = said_by(PROGRAM, str(replicated.file), *TABLES, jars=jars)
     assert said[0]["error"] == "ToolError"
     assert "make s3a" in said[0]["said"]
