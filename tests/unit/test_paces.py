@@ -188,6 +188,20 @@ def test_a_table_that_moves_has_its_turn_however_many_lag_behind():
     assert ended >= 5
 
 
+def test_long_merges_go_on_when_one_slot_is_left():
+    """An executor was lost while some waited."""
+    lanes = MergeLanes(2)
+    for oid in (1, 2, 3):
+        lanes.add(job(oid))
+    running = lanes.begin(lambda _: 3.0, 0.0)
+    lanes.slots = 1
+    for _ in range(4):
+        for share in running:
+            lanes.end(share, [TableResult(one.oid) for one in share])
+        running = lanes.begin(lambda _: 3.0, 1.0)
+    assert lanes.choose([7], lambda _: 3.0) == [7]
+
+
 def test_with_one_slot_everything_runs_in_the_order_in_which_it_came():
     lanes = MergeLanes(1)
     for oid in (1, 2, 3):

@@ -70,7 +70,7 @@ class MergeLanes:
             return []
         if self.slots == 1:
             shares: list[Share] = [self._ready]
-            self._ready = []
+            self._ready, self._long_waits = [], False
         else:
             shares = self._parted(expected_s, now)
         self._running += shares
