@@ -10,7 +10,11 @@ fetch_jars() {
     trap 'rm -rf "$repository"' EXIT
     echo "fetching $2"
     mvn --batch-mode --quiet --strict-checksums -Dstyle.color=never --file "setup/$1.xml" -Dmaven.repo.local="$repository" \
-        -DoutputDirectory="$3" dependency:copy-dependencies
+        -DoutputDirectory="$repository/jars" dependency:copy-dependencies
+    # All of them came; those of another version go.
+    mkdir -p "$3"
+    rm -f "$3"/*.jar
+    mv "$repository"/jars/*.jar "$3"
     if ! has_jars "$3"; then
         echo >&2 "The jars in $3 are not those of setup/$1.sha256; delete the folder and try again."
         exit 1

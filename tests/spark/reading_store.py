@@ -23,6 +23,7 @@ def main() -> int:
                 for rows in (point.table(table), newest.table(table))
             ]
             print(json.dumps({"table": table, "point": told[0], "newest": told[1]}))
+        sys.stderr.write(repr([*spark.sparkContext.getConf().getAll(), *spark.sql("SET").collect()]))
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
+from airflow_provider_pgrepl.replication.store_variables import AZURE_KEY, AZURE_SAS
 from tests.support.replicated import ROOT
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ JARS = ROOT / ".jars"
 
 
 def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | None = None) -> list[Any]:
-    """Run it to its end, in a folder; it may say nothing of a store's secret."""
+    """Run it to its end, in a folder; it may say nothing of a store's secret, nor may Spark's settings, which
+    a reader's program tells."""
     ended = subprocess.run(
         [sys.executable, str(program), *arguments],
         env={**os.environ, JARS_VARIABLE: str(jars), "PYTHONPATH": str(ROOT)},
@@ -33,8 +35,9 @@ def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | No
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    if secret := os.environ.get("AWS_SECRET_ACCESS_KEY"):
-        assert secret not in ended.stdout + ended.stderr
+    for name in ("AWS_SECRET_ACCESS_KEY", AZURE_KEY, AZURE_SAS):
+        if secret := os.environ.get(name):
+            assert secret not in ended.stdout + ended.stderr
     said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert said, ended.stderr[-3000:]
     return said

@@ -176,7 +176,6 @@ def test_readers_of_google_get_the_file_of_a_key_that_is_named(
     jars: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prefix = "spark.hadoop.fs.gs.auth"
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/etc/default.json")
     assert session_settings({}, None, {}, delta=True)[f"{prefix}.type"] == "APPLICATION_DEFAULT"
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/etc/key.json")
     settings = session_settings({}, None, {}, delta=True)
@@ -199,6 +198,20 @@ def test_readers_of_azure_get_the_name_of_a_variable_and_no_key(
     settings = session_settings({}, None, {}, delta=True)
     assert settings[f"spark.hadoop.fs.azure.{setting}"] == f"${{env.{name}}}"
     assert "never-told" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    "own", ["fs.azure.account.key.acme.dfs.core.windows.net", "fs.azure.sas.fixed.token", "fs.gs.auth.type"]
+)
+def test_keys_that_a_session_is_given_stay_alone(
+    own: str, jars: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "never-told")
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", "/etc/key.json")
+    store = ".".join(f"spark.hadoop.{own}".split(".")[:4])
+    given = {f"spark.hadoop.{own}": "own"}
+    settings = session_settings(given, None, {}, delta=True)
+    assert {name: value for name, value in settings.items() if name.startswith(store)} == given
 
 
 @pytest.mark.parametrize("connector", CONNECTORS, ids=lambda connector: connector.folder)

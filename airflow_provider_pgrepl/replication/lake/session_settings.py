@@ -64,7 +64,7 @@ def session_settings(
     is_local = chosen.startswith("local")
     settings = {**_SETTINGS, **(_LOCAL_SETTINGS if is_local else {})}
     if delta:
-        settings |= {**_DELTA_SETTINGS, **connector_settings()}
+        settings |= {**_DELTA_SETTINGS, **connector_settings(given)}
     else:
         settings |= _WITHOUT_ROWS
         if not _brings_files(given):

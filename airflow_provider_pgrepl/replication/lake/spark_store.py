@@ -7,6 +7,7 @@ there is.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.lake.spark_jars import CONNECTORS
@@ -33,9 +34,19 @@ _PROVIDERS = (
 )
 
 
-def connector_settings() -> dict[str, str]:
-    """Settings of a session; none where the environment says nothing of a store."""
-    return {**_of_s3(), **_of_google(), **_of_azure()}
+def connector_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """Settings of a session; none of a store of which the environment says nothing, nor of one whose keys are
+    among those that are `given`."""
+
+    def says(*parts: str) -> bool:
+        return any(name.startswith(part) for name in given for part in parts)
+
+    settings = _of_s3()
+    if not says(f"{_GOOGLE}.auth."):
+        settings |= _of_google()
+    if not says(f"{_AZURE}.account.", f"{_AZURE}.sas."):
+        settings |= _of_azure()
+    return settings
 
 
 def _of_s3() -> dict[str, str]:
@@ -49,7 +60,7 @@ def _of_s3() -> dict[str, str]:
 
 
 def _of_google() -> dict[str, str]:
-    """By itself the connector takes the host's own identity. It reads keys from files only."""
+    """It reads keys from files only, and by itself asks none but the host of an instance."""
     # https://hadoop.apache.org/docs/r3.5.0/hadoop-gcp/tools/hadoop-gcp/Configuration.html
     file = next((found for name in GOOGLE.identities if (found := os.environ.get(name))), None)
     if file:
@@ -57,9 +68,7 @@ def _of_google() -> dict[str, str]:
             f"{_GOOGLE}.auth.type": "SERVICE_ACCOUNT_JSON_KEYFILE",
             f"{_GOOGLE}.auth.service.account.json.keyfile": file,
         }
-    if os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
-        return {f"{_GOOGLE}.auth.type": "APPLICATION_DEFAULT"}
-    return {}
+    return {f"{_GOOGLE}.auth.type": "APPLICATION_DEFAULT"}
 
 
 def _of_azure() -> dict[str, str]:
