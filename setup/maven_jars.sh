@@ -14,7 +14,7 @@ fetch_jars() {
     # All of them came; those of another version go.
     mkdir -p "$3"
     rm -f "$3"/*.jar
-    mv "$repository"/jars/*.jar "$3"
+    mv "$repository"/jars/* "$3"
     if ! has_jars "$3"; then
         echo >&2 "The jars in $3 are not those of setup/$1.sha256; delete the folder and try again."
         exit 1
