@@ -106,6 +106,7 @@ def test_a_session_without_the_connector_says_what_to_do(s3_lake, dsn, tmp_path)
     jars.mkdir()
     for jar in JARS.glob("*.jar"):
         (jars / jar.name).symlink_to(jar)
+    assert not (jars / "s3a").exists()
     said = said_by(PROGRAM, str(replicated.file), *TABLES, jars=jars)
     assert said[0]["error"] == "ToolError"
     assert "make s3a" in said[0]["said"]

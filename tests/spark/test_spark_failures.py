@@ -55,3 +55,32 @@ def test_what_spark_fails_with_is_no_matter_of_the_lake_and_may_pass() -> None:
     assert (SparkError.retry, SparkError.scope) == (Retry.TIMED, Scope.PIPELINE)
     assert not isinstance(error, LakeUnavailableError)
     assert "value" not in str(error)
+
+
+def test_a_daemon_that_python_does_not_find_is_told_of_by_name(tmp_path: Path) -> None:
+    """As on executors with PYTHONSAFEPATH; of a local master Spark keeps its files elsewhere."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from airflow_provider_pgrepl.errors import ToolError
+from airflow_provider_pgrepl.replication.lake.session import build_session
+from airflow_provider_pgrepl.replication.lake.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+
+spark = build_session("no daemon", "local[1]", {{"spark.python.daemon.module": DAEMON_MODULE}}, delta=False)
+try:
+    with spark_errors("asking executors what they have"):
+        spark.sparkContext.parallelize([1], 1).map(str).collect()
+except ToolError as error:
+    print("said:", error.hint)
+spark.stop()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert "said: take PYTHONSAFEPATH" in ended.stdout, ended.stderr[-3000:]

@@ -168,7 +168,7 @@ def test_long_merges_begin_though_short_ones_always_wait():
 
 def test_a_table_that_moves_has_its_turn_however_many_lag_behind():
     """A merge of one that lags is followed by its next as soon as it has ended."""
-    lanes, ended, now = MergeLanes(2), 0, 0.0
+    lanes, ended = MergeLanes(2), 0
     for oid in (1, 2, 3, 4):
         lanes.add(replace(job(oid), upto_lsn=LSN(9)))
     running: list[list[MergeJob]] = []

@@ -35,8 +35,8 @@ _PROVIDERS = (
 
 
 def connector_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """Settings of a session; none of a store of which the environment says nothing, nor of one whose keys are
-    among those that are `given`."""
+    """Settings of a session, by what the environment says of each store; Google's default credentials where
+    it says nothing of that. None of a store whose keys are among those that are `given`."""
 
     def says(*parts: str) -> bool:
         return any(name.startswith(part) for name in given for part in parts)
