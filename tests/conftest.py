@@ -1,8 +1,4 @@
-"""Shared fixtures: a PostgreSQL server of each kind and one Spark session a process, a fresh database a test.
-
-PGREPL_TEST_PG_MAJORS says with which majors tests are run that are marked `every_major`; all others are run
-with the last of these.
-"""
+"""Shared fixtures: a server of each PostgreSQL major and a Spark session a process, a fresh database a test."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg2
 import psycopg2.errors
@@ -27,6 +23,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.store_variables import use_store
 from demo.postgres import Server
 from demo.versitygw import Gateway
+from tests.selection import MAJORS, TIERS, parametrize_majors, select
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
@@ -35,65 +32,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-MAJORS = os.environ.get("PGREPL_TEST_PG_MAJORS", "18").split()
-WAITING = ("end_to_end", "fault", "spark")
-"""Folders whose tests mostly wait: longest first."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier", choices=TIERS, default="all", help="which tests to run; see tests/selection.py"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if len(MAJORS) > 1 and any(metafunc.definition.iter_markers("every_major")):
-        metafunc.fixturenames.append("major")
-        metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
+    parametrize_majors(metafunc)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread tests over the workers so that some wait while others compute."""
-    once = [item for item in items if not _is_further_seed(item)]
-    config.hook.pytest_deselected(items=[item for item in items if _is_further_seed(item)])
-    for item in once:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    waiting = [item for ring in WAITING for item in once if _ring(item) == ring]
-    computing = [item for item in once if _ring(item) not in WAITING]
-    items[:] = _alternating(_by_group(waiting), _by_group(computing))
-
-
-def _is_further_seed(item: pytest.Item) -> bool:
-    """One seed is enough for any but the last major."""
-    return _major(item) != MAJORS[-1] and _values(item).get("seed", 1) > 1
-
-
-def _major(item: pytest.Item) -> str:
-    return str(_values(item).get("major", MAJORS[-1]))
-
-
-def _values(item: pytest.Item) -> dict[str, Any]:
-    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-
-
-def _ring(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
-
-
-def _group(item: pytest.Item) -> str:
-    """What one worker does: a test that mostly waits, or a file's, which may share what is made for them."""
-    assert isinstance(item, pytest.Function)
-    definitions = item._fixtureinfo.name2fixturedefs.values()
-    shares = any(found and found[-1].scope == "module" for found in definitions)
-    return f"{item.path.name}-{_major(item)}" if shares or _ring(item) not in WAITING else item.nodeid
-
-
-def _by_group(items: list[pytest.Item]) -> list[list[pytest.Item]]:
-    groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        groups.setdefault(_group(item), []).append(item)
-    return list(groups.values())
-
-
-def _alternating(some: list[list[pytest.Item]], others: list[list[pytest.Item]]) -> list[pytest.Item]:
-    """Both in their order, spread evenly."""
-    places = [((n + 0.5) / len(groups), group) for groups in (some, others) for n, group in enumerate(groups)]
-    return [item for _, group in sorted(places, key=lambda place: place[0]) for item in group]
+    select(config, items)
 
 
 @pytest.fixture(scope="session")

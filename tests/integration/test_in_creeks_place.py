@@ -25,7 +25,6 @@ from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.slow
 SLOT = "creek_slot"
 
 

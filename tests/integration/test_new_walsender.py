@@ -14,7 +14,7 @@ from tests.conftest import closing_connection
 from tests.integration.test_publication import relation
 from tests.support.replicated import wait_until
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ from tests.support.random_partitions import Partitioned
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "4")))

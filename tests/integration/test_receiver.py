@@ -32,7 +32,7 @@ from tests.conftest import closing_connection
 from tests.support.received import EAGER, Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 TRANSACTIONS = 300
 """Of three messages each; before the first the table's relation."""

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, re
 from demo.postgres import Server
 from tests.support.replicated import has_no_sender, wait_until
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 
 @pytest.fixture

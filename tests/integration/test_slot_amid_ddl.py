@@ -22,7 +22,7 @@ from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 
 # DDL, and the rows written after it: by a transaction that the phases leave in doubt, and by a later one.

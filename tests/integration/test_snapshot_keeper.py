@@ -21,7 +21,7 @@ from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, ke
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 
 @pytest.fixture

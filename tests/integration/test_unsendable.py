@@ -21,7 +21,7 @@ from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_by
 from tests.support.received import Received
 from tests.support.replicated import execute
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 
 @pytest.fixture

@@ -205,7 +205,6 @@ def test_values_of_any_length_come_out_as_they_went_in(lengths: list[int], seed:
     assert Splitter().split(stream).rows["new"].to_pylist() == [[value] for value in values]
 
 
-@pytest.mark.slow
 def test_no_byte_outside_the_messages_is_ever_read(tmp_path: Path) -> None:
     """The same tests, with loops compiled to check every index: an IndexError would fail them."""
     command = [

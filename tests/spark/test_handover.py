@@ -20,7 +20,7 @@ from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))

@@ -29,7 +29,7 @@ from tests.support.random_tables import Table, random_tables, statements
 from tests.support.random_workload import Workload
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.every_major
+pytestmark = pytest.mark.differs_by_major
 
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))

@@ -44,7 +44,6 @@ def poison(server: Server, request: pytest.FixtureRequest) -> Iterator[tuple[str
             yield dsn, lambda: execute(dsn, LARGE)
 
 
-@pytest.mark.slow
 def test_after_a_skip_the_others_go_on_and_what_was_touched_is_right_when_it_is_taken_anew(
     spark: SparkSession, poison: tuple[str, Callable[[], None]], tmp_path: Path
 ) -> None:

@@ -1,0 +1,107 @@
+"""Which tests a run has, on which PostgreSQL majors, and how xdist's workers share them.
+
+| tier | command | tests |
+|---|---|---|
+| fast | `make test-fast` | unit, property and integration, without Spark, brokers and stores |
+| test | `make test` | one test of each mechanism; those that differ by major on the oldest and the newest |
+| rest | second part of `make test-all` | what `test` leaves out: other majors, Kafka, object stores, more seeds |
+| all | `make test-all`, and `pytest` by itself | both |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MAJORS = os.environ.get("PGREPL_TEST_PG_MAJORS", "18").split()
+"""The majors of tests that are marked `differs_by_major`; all other tests run on the last of these."""
+TIERS = ("fast", "test", "rest", "all")
+FETCHED_BY_TEST_ALL = frozenset({"gateway", "other_store", "kafka", "kafka_broker", "registry", "debezium"})
+"""Fixtures of servers that only `make test-all` fetches or builds."""
+NOT_FAST = frozenset({"spark", "broker", "jetstream", "debian", "airflow_db"})
+"""Fixtures that take seconds to start."""
+STARTS_SPARK = ("end_to_end", "fault", "spark")
+"""Rings whose tests mostly wait for processes of their own, longest first."""
+
+
+def parametrize_majors(metafunc: pytest.Metafunc) -> None:
+    """Run a test that is marked `differs_by_major` on each major."""
+    if len(MAJORS) > 1 and any(metafunc.definition.iter_markers("differs_by_major")):
+        metafunc.fixturenames.append("major")
+        metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of other tiers, and order the rest so that some wait while others compute."""
+    tier = config.getoption("tier")
+    kept = [item for item in items if _is_in(item, tier) and not _is_further_seed(item)]
+    left_out = set(items) - set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    for item in kept:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    waiting = [item for name in STARTS_SPARK for item in kept if ring(item) == name]
+    computing = [item for item in kept if ring(item) not in STARTS_SPARK]
+    items[:] = _alternating(_by_group(waiting), _by_group(computing))
+
+
+def _is_in(item: pytest.Item, tier: str) -> bool:
+    thorough = _is_thorough(item)
+    if tier == "fast":
+        return not thorough and _is_fast(item)
+    return tier == "all" or thorough is (tier == "rest")
+
+
+def _is_thorough(item: pytest.Item) -> bool:
+    if any(item.iter_markers("thorough")) or _values(item).get("seed", 1) > 1:
+        return True
+    return _major(item) not in (MAJORS[0], MAJORS[-1]) or not FETCHED_BY_TEST_ALL.isdisjoint(_fixtures(item))
+
+
+def _is_fast(item: pytest.Item) -> bool:
+    return ring(item) not in (*STARTS_SPARK, "airflow") and NOT_FAST.isdisjoint(_fixtures(item))
+
+
+def _is_further_seed(item: pytest.Item) -> bool:
+    """Return True for any seed but the first on any major but the last."""
+    return _major(item) != MAJORS[-1] and _values(item).get("seed", 1) > 1
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+def _major(item: pytest.Item) -> str:
+    return str(_values(item).get("major", MAJORS[-1]))
+
+
+def _values(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+
+
+def ring(item: pytest.Item) -> str:
+    """Return the folder of the test below `tests/`."""
+    return item.path.relative_to(Path(__file__).parent).parts[0]
+
+
+def _group(item: pytest.Item) -> str:
+    """Return the name of what one worker runs: a test, or a file's tests if they share something."""
+    assert isinstance(item, pytest.Function)
+    definitions = item._fixtureinfo.name2fixturedefs.values()
+    shares = any(found and found[-1].scope == "module" for found in definitions)
+    return f"{item.path.name}-{_major(item)}" if shares or ring(item) not in STARTS_SPARK else item.nodeid
+
+
+def _by_group(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(_group(item), []).append(item)
+    return list(groups.values())
+
+
+def _alternating(some: list[list[pytest.Item]], others: list[list[pytest.Item]]) -> list[pytest.Item]:
+    """Return both in their order, spread evenly."""
+    places = [((n + 0.5) / len(groups), group) for groups in (some, others) for n, group in enumerate(groups)]
+    return [item for _, group in sorted(places, key=lambda place: place[0]) for item in group]
