@@ -1,4 +1,4 @@
-"""Shared fixtures: a server of each PostgreSQL major and a Spark session a process, a fresh database a test."""
+"""Shared fixtures: a server of each PostgreSQL major and a Spark session a process, a database a test."""
 
 from __future__ import annotations
 

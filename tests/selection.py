@@ -4,7 +4,7 @@
 |---|---|---|
 | fast | `make test-fast` | unit, property and integration, without Spark, brokers and stores |
 | test | `make test` | one test of each mechanism; those that differ by major on the oldest and the newest |
-| rest | second part of `make test-all` | what `test` leaves out: other majors, Kafka, object stores, more seeds |
+| rest | second part of `make test-all` | what `test` leaves out: majors, Kafka, object stores, more seeds |
 | all | `make test-all`, and `pytest` by itself | both |
 """
 
