@@ -12,16 +12,20 @@ EVENTS ?=
 LAKE ?=
 PG_PORT ?= 15432
 AIRFLOW_PORT ?= 8180
-# Options of `make test`, as in: make test PYTEST_ARGS="-k handover"
+# Options of the tests, as in: make test PYTEST_ARGS="-k handover"
 PYTEST_ARGS ?=
 WORKERS ?= 3
+# With COVERAGE=1 `make test` and then `make test-rest` measure which lines and branches run; the second has the floor.
+COVERAGE ?=
+# With TIMES=1 they measure fixtures and CPU time for `make test-times`.
+TIMES ?=
 # Options of `make soak`
 SEEDS ?= 100
 FIRST_SEED ?= 1
 
 .PHONY: help
 help: ## Show this list
-	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do printf '  %-12s %s\n' "$$name" "$$text"; done
 
 .PHONY: setup
 setup: ## Make the virtual environment .venv (with uv, from PyPI when it is not on PATH)
@@ -59,18 +63,33 @@ registry: java ## Fetch a schema registry into .registry, once
 kafka: java ## Fetch Kafka's broker into .kafka, once
 	@sh setup/kafka.sh
 
+.PHONY: maven
+maven: java
+	@sh setup/maven.sh
+
 .PHONY: versitygw
 versitygw: setup ## Build a server that speaks S3 into .versitygw, once
 	@sh setup/versitygw.sh
+	@rm -rf .go
 
 .PHONY: stores
-stores: versitygw ## That, and servers that speak Google's and Azure's storage into .gcs_server and .azurite, once
+stores: setup ## That, and servers that speak Google's and Azure's storage into .gcs_server and .azurite, once
+	@sh setup/versitygw.sh
 	@sh setup/gcs_server.sh
 	@sh setup/azurite.sh
+	@rm -rf .go
+
+.PHONY: oldest
+oldest: setup
+	@sh setup/majors.sh oldest
 
 .PHONY: majors
 majors: setup ## Fetch PostgreSQL 14 to 17 into .postgresql, once
 	@sh setup/majors.sh
+
+.PHONY: fetch
+fetch: setup maven ## Fetch and build all that `make test-all` needs, four at a time
+	@$(MAKE) -j 4 --output-sync=target majors kafka debezium registry s3a gs abfs stores
 
 .PHONY: demo
 demo: setup java jars $(if $(filter s3,$(LAKE)),versitygw) ## PostgreSQL, traffic, Airflow, Spark and the lake, all on this machine (EXIT=1 ends by itself)
@@ -86,10 +105,41 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/mypy spark_apps/*.py setup/*.py
 	.venv/bin/lint-imports
 
+# Where apt could install all of Debian's servers, no test may be skipped; elsewhere the end of the run says which were.
+PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
+	exec $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(if $(TIMES),--times) $(PYTEST_ARGS)
+
 .PHONY: test
-test: setup java jars s3a gs abfs majors kafka debezium registry stores check ## Everything: the checks, then all tests
-	PGREPL_TEST_PG_MAJORS="14 15 16 17 18" $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder \
-		--max-worker-restart 0 $(if $(PYTEST_ARGS),,--cov --cov-report=) $(PYTEST_ARGS)
+test: setup java jars oldest check ## The checks, and a test of each mechanism: 12 minutes on two cores
+	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
+
+.PHONY: test-fast
+test-fast: setup ## What needs no Spark, no broker and no store: 3 minutes
+	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
+
+.PHONY: test-rest
+test-rest: fetch jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
+	@export PGREPL_TEST_PG_MAJORS="14 15 16 17 18" HYPOTHESIS_PROFILE=thorough; \
+		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
+
+.PHONY: test-all
+test-all: ## `make test`, then `make test-rest`: 35 minutes
+	@$(MAKE) test
+	@$(MAKE) test-rest
+
+.PHONY: test-loaded
+test-loaded: ## `make test` beside four busy loops
+	@pids=; trap 'kill $$pids' EXIT; for n in 1 2 3 4; do timeout 5400 sh -c 'while :; do :; done' & pids="$$pids $$!"; done; $(MAKE) test
+
+.PHONY: test-times
+test-times: ## `make test-all`, measured; writes the tables of CONTRIBUTING.md
+	@$(MAKE) test TIMES=1
+	@$(MAKE) test-rest TIMES=1
+	@$(PYTHON) -m tests.times
+
+.PHONY: mutations
+mutations: setup java jars oldest ## Check that `make test` fails for each fault of tests/mutations.toml
+	$(PYTHON) -m tests.mutate $(MUTATIONS)
 
 .PHONY: soak
 soak: setup java jars ## Random tables, types, transactions and failures under many seeds (SEEDS=100 FIRST_SEED=1)

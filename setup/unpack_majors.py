@@ -10,14 +10,19 @@ from pathlib import Path
 
 
 def unpack(jar: Path, target: Path) -> None:
-    """A jar holds one archive, whose programs find their libraries relative to themselves."""
+    """Unpack the one archive of a jar. A folder of the version is complete as soon as it exists."""
     version = re.fullmatch(r".*-(\d+\.\d+)\.\d+\.jar", jar.name)
     if version is None:
         raise SystemExit(f"{jar.name}: no version in the name")
+    folder = target / version[1]
+    if folder.exists():
+        return
+    unpacking = target / f"{version[1]}.unpacking"
     with zipfile.ZipFile(jar) as outer:
         (name,) = (name for name in outer.namelist() if name.endswith(".txz"))
         with outer.open(name) as packed, tarfile.open(fileobj=packed, mode="r:xz") as archive:
-            archive.extractall(target / version[1], filter="tar")
+            archive.extractall(unpacking, filter="tar")
+    unpacking.rename(folder)
 
 
 if __name__ == "__main__":

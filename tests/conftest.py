@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.store_variables import use_store
 from demo.postgres import Server
 from demo.versitygw import Gateway
+from tests.report import Measured, Report
 from tests.selection import MAJORS, TIERS, parametrize_majors, select
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
@@ -33,9 +34,16 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--tier", choices=TIERS, default="all", help="which tests to run; see tests/selection.py"
-    )
+    parser.addoption("--tier", choices=TIERS, default="all", help="tests to run; see tests/selection.py")
+    parser.addoption("--times", action="store_true", help="measure fixtures and CPU; see tests/report.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    is_worker = hasattr(config, "workerinput")
+    if not is_worker:
+        config.pluginmanager.register(Report(config))
+    if config.getoption("times") and (is_worker or not config.getoption("numprocesses", None)):
+        config.pluginmanager.register(Measured(config))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -42,6 +42,8 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     for item in kept:
         item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if any(item.iter_markers("real_kill")):
+            item.add_marker(pytest.mark.flaky(reruns=1))
     waiting = [item for name in STARTS_SPARK for item in kept if ring(item) == name]
     computing = [item for item in kept if ring(item) not in STARTS_SPARK]
     items[:] = _alternating(_by_group(waiting), _by_group(computing))

@@ -1,0 +1,166 @@
+"""The end of a run: seconds of each ring beside its budget, missing parts, unstable tests.
+
+With `--times` the run also measures fixtures and the CPU time of all processes that tests start, and leaves
+them in `.pytest_cache/times-TIER.json`; `tests/times.py` makes tables of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+
+RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to_end")
+BUDGETS_S = {
+    "fast": {"unit": 150, "property": 120, "integration": 210},
+    "test": {
+        "unit": 160,
+        "property": 120,
+        "integration": 450,
+        "airflow": 130,
+        "spark": 450,
+        "fault": 330,
+        "end_to_end": 110,
+    },
+    "rest": {
+        "property": 400,
+        "integration": 1400,
+        "airflow": 300,
+        "spark": 1600,
+        "fault": 1600,
+        "end_to_end": 450,
+    },
+}
+"""Seconds of all workers together, on two idle cores."""
+MOST_UNSTABLE = 3
+"""A run with more tests that passed only when run again has failed."""
+
+
+class Report:
+    """What the controller of a run gathers from the tests' reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.tier = str(config.getoption("tier"))
+        self.with_times = bool(config.getoption("times"))
+        self.began = time.monotonic()
+        self.seconds: Counter[str] = Counter()
+        self.tests: Counter[str] = Counter()
+        self.missing: Counter[str] = Counter()
+        self.unstable: list[str] = []
+        self.measured: dict[str, dict[str, Any]] = defaultdict(dict)
+        self.programs: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = report.nodeid.split("/")[1]
+        self.seconds[name] += report.duration
+        self.tests[name] += report.when == "call"
+        if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
+            self.missing[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
+        if report.outcome == "rerun":  # type: ignore[comparison-overlap]
+            self.unstable.append(report.nodeid)
+        measured = self.measured[report.nodeid]
+        measured[report.when or ""] = report.duration
+        measured.update(dict(report.user_properties))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.programs.update(getattr(node, "workeroutput", {}).get("programs", {}))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if len(self.unstable) > MOST_UNSTABLE and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.with_times:
+            folder = session.config.rootpath / ".pytest_cache"
+            folder.mkdir(exist_ok=True)
+            text = json.dumps({"tests": self.measured, "programs": self.programs, "wall": self._elapsed()})
+            (folder / f"times-{self.tier}.json").write_text(text)
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        write = terminalreporter.write_line
+        budgets = BUDGETS_S.get(self.tier, {})
+        terminalreporter.section(f"{self._elapsed():.0f} s, tier {self.tier}; seconds of all workers by ring")
+        for name in sorted(self.seconds, key=RINGS.index):
+            budget = budgets.get(name)
+            over = budget is not None and self.seconds[name] > budget
+            write(
+                f"{name:12} {self.tests[name]:5} tests {self.seconds[name]:6.0f} s"
+                f"{'' if budget is None else f' of {budget} s'}{'   OVER ITS BUDGET' if over else ''}",
+                red=over,
+            )
+        for why, count in self.missing.items():
+            write(f"not run: {count} tests: {why}", yellow=True)
+        for test in self.unstable:
+            write(f"unstable, passed or failed when run again: {test}", yellow=True)
+        if len(self.unstable) > MOST_UNSTABLE:
+            write(f"failed: more than {MOST_UNSTABLE} tests were unstable", red=True)
+
+    def _elapsed(self) -> float:
+        return time.monotonic() - self.began
+
+
+class Measured:
+    """What a process that runs tests measures with `--times`: fixtures, and CPU of all that it started."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._process = psutil.Process()
+        self._programs: dict[int, tuple[str, float]] = {}
+        self._fixtures: dict[str, float] = {}
+        self._cpu_before = 0.0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        threading.Thread(target=self._sample_each_second, daemon=True).start()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self._fixtures = {}
+        self._cpu_before = self._sample()
+        item.user_properties.append(("fixtures", self._fixtures))
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Iterator[None]:
+        try:
+            return (yield)
+        finally:
+            item.user_properties.append(("cpu", self._sample() - self._cpu_before))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
+        began = time.monotonic()
+        try:
+            return (yield)
+        finally:
+            self._fixtures[fixturedef.argname] = time.monotonic() - began
+
+    def pytest_sessionfinish(self) -> None:
+        self._ended.set()
+        programs: Counter[str] = Counter({"ended within a second": self._sample()})
+        for name, cpu in self._programs.values():
+            programs[name] += cpu
+            programs["ended within a second"] -= cpu
+        getattr(self._config, "workeroutput", {})["programs"] = dict(programs)
+
+    def _sample_each_second(self) -> None:
+        while not self._ended.wait(1):
+            self._sample()
+
+    def _sample(self) -> float:
+        """Return the CPU seconds of this process, of those below it, and of those that they waited for."""
+        total = 0.0
+        with self._lock:
+            for process in (self._process, *self._process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    times = process.cpu_times()
+                    own = times.user + times.system
+                    total += own + times.children_user + times.children_system
+                    name = "the tests' own processes" if process == self._process else process.name()
+                    self._programs[process.pid] = (name, own)
+        return total
