@@ -105,12 +105,16 @@ check: setup ## Lint, formatting, types and the direction of imports
 	.venv/bin/mypy spark_apps/*.py setup/*.py
 	.venv/bin/lint-imports
 
+.PHONY: classes
+classes: setup java jars
+	@$(PYTHON) -m tests.support.class_archive
+
 # Where apt could install all of Debian's servers, no test may be skipped; elsewhere the end of the run says which were.
 PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 	exec $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(if $(TIMES),--times) $(PYTEST_ARGS)
 
 .PHONY: test
-test: setup java jars oldest check ## The checks, and a test of each mechanism: 12 minutes on two cores
+test: classes oldest check ## The checks, and a test of each mechanism: 12 minutes on two cores
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 
 .PHONY: test-fast
@@ -118,7 +122,7 @@ test-fast: setup ## What needs no Spark, no broker and no store: 3 minutes
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest
-test-rest: fetch jars ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
+test-rest: fetch classes ## What `make test` leaves out: every major, Kafka, object stores, clusters, more examples
 	@export PGREPL_TEST_PG_MAJORS="14 15 16 17 18" HYPOTHESIS_PROFILE=thorough; \
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
@@ -138,7 +142,7 @@ test-times: ## `make test-all`, measured; writes the tables of CONTRIBUTING.md
 	@$(PYTHON) -m tests.times
 
 .PHONY: mutations
-mutations: setup java jars oldest ## Check that `make test` fails for each fault of tests/mutations.toml
+mutations: classes oldest ## Check that `make test` fails for each fault of tests/mutations.toml
 	$(PYTHON) -m tests.mutate $(MUTATIONS)
 
 .PHONY: soak

@@ -25,6 +25,7 @@ from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
 from tests.selection import MAJORS, TIERS, parametrize_majors, select
+from tests.support import class_archive
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
 from tests.support.stores import AzureServer, GoogleServer, StoreServer, running_store
@@ -39,6 +40,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if options := class_archive.options():
+        os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
     is_worker = hasattr(config, "workerinput")
     if not is_worker:
         config.pluginmanager.register(Report(config))
