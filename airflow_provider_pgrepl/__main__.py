@@ -20,6 +20,10 @@ from airflow_provider_pgrepl.replication.app import consume, process, publish_sn
 from airflow_provider_pgrepl.replication.app.creek import service as creek_service
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.shipped import add_commands, split
+from airflow_provider_pgrepl.trace import trace_of
+
+_CRASHED = 1
+"""As Python itself ends a program."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,13 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     handler.setFormatter(log_lines.Printable("%(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
-        if arguments.pipeline is None:
-            return int(arguments.work(arguments))
-        work: Work = arguments.work
-        return work(Pipeline.read(arguments.pipeline), arguments)
+        with process.traces_of_threads():
+            if arguments.pipeline is None:
+                return int(arguments.work(arguments))
+            work: Work = arguments.work
+            return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
         sys.stderr.write(f"{error}\n")
         return process.exit_code(error)
+    except Exception as error:  # noqa: BLE001 - its text may hold values of rows
+        sys.stderr.write(f"pgrepl ended by an error of its own: unexpected {trace_of(error)}\n")
+        return _CRASHED
 
 
 def _warm_up(_: Arguments) -> int:

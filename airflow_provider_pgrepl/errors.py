@@ -111,9 +111,11 @@ class Remedy(StrEnum):
 class PgReplError(Exception):
     """Root of the tree: what happened, and what to do next (`hint`).
 
-    `remedy`: what to do next as programs read it, where they go by it.
+    `remedy`: what to do next as programs read it, where they go by it. `trace`: classes and frames of the
+    unexpected exception in whose place it is raised, if it is (`trace.traced`).
     """
 
+    trace = ""
     retry = Retry.NEVER
     scope = Scope.PIPELINE
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from airflow_provider_pgrepl.errors import escaped, one_line
+from airflow_provider_pgrepl.trace import trace_of
 
 FORMAT_VARIABLE = "PGREPL_LOG_FORMAT"
 LEVEL_VARIABLE = "PGREPL_LOG_LEVEL"
@@ -21,6 +24,7 @@ _FOR_PEOPLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Of a request that a token signs; a client's own text may tell it, and be in a traceback.
 _SIGNATURE = re.compile(r"\b(sig|signature|x-(?:amz|goog)-signature)=[^&\s\"']+", re.I)
 _OF_SPARK = re.compile(r"(\d\d/\d\d/\d\d \d\d:\d\d:\d\d) (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)", re.DOTALL)
+_OF_CALLBACK = "Exception in callback"
 _AT_EVERY_START = ("WARNING: Using incubator modules", "Picked up JAVA_TOOL_OPTIONS")
 _LEVELS = {
     "TRACE": logging.DEBUG,
@@ -46,10 +50,23 @@ class LogLine:
 
 class Printable(logging.Formatter):
     """Names in a record are whatever their makers chose; nothing in it is for a terminal to obey, and no
-    signature for anybody to use."""
+    signature for anybody to use. Of an exception it has the trace without texts, which may hold values."""
 
     def format(self, record: logging.LogRecord) -> str:
+        record = copy(record)
+        # Another handler may have left the text there.
+        record.exc_text = None
+        if record.name == "asyncio" and record.exc_info:
+            # It goes on with what its tasks and callbacks were given.
+            said = record.getMessage().partition("\n")[0]
+            record.msg = _OF_CALLBACK if said.startswith(_OF_CALLBACK) else said
+            record.args = ()
         return escaped(_SIGNATURE.sub(r"\1=***", super().format(record)))
+
+    def formatException(  # noqa: N802 - logging's name
+        self, ei: tuple[type[BaseException], BaseException, Any] | tuple[None, None, None]
+    ) -> str:
+        return "" if ei[1] is None else trace_of(ei[1])
 
 
 class JsonLines(Printable):

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, ToolError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.trace import log_unexpected
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.events.creek.consuming.consumer import Consumer
@@ -86,6 +87,8 @@ async def _consume(
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(consume(database)) for database in settings.tables]
     except ExceptionGroup as errors:
+        for error in errors.exceptions[1:]:
+            log_unexpected(log, "consuming another database", error)
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 

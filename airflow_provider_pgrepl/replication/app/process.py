@@ -9,14 +9,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn, Self
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected
 
 DONE = 0
 RETRY_MAY_HELP = 75
@@ -106,13 +107,38 @@ def run(
     arguments = parser.parse_args(argv)
     _log_to_stderr()
     try:
-        return work(Pipeline.read(arguments.pipeline), arguments)
+        with traces_of_threads():
+            return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
         log.error("%s: %s", error.__class__.__name__, error)
         return exit_code(error)
-    except Exception:
-        log.exception("%s ended by an error of its own", program)
+    except Exception as error:  # noqa: BLE001 - its text may hold values of rows
+        log_unexpected(log, f"{program} ended by an error of its own", error)
         return CRASHED
+
+
+@contextmanager
+def traces_of_threads() -> Iterator[None]:
+    """Within, log the trace of what ends a thread, or fails where nothing can catch it.
+
+    Python itself would write the text of the exception, which may hold values of rows.
+    """
+
+    def of_thread(ended: threading.ExceptHookArgs) -> None:
+        name = "a thread" if ended.thread is None else f"the thread {ended.thread.name}"
+        if ended.exc_value is not None:
+            log_unexpected(log, f"{name} ended by an error of its own", ended.exc_value)
+
+    def of_object(failed: sys.UnraisableHookArgs) -> None:
+        if failed.exc_value is not None:
+            log_unexpected(log, "ignored", failed.exc_value, logging.WARNING)
+
+    before = threading.excepthook, sys.unraisablehook
+    threading.excepthook, sys.unraisablehook = of_thread, of_object
+    try:
+        yield
+    finally:
+        threading.excepthook, sys.unraisablehook = before
 
 
 def _log_to_stderr() -> None:

@@ -5,6 +5,7 @@ The thread that supervises must not wait for a state database that does not answ
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -17,6 +18,9 @@ from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.receiving.changelog_feed import ReceiverProgress
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _INTERVAL_S = 2.0
 _LAST_S = 5.0
@@ -70,6 +74,7 @@ class ProgressWriter:
             while not self._stopping.wait(_INTERVAL_S if self._last_time else 0):
                 self._write()
         except Exception as error:  # noqa: BLE001 - for the thread that supervises to raise
+            log_unexpected(log, "writing the progress", error)
             self.error = error
 
     def _write(self) -> None:

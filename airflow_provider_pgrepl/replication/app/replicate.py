@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.lake.applying.applier_progress import A
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session, runs_on_cluster
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error, text_of
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -293,7 +293,7 @@ class Replication:
         if query.isActive:
             self._applier.stop(query)
         elif (failure := query.exception()) is not None and self._applier.error is None:
-            raise spark_error("the streaming query", str(failure))
+            raise spark_error("the streaming query", text_of(failure))
         if self._applier.error is not None:
             raise self._applier.error
         if self._receiver.failed.is_set():

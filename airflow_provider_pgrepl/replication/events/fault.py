@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from airflow_provider_pgrepl.errors import (
     ValueRangeError,
 )
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,20 @@ def too_many_changes(place: EventPosition, most: int) -> TransformError:
 @contextmanager
 def changelog_errors() -> Iterator[None]:
     """Whatever a storage, Delta, Parquet or DataFusion raises, without its text: that may hold values."""
-    failed = ""
+    failed: LakeUnavailableError | None = None
     try:
         yield
     except PgReplError:
         raise
     except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
-        failed = type(error).__name__
-    if failed:
-        raise LakeUnavailableError(
-            f"the changelog cannot be read: {failed}",
-            "check the lake's storage; reading goes on where it stopped",
+        doing = "the changelog cannot be read"
+        log_unexpected(log, doing, error)
+        failed = traced(
+            LakeUnavailableError(
+                f"{doing}: {type(error).__name__}",
+                "check the lake's storage; reading goes on where it stopped",
+            ),
+            error,
         )
+    if failed is not None:
+        raise failed

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import typed_column
 from airflow_provider_pgrepl.replication.values.writing import texts_of
+from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class LakeValues:
         except PgReplError as error:
             failed = error.message
         except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
-            failed = type(error).__name__
+            failed = trace_of(error)
         log.warning("values of %s as of %s cannot be looked up: %s", record.name, lsn, failed)
         return {}
 

@@ -86,7 +86,9 @@ def look(names: Sequence[str], seconds: float = 0.0) -> Host:
     """
     import importlib.metadata
     import socket
+    import sys
     import time
+    import traceback
 
     time.sleep(seconds)
     found = {}
@@ -99,8 +101,11 @@ def look(names: Sequence[str], seconds: float = 0.0) -> Host:
             found[name] = str(version) if is_there else ""
         except ModuleNotFoundError as error:
             found[name] = "" if error.name == name else "!"
-        except Exception:  # noqa: BLE001 - a library of another processor raises whatever it likes
+        except Exception as error:  # noqa: BLE001 - a library of another processor raises whatever it likes
             found[name] = "!"
+            frames = traceback.extract_tb(error.__traceback__)[-30:]
+            told = [type(error).__name__, *(f"  {one.filename}:{one.lineno} in {one.name}" for one in frames)]
+            sys.stderr.write(f"pgrepl: {name} cannot be loaded: {chr(10).join(told)}\n")
     return socket.gethostname(), found
 
 

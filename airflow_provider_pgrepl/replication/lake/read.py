@@ -7,6 +7,7 @@ as of a transaction can be imported from here, too.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,9 +39,12 @@ from airflow_provider_pgrepl.replication.lake.reading.views import create_views
 from airflow_provider_pgrepl.replication.lake.session import check_delta
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "ArrowAsOf",
@@ -167,7 +171,7 @@ class ArrowView(_View):
         builder = QueryBuilder()
         for quoted, table in tables.items():
             builder.register(quoted, table)
-        failed, is_planned = "", False
+        is_planned = False
         try:
             found = builder.execute(sql)
             is_planned = True
@@ -175,11 +179,18 @@ class ArrowView(_View):
         except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
             # DataFusion raises plain Exception. What it says of data may hold values, so only its first words
             # about the statement go on; a chained error would carry the rest.
-            failed = type(error).__name__ if is_planned else str(error).partition("\n")[0]
-        raise LakeError(
-            f"the query at the consistent point {LSN(self.point.lsn)} failed: {failed}",
-            f"tables are written in double quotes; the point holds: {', '.join(self.tables)}",
-        )
+            doing = f"the query at the consistent point {LSN(self.point.lsn)} failed"
+            said = type(error).__name__ if is_planned else str(error).partition("\n")[0]
+            if is_planned:
+                log_unexpected(log, doing, error)
+            failed = traced(
+                LakeError(
+                    f"{doing}: {said}",
+                    f"tables are written in double quotes; the point holds: {', '.join(self.tables)}",
+                ),
+                error,
+            )
+        raise failed
 
 
 def _app(lake_root: str, epoch: int) -> str | None:

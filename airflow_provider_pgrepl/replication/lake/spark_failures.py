@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +14,26 @@ from pyspark.errors import PySparkException
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, SparkError, ToolError
 from airflow_provider_pgrepl.replication.lake.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.trace import MOST_FRAMES, class_name, frame
+
+log = logging.getLogger(__name__)
 
 _NO_DAEMON = f"No module named {DAEMON_MODULE}"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 _LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
 _WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
 """In the trace of every error by which Spark says that a Python worker did not start."""
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'\s+File "([^"]{1,500})", line (\d{1,7}), in ([\w.<>]{1,200})')
+_OF_PYTHON = re.compile(r"([A-Za-z_][\w.]{0,200})(?::|$)")
+_OF_JAVA = re.compile(
+    r"(?<![\w.$])((?:javax?|scala|io\.delta|org\.apache|py4j|pyspark|com\.(?:amazonaws|google|microsoft|azure))"
+    r"(?:\.[\w$]{1,60}){1,12}(?:Exception|Error))(?=[:\s)]|$)"
+)
+_MOST_LINES = 100
+_MOST_CLASSES = 5
+"""Exception classes that an error names, and thrice as many that its trace does."""
 
 
 @contextmanager
@@ -27,7 +43,7 @@ def spark_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
-        failed = spark_error(doing, str(error))
+        failed = spark_error(doing, text_of(error))
     if failed is not None:
         raise failed
 
@@ -49,7 +65,77 @@ def spark_error(doing: str, trace: str) -> PgReplError:
             "the host, or that of an executor, may be overloaded or short of memory; on a cluster its"
             " spark.pyspark.python must be the Python that has this package",
         )
-    return SparkError(f"{doing}: Spark failed", "Spark's own log, above, says with what; then run it again")
+    classes, lines = _read_trace(trace)
+    named = f" with {', '.join(classes[:_MOST_CLASSES])}" if classes else ""
+    failed = SparkError(
+        f"{doing}: Spark failed{named}",
+        "Spark's own log, above, says with what; then run it again",
+    )
+    failed.trace = "\n".join(lines)
+    if failed.trace:
+        failed.add_note(failed.trace)
+        log.error("%s: Spark failed:\n%s", doing, failed.trace)
+    return failed
+
+
+def text_of(error: BaseException) -> str:
+    """All that Spark says of an exception: its text, and the stack of its JVM where the text lacks that.
+
+    Begins with the class of the exception, if the text names no other.
+    """
+    stack = getattr(error, "_stackTrace", None) or ""
+    text = str(error)
+    if stack not in text:
+        text = f"{text}\n{stack}"
+    return text if _read_trace(text)[0] else f"{class_name(type(error))}: {text}"
+
+
+def trace_in_words(trace: str) -> str:
+    """Return the classes and frames, in lines, that the words hold in which Spark failed, and no more."""
+    return "\n".join(_read_trace(trace)[1])
+
+
+def _read_trace(trace: str) -> tuple[list[str], list[str]]:
+    """The classes of the exceptions, each once, those of Python first; and the lines of their trace.
+
+    Frames and classes are read by their form alone, and where they are to be: the text of an exception, which
+    may hold values of rows, has other forms. Classes of Java are only those of known packages.
+    """
+    python: list[str] = []
+    java: list[str] = []
+    lines: list[str] = []
+    frames: list[str] | None = None
+    for line in trace.splitlines():
+        if _TRACEBACK in line:
+            before = line.partition(_TRACEBACK)[0]
+            _add_java(before.rstrip(), java, lines)
+            frames = []
+        elif frames is not None and (found := _FRAME.fullmatch(line)):
+            frames.append(frame(found[1], int(found[2]), found[3]))
+        elif frames and (kind := _OF_PYTHON.match(line)):
+            # The line after the frames, the only one of its block that begins where the line does.
+            if kind[1] not in python:
+                python.append(kind[1])
+            _add(lines, [kind[1], *frames[-MOST_FRAMES:]])
+            frames = None
+        elif not frames:
+            _add_java(line, java, lines)
+    if frames:
+        _add(lines, ["a Python worker", *frames[-MOST_FRAMES:]])
+    return [*python, *java], lines
+
+
+def _add_java(line: str, classes: list[str], lines: list[str]) -> None:
+    for kind in _OF_JAVA.findall(line):
+        if kind not in classes and len(classes) < 3 * _MOST_CLASSES:
+            classes.append(kind)
+            lines.append(kind)
+
+
+def _add(lines: list[str], block: list[str]) -> None:
+    """Spark says the same several times."""
+    if "\n".join(block) not in "\n".join(lines) and len(lines) < _MOST_LINES:
+        lines += block
 
 
 def what_executors_lack(trace: str) -> str:

@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
+from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -148,11 +149,14 @@ class Receiver:
     def _guard(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that supervises
             if self.error is None or _outranks(error, self.error):
                 self.error = error
             level = logging.WARNING if isinstance(error, FencedError) else logging.ERROR
-            log.log(level, "the receiver ended: %s", error, exc_info=not isinstance(error, PgReplError))
+            if isinstance(error, PgReplError):
+                log.log(level, "the receiver ended: %s", error)
+            else:
+                log.error("the receiver ended: unexpected %s", trace_of(error))
         finally:
             self._stopping.set()
             if self.error is not None:

@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.errors import BusyError, SourceConnectionError, Uns
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule, ReceiverProgress
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class ReconnectingReceiver:
         try:
             self._replace_when_lost()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that supervises
+            log_unexpected(log, "connecting to the source again", error)
             self.error = error
             self.failed.set()
 

@@ -86,6 +86,7 @@ _VERSIONS: tuple[str, ...] = (
     "ALTER TABLE _pgrepl.progress RENAME told_lsn TO confirmed_lsn",
     "UPDATE _pgrepl.tables SET remedy = 'resnapshot' WHERE remedy = 'anew'",
     "ALTER TABLE _pgrepl.progress ADD table_merges jsonb NOT NULL DEFAULT '{}'",
+    "ALTER TABLE _pgrepl.tables ADD trace text NOT NULL DEFAULT ''",
 )
 
 _MIGRATIONS_TABLE = """

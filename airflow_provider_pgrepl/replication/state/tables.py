@@ -20,21 +20,23 @@ from airflow_provider_pgrepl.replication.state.table_state import (
 
 _SET_STATE = """
 UPDATE _pgrepl.tables SET state = %(state)s, error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, since = CASE WHEN state = %(state)s THEN since ELSE now() END
+    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s,
+    since = CASE WHEN state = %(state)s THEN since ELSE now() END
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = ANY (%(before)s)
 RETURNING 1
 """
 
 _ADD_PENDING = """
-INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn)
-VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s, %(lsn)s::pg_lsn)
+INSERT INTO _pgrepl.tables (pipeline, schema_name, table_name, state, reason, hint, remedy, lsn, trace)
+VALUES (%(pipeline)s, %(schema)s, %(table)s, %(state)s, %(reason)s, %(hint)s, %(remedy)s, %(lsn)s::pg_lsn,
+    %(trace)s)
 ON CONFLICT DO NOTHING RETURNING 1
 """
 
 _TABLES = """
 SELECT schema_name, table_name, state, error, reason, hint, lsn::text, since, relation, position_lsn::text,
-    snapshot_at, rows_copied, membership, config, remedy
+    snapshot_at, rows_copied, membership, config, remedy, trace
 FROM _pgrepl.tables WHERE pipeline = %s ORDER BY schema_name, table_name
 """
 
@@ -52,14 +54,15 @@ WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(ta
 
 _MARK_ERRORED = """
 UPDATE _pgrepl.tables SET state = 'errored', error = %(error)s, reason = %(reason)s, hint = %(hint)s,
-    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, since = now()
+    remedy = %(remedy)s, lsn = %(lsn)s::pg_lsn, trace = %(trace)s, since = now()
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = %(state)s AND relation IS NOT DISTINCT FROM %(relation)s RETURNING 1
 """
 
 _MOVE = """
 UPDATE _pgrepl.tables SET state = %(state)s, error = '', reason = '', hint = '', remedy = NULL, lsn = NULL,
-    since = now(),    membership = coalesce(%(membership)s, membership), config = coalesce(%(config)s, config)
+    trace = '', since = now(), membership = coalesce(%(membership)s, membership),
+    config = coalesce(%(config)s, config)
 WHERE pipeline = %(pipeline)s AND schema_name = %(schema)s AND table_name = %(table)s
     AND state = %(seen)s AND since = %(since)s AND position_lsn IS NOT DISTINCT FROM %(position)s::pg_lsn
 RETURNING 1
@@ -79,7 +82,8 @@ class TableRecord:
     """What is recorded of a table.
 
     `error` is the class of the error, `lsn` where it happened; `remedy` what is to be done, where programs go
-    by it, and `hint` says it in words. `position_lsn`, `snapshot_at` and `rows_copied` are of the last
+    by it, and `hint` says it in words. `trace`: classes and frames of the unexpected exception that was the
+    cause, if there was one. `position_lsn`, `snapshot_at` and `rows_copied` are of the last
     snapshot, `config` is the pipeline file by which it was made; `relation` is what the lake table was built
     for then, and has become since.
     `membership`: whether the pipeline file alone says that the table is replicated, or an operator has added
@@ -100,6 +104,7 @@ class TableRecord:
     membership: Membership = "configured"
     config: str | None = None
     remedy: Remedy | None = None
+    trace: str = ""
     relation_text: str | None = field(default=None, repr=False, compare=False)
     """As it is recorded: an older version has written other JSON for the same relation."""
 
@@ -124,6 +129,7 @@ class TableRecords(StateConnection):
         hint: str = "",
         lsn: LSN | None = None,
         remedy: Remedy | None = None,
+        trace: str = "",
     ) -> None:
         """Put a table into a state. Raises StateError when it may not follow the present one."""
         fields = {
@@ -134,6 +140,7 @@ class TableRecords(StateConnection):
             "hint": hint,
             "remedy": remedy,
             "lsn": text_of(lsn),
+            "trace": trace,
             "before": [before.value for before in states_before(state)],
         }
         with state_errors(f"setting the state of {table}"):
@@ -156,6 +163,7 @@ class TableRecords(StateConnection):
             "hint": error.hint,
             "remedy": error.remedy,
             "lsn": text_of(lsn),
+            "trace": error.trace,
             "state": seen.state.value,
             "relation": seen.relation_text,
         }
@@ -238,7 +246,7 @@ def _table_key(pipeline: str, table: TableName) -> dict[str, Any]:
 
 def _table_record(fields: tuple[Any, ...]) -> TableRecord:
     schema, name, state, error, reason, hint, lsn, since, relation, position, *_ = fields
-    snapshot_at, copied, membership, config, remedy = fields[-5:]
+    snapshot_at, copied, membership, config, remedy, trace = fields[-6:]
     return TableRecord(
         TableName(schema, name),
         TableState(state),
@@ -254,6 +262,7 @@ def _table_record(fields: tuple[Any, ...]) -> TableRecord:
         membership,
         config,
         remedy and Remedy(remedy),
+        trace,
         relation,
     )
 

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.trace import trace_of
 
 __all__ = ["Retried", "pause_tables", "remove_tables", "resume_tables", "retry_tables"]
 
@@ -155,4 +156,4 @@ def _wake(access: Access) -> None:
     try:
         writer.mark(changelog_uri(access.pipeline.lake_root))
     except Exception as error:  # noqa: BLE001 - deltalake raises many kinds
-        log.warning("the replication app could not be woken: %s", type(error).__name__)
+        log.warning("the replication app could not be woken: %s", trace_of(error))

@@ -188,6 +188,7 @@ class TableSnapshotter:
                 hint=record.hint,
                 remedy=record.remedy,
                 lsn=record.lsn,
+                trace=record.trace,
             )
             if record.membership == "removed":
                 self.store.set_membership(self.pipeline.name, record.table, record.membership)
@@ -238,6 +239,7 @@ class TableSnapshotter:
             reason=error.message,
             hint=error.hint or _MENDED_HINT,
             remedy=error.remedy,
+            trace=error.trace,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -31,6 +32,9 @@ from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_sl
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _NEEDING = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED)
 """States of tables that have a right to changes."""
@@ -78,7 +82,8 @@ class Step:
 class TableStatus:
     """A table. All that was committed at or before `position_lsn` is in the lake, and at or before
     `whole_lsn`, the last consistent point where that is later and holds the table; `lag_bytes` is the
-    source's WAL after it. `error`: the class of its error, `error_lsn` where it happened."""
+    source's WAL after it. `error`: the class of its error, `error_lsn` where it happened. `trace`: lines with
+    classes and frames of the unexpected exception that was its cause."""
 
     table: str
     state: TableState
@@ -93,6 +98,7 @@ class TableStatus:
     bytes: TableBytes | None = None
     merges: TableMerges | None = None
     whole_lsn: LSN | None = None
+    trace: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,7 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
     except NoChangelogError:
         return _Lake()
     except Exception as error:  # noqa: BLE001 - status says of anything that it cannot be read
+        log_unexpected(log, "reading the changelog", error, logging.WARNING)
         return _Lake(problems=(f"the changelog cannot be read: {type(error).__name__}",))
     try:
         epoch = EpochRecord.from_json(changelog.metadata().description)
@@ -248,6 +255,7 @@ def _table(
         reason=record.reason,
         hint=record.hint,
         error_lsn=record.lsn,
+        trace=tuple(record.trace.splitlines()),
         bytes=progress.table_bytes.get(record.table.path) if progress else None,
         merges=progress.table_merges.get(record.table.path) if progress else None,
     )

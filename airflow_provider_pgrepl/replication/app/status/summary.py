@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.source.server import wal_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class SummaryLog:
                 text = summary.to_text()
                 leave_result(summary.to_dict())
             except Exception as error:  # noqa: BLE001 - a summary that fails must not end what it is about
-                text = f"no summary: {error if isinstance(error, PgReplError) else type(error).__name__}"
+                text = f"no summary: {error if isinstance(error, PgReplError) else trace_of(error)}"
             if not self._stopping.is_set():
                 log.info("%s", text)
 

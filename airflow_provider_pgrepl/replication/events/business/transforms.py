@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.business_settings import FieldMapping, 
 from airflow_provider_pgrepl.replication.events.business.business_event import BusinessEvent, Transform
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.json_format import json_value
+from airflow_provider_pgrepl.trace import traced
 
 _UNSENT_HINT = "have the server send it: ALTER TABLE … REPLICA IDENTITY FULL, or STORAGE PLAIN of the column"
 
@@ -114,10 +115,11 @@ def imported(place: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except Exception as error:  # noqa: BLE001 - whatever a user's module raises when it is imported
-        raise ConfigError(
+        failed = ConfigError(
             f"transform: {place} cannot be imported: {type(error).__name__}: {one_line(str(error))}",
             "the module must be importable where the publisher runs: install it, or put it on PYTHONPATH",
-        ) from None
+        )
+        raise traced(failed, error) from None
     if not callable(found):
         raise ConfigError(f"transform: {place} is no function")
     return found

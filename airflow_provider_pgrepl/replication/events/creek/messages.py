@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.values.writing import DAY_US, moment_text
+from airflow_provider_pgrepl.trace import traced
 
 _HEAD_BYTES = 10
 _NESTED = ("type", "items", "fields")
@@ -145,7 +146,8 @@ def parsed_schema(text: str) -> Any:
     try:
         return fastavro.parse_schema(_with_own_moments(json.loads(text)))
     except Exception as error:  # noqa: BLE001 - of fastavro's many, none says more to who cannot change it
-        raise MessageError(f"an Avro schema cannot be read: {type(error).__name__}") from None
+        failed = MessageError(f"an Avro schema cannot be read: {type(error).__name__}")
+        raise traced(failed, error) from None
 
 
 def _with_own_moments(schema: Any) -> Any:
@@ -209,7 +211,7 @@ def row_of(data: bytes, schema: Any) -> Row:
     try:
         found = fastavro.schemaless_reader(io.BytesIO(data), schema, return_named_type=True)
     except Exception as error:  # noqa: BLE001 - bytes may be anything
-        raise MessageError(f"a message cannot be read: {type(error).__name__}") from None
+        raise traced(MessageError(f"a message cannot be read: {type(error).__name__}"), error) from None
     plain: Row = _plain(found)
     return plain
 

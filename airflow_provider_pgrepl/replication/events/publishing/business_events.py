@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,9 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.values.binary import Binary
 from airflow_provider_pgrepl.replication.wire.logical_messages import DDL_PREFIX
+from airflow_provider_pgrepl.trace import trace_of
+
+log = logging.getLogger(__name__)
 
 _JSON = "application/json"
 _CONTENT = Binary()
@@ -106,7 +110,7 @@ def transformed(
 ) -> list[Event]:
     """What is made, by their numbers, of all that a function makes of a change, or of a transaction, that
     committed there; `what`: of whose changes it is. Raises TransformError, without what may hold values."""
-    failed = ""
+    failed, trace = "", ""
     try:
         found = list(function(given) or ())
         failed = next(filter(None, map(_fault, found)), "")
@@ -115,11 +119,14 @@ def transformed(
     except TransformError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's function; its text may hold values
-        failed = type(error).__name__
-    raise TransformError(
+        failed, trace = type(error).__name__, trace_of(error)
+        log.error("the transform of %s failed: %s", what, trace)
+    refused = TransformError(
         f"the transform of {what} failed: {failed}",
         f"`pgrepl events try FILE.json --publisher NAME --lsn {at}` shows where",
     )
+    refused.trace = trace
+    raise refused
 
 
 def _fault(made: object) -> str:

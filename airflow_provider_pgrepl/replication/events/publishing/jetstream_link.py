@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.events.publishing.jetstream_reasons imp
 from airflow_provider_pgrepl.replication.events.publishing.sent import Sent
 from airflow_provider_pgrepl.replication.events.publishing.target import OnTheWay, Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class JetStreamLink:
         try:
             self._runner.run(self._live())
         except BaseException as error:  # noqa: BLE001 - whatever it is, who waits must be told
+            self._reasons.log_unknown("the connection to NATS ended", error)
             self._fail(self._reasons.error_of(error))
         with self._lock:
             self._error = self._error or self._reasons.away("the connection ended")
@@ -167,6 +169,7 @@ class JetStreamLink:
     async def _said(self, error: Exception) -> None:
         if not self._is_connected:
             return
+        self._reasons.log_unknown("the connection to NATS ends", error)
         self._fail(self._reasons.error_of(error))
 
     async def _disconnected(self) -> None:
@@ -254,5 +257,5 @@ async def _quietly(closing: Coroutine[Any, Any, None]) -> None:
     """What ended the connection is known already."""
     try:
         await asyncio.wait_for(closing, _CLOSE_S / 2)
-    except Exception:
-        log.debug("the connection did not close", exc_info=True)
+    except Exception as error:  # noqa: BLE001 - whatever the client raises
+        log.debug("the connection did not close: %s", trace_of(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import ssl
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +14,9 @@ import nats.js.errors
 
 from airflow_provider_pgrepl.errors import PgReplError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.events.publishing.target import certificate_refused
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _DENIED = "permissions violation"
 _TOO_LARGE = 10054
@@ -58,6 +63,11 @@ class JetStreamReasons:
         if _DENIED in said:
             return self.refused("the user lacks a right")
         return self.away(_text_of(reason))
+
+    def log_unknown(self, doing: str, reason: BaseException) -> None:
+        """Log the trace of an exception that is none of the client's, nor of the network."""
+        if not isinstance(reason, nats.errors.Error | OSError | asyncio.CancelledError):
+            log_unexpected(log, doing, reason)
 
     def away(self, what: str) -> TargetUnavailableError:
         """The server takes nothing just now."""

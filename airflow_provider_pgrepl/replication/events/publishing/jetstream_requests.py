@@ -96,3 +96,4 @@ class Requests:
             self._said_at = time.monotonic()
             said = self._reasons.error_of(error).message
             log.warning("somebody who asked for a schema or a snapshot: %s", said)
+            self._reasons.log_unknown("answering who asks for a schema or a snapshot", error)

@@ -58,6 +58,7 @@ def send_snapshot(
     except TimeToEnd:
         raise
     except Exception as error:  # noqa: BLE001 - the client raises many, and none is to be shown as it is
+        reasons.log_unknown("sending a snapshot", error)
         raise reasons.error_of(error) from None
 
 

@@ -40,6 +40,7 @@ from airflow_provider_pgrepl.replication.events.publishing.schema_registry impor
 )
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger("confluent_kafka")
 
@@ -232,6 +233,9 @@ class KafkaLink:
         except KafkaException as error:
             # A fatal one.
             self._fail(self._reason(error.args[0]))
+        except Exception as error:
+            log_unexpected(log, "hearing from Kafka", error)
+            raise
         finally:
             self._fail(self._reasons.away("the connection was closed"))
             producer.purge(blocking=False)

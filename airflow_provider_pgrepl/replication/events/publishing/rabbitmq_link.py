@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.events.publishing.rabbitmq_reasons impo
 from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key
 from airflow_provider_pgrepl.replication.events.publishing.target import OnTheWay, Refusal, Sending
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class RabbitMQLink:
             )
             self._connection.ioloop.start()
         except Exception as error:  # noqa: BLE001 - whatever it is, who waits must be told
+            log_unexpected(log, "the connection to RabbitMQ ended", error)
             self._end(error)
 
     def _opened(self, connection: Any) -> None:

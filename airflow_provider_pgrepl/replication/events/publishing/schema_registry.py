@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -11,6 +12,9 @@ from confluent_kafka.schema_registry.error import SchemaRegistryError
 from airflow_provider_pgrepl.errors import TargetError, TargetUnavailableError, one_line
 from airflow_provider_pgrepl.replication.events.avro.change_schema import ChangeSchema
 from airflow_provider_pgrepl.replication.publisher_settings import SubjectNames
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _MAGIC = b"\0"
 _TIMEOUT_S = 10.0
@@ -58,6 +62,7 @@ class SchemaRegistry:
         except SchemaRegistryError as error:
             status, said = error.http_status_code, one_line(error.error_message or "")
         except Exception as error:  # noqa: BLE001 - its HTTP client's, of many kinds; they may show the URI
+            log_unexpected(log, f"asking {self._where}", error, logging.WARNING)
             status, said = 0, type(error).__name__
         if status in _NEVER:
             raise RefusedSchemaError(f"subject {subject}: {self._where} refuses the schema: {said}")

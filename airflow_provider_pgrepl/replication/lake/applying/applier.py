@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, Wo
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.trace import log_unexpected
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -117,8 +118,10 @@ class Applier:
         """Whatever has failed: end, and leave no query behind that would go on asking."""
         self.end(timeout_s)
         if self._query is not None:
-            with suppress(Exception):
+            try:
                 self._query.stop()
+            except Exception as error:  # noqa: BLE001 - what has failed before is what counts
+                log_unexpected(log, "stopping the streaming query", error, logging.WARNING)
         self._scratch.cleanup()
 
     def end(self, timeout_s: float | None = None) -> None:
@@ -152,8 +155,15 @@ class Applier:
                 self._add([WorkItem.from_json(row.work) for row in rows])
         except Exception as error:
             if not self._stopping:
+                log_unexpected(log, "taking a batch", error)
                 self.error = self.error or error
-            raise
+            if isinstance(error, errors.PgReplError):
+                raise
+            failed = type(error).__name__
+        else:
+            return
+        # Spark logs what the query fails with: it gets no text that may hold values of rows.
+        raise errors.SparkError(f"taking a batch failed with {failed}")
 
     def _add(self, items: list[WorkItem]) -> None:
         mark = self._settle_mark(next(item for item in items if item.relation_id == MARK))
@@ -196,6 +206,7 @@ class Applier:
                     if not self._rounds.has_news:
                         self._changed.wait(self._rounds.rest_s)
             except Exception as error:  # noqa: BLE001 - the thread that supervises raises it
+                log_unexpected(log, "applying changes", error)
                 self.error = self.error or error
             self._changed.notify_all()
         self._rounds.close()

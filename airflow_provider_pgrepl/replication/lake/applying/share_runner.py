@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -10,9 +11,12 @@ from airflow_provider_pgrepl.replication.lake.applying.merge_job import Share, r
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.executors import on_executor, result_of, slots_of
 from airflow_provider_pgrepl.replication.lake.spark_failures import spark_errors
+from airflow_provider_pgrepl.trace import log_unexpected
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 _MOST = 256
 """Shares at once; a thread is made when one is wanted, and waits for its share."""
@@ -55,5 +59,11 @@ class ShareRunner:
                 frames = self._context.parallelize([list(share)], 1).map(task).collect()
             results = result_of(frames[0])
         except Exception as error:  # noqa: BLE001 - whoever waits for the share raises it
+            log_unexpected(log, "applying changes", error)
             failed = error
-        self._done(share, results, failed)
+        try:
+            self._done(share, results, failed)
+        except Exception as error:
+            # The pool keeps it, and nobody asks the pool.
+            log_unexpected(log, "taking the results of a share", error)
+            raise

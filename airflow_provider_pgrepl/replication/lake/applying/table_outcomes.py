@@ -100,8 +100,12 @@ class TableOutcomes:
             return
         error = result.to_error(record.table)
         if result.stops_pipeline:
+            if error.trace:
+                log.error("table %s stops the pipeline, by %s", record.table, error.trace)
             raise error
         log.error("table %s stops: %s\n  hint: %s", record.table, error.message, error.hint)
+        if error.trace:
+            log.error("table %s stopped by an unexpected %s", record.table, error.trace)
         lsn = LSN(result.error_lsn) if result.error_lsn else None
         if not self._store.mark_errored(self._pipeline, now, error, lsn):
             log.info("table %s was changed by somebody else meanwhile", record.table)

@@ -16,6 +16,7 @@ class TableResult:
 
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
     for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
+    `trace`: classes and frames of the unexpected exception behind the error, if there is one.
     `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, the
     `bytes_changed`, of the table's own values, the `bytes_written` to the lake, the history's too, and the
     `bytes_live` that the lake table has then.
@@ -39,6 +40,7 @@ class TableResult:
     bytes_changed: int = 0
     bytes_written: int = 0
     bytes_live: int = 0
+    trace: str = ""
 
     @classmethod
     def of_error(cls, relation_id: int, error: PgReplError) -> TableResult:
@@ -50,13 +52,22 @@ class TableResult:
         return replace(self._with(error), error_lsn=int(lsn))
 
     def _with(self, error: PgReplError) -> TableResult:
-        kind = type(error).__name__
-        return replace(self, error=error.message, hint=error.hint, error_kind=kind, remedy=error.remedy)
+        return replace(
+            self,
+            error=error.message,
+            hint=error.hint,
+            error_kind=type(error).__name__,
+            remedy=error.remedy,
+            trace=error.trace,
+        )
 
     def to_error(self, table: TableName) -> PgReplError:
         """What went wrong, as it was raised in the task; what stops the table alone has a way out."""
         of_unknown_kind = LakeUnavailableError if self.stops_pipeline else LakeTableError
         kind: type[PgReplError] = getattr(errors, self.error_kind, of_unknown_kind)
         if self.stops_pipeline:
-            return kind(str(self.error), self.hint)
-        return kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
+            error = kind(str(self.error), self.hint)
+        else:
+            error = kind(str(self.error), self.hint or hints.resnapshot(table), self.remedy)
+        error.trace = self.trace
+        return error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -35,6 +36,9 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import open_storage, refusal
 from airflow_provider_pgrepl.replication.values import lake_schema
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
+
+log = logging.getLogger(__name__)
 
 _LARGE = 2
 """Slices of changes that a task takes into memory at once."""
@@ -103,11 +107,13 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
             hint=told.hint,
             error_kind=type(told).__name__,
             stops_pipeline=True,
+            trace=trace_of(error),
         )
     except Exception as error:  # noqa: BLE001 - it goes into the result, without its text
-        # Its text may hold values of rows, so only its kind is told.
+        # Its text may hold values of rows, so only its class and frames are told.
+        log_unexpected(log, f"applying changes to {work.relation.table}", error)
         work.close()
-        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}")
+        return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", trace=trace_of(error))
 
 
 def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:

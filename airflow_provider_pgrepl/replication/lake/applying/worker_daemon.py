@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import traceback
 from importlib import import_module
 
 _REPLICATION = "airflow_provider_pgrepl.replication"
@@ -24,6 +25,8 @@ _MODULES = (
     f"{_ROOM}.changelog_source",
     f"{_ROOM}.merge_job",
 )
+
+_MOST_FRAMES = 30
 
 
 def load() -> None:
@@ -48,7 +51,9 @@ def _load_or_say() -> None:
     try:
         load()
     except Exception as error:  # noqa: BLE001 - without a daemon there is no task
-        sys.stderr.write(f"pgrepl: Python workers load all for themselves: {type(error).__name__}\n")
+        frames = traceback.extract_tb(error.__traceback__)[-_MOST_FRAMES:]
+        said = [type(error).__name__, *(f"  {one.filename}:{one.lineno} in {one.name}" for one in frames)]
+        sys.stderr.write(f"pgrepl: Python workers load all for themselves: {chr(10).join(said)}\n")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JJavaError
 from pyspark.accumulators import AccumulatorParam
+from pyspark.errors import PySparkException
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.choices import TableChoices
@@ -19,11 +20,15 @@ from airflow_provider_pgrepl.replication.lake.executors import UnfitHost, on_exe
 from airflow_provider_pgrepl.replication.lake.spark_failures import (
     is_of_workers,
     spark_error,
+    text_of,
+    trace_in_words,
     what_executors_lack,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,29 +64,38 @@ class CopyJob:
                 self.exported_at,
             )
         except errors.PgReplError as error:
-            return RangeOutcome(number, (), error.__class__.__name__, error.message, error.hint)
+            kind = error.__class__.__name__
+            return RangeOutcome(number, (), kind, error.message, error.hint, error.trace)
         except Exception as error:  # noqa: BLE001 - it goes into the outcome, without its text
-            # Its text may hold values of rows, so only its kind is told.
-            return RangeOutcome(number, (), "TableError", f"unexpected {error.__class__.__name__}")
+            # Its text may hold values of rows, so only its class and frames are told.
+            log_unexpected(log, f"copying {self.relation.table}", error)
+            message = f"unexpected {error.__class__.__name__}"
+            return RangeOutcome(number, (), "TableError", message, trace=trace_of(error))
         return RangeOutcome(number, tuple(files))
 
 
 @dataclass(frozen=True)
 class RangeOutcome:
-    """What a task has to say: the files, or the error, as data, so that no value travels in a traceback."""
+    """What a task has to say: the files, or the error, as data, so that no value travels in a traceback.
+
+    `trace`: classes and frames of the unexpected exception behind the error, if there is one.
+    """
 
     number: int
     files: tuple[WrittenFile, ...] = ()
     error_kind: str = ""
     message: str = ""
     hint: str = ""
+    trace: str = ""
 
     @property
     def error(self) -> errors.PgReplError | None:
         if not self.error_kind:
             return None
         kind: type[errors.PgReplError] = getattr(errors, self.error_kind)
-        return kind(self.message, self.hint)
+        error = kind(self.message, self.hint)
+        error.trace = self.trace
+        return error
 
 
 _Answers = list[RangeOutcome | UnfitHost]
@@ -144,19 +158,15 @@ class RangeCopies:
             context.parallelize(list(left.items()), len(left)).foreach(
                 lambda part: gathered.add([copy(*part)])
             )
-        except Py4JJavaError as error:
+        except (Py4JJavaError, PySparkException) as error:
             # Its text may hold values of rows. A context that has ended is no trouble of this table.
             if context._jsc is None or context._jsc.sc().isStopped():
                 raise
-            trace = str(error)
+            trace = text_of(error)
             crash = (
                 spark_error(f"copying {table}", trace)
                 if is_of_workers(trace) or what_executors_lack(trace)
-                else _CrashedError(
-                    f"{table}: Spark tasks that copy it have crashed",
-                    "see the logs of Spark's executors; with too little memory, a smaller"
-                    " snapshot_range_bytes helps",
-                )
+                else _crashed(table, trace)
             )
         failed: list[errors.PgReplError] = []
         for outcome in map(result_of, gathered.value):
@@ -173,6 +183,19 @@ class _CrashedError(errors.TableError):
     """Tasks that ended without a word."""
 
 
+def _crashed(table: TableName, trace: str) -> _CrashedError:
+    error = _CrashedError(
+        f"{table}: Spark tasks that copy it have crashed",
+        "see the logs of Spark's executors; with too little memory, a smaller snapshot_range_bytes helps",
+    )
+    error.trace = trace_in_words(trace)
+    log.warning("%s:\n%s", error.message, error.trace)
+    return error
+
+
 def _told(error: errors.PgReplError) -> errors.PgReplError:
-    is_crash = isinstance(error, _CrashedError)
-    return errors.TableError(error.message, error.hint) if is_crash else error
+    if not isinstance(error, _CrashedError):
+        return error
+    told = errors.TableError(error.message, error.hint)
+    told.trace = error.trace
+    return told

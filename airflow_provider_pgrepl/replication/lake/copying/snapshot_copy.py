@@ -175,6 +175,8 @@ class SnapshotCopy:
 
     def _mark_errored(self, relation: Relation, error: errors.PgReplError) -> None:
         log.error("%s: %s", relation.table, error)
+        if error.trace:
+            log.error("%s: stopped by an unexpected %s", relation.table, error.trace)
         self._store.set_state(
             self._pipeline.name,
             relation.table,
@@ -184,4 +186,5 @@ class SnapshotCopy:
             hint=error.hint or _RETRY_HINT,
             remedy=error.remedy,
             lsn=self._position,
+            trace=error.trace,
         )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _AT_ONCE = 4
 
@@ -40,7 +44,7 @@ def copy_tables(
     copied = Copied()
     stopping: errors.PgReplError | None = None
     with ThreadPoolExecutor(min(_AT_ONCE, len(tables))) as pool:
-        futures = {pool.submit(copy, table): table for table in tables}
+        futures = {pool.submit(_traced, copy, table): table for table in tables}
         try:
             for future in as_completed(futures):
                 table = futures[future]
@@ -67,6 +71,15 @@ def copy_tables(
     if stopping is not None:
         raise stopping
     return copied
+
+
+def _traced(copy: Callable[[TableName], int], table: TableName) -> int:
+    """Copy a table. The thread logs what is unexpected: of several such errors the process ends by one."""
+    try:
+        return copy(table)
+    except Exception as error:
+        log_unexpected(log, f"copying {table}", error)
+        raise
 
 
 def _cancel(futures: dict[Future[int], TableName]) -> None:

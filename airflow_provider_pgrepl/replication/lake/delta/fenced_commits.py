@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
@@ -51,6 +52,9 @@ from airflow_provider_pgrepl.replication.storage import (
     refusal,
     storage_errors,
 )
+from airflow_provider_pgrepl.trace import trace_of
+
+log = logging.getLogger(__name__)
 
 _FILE_GONE = "Object at location"
 
@@ -91,7 +95,7 @@ def fenced(
     of such a message. What is `passing` is left to the caller.
     """
     before = table.version()
-    refused, damage, moved = "", "", False
+    refused, trace, damage, moved = "", "", "", False
     unavailable: LakeUnavailableError | None = None
     try:
         result = commit()
@@ -99,7 +103,7 @@ def fenced(
     except Exception as error:  # deltalake raises plain ones too
         if isinstance(error, (PgReplError, *passing)):
             raise
-        refused = type(error).__name__
+        refused, trace = type(error).__name__, trace_of(error)
         sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
         damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
         if is_refusal(error):
@@ -116,7 +120,10 @@ def fenced(
     if unavailable is not None:
         raise unavailable
     if refused:
-        raise LakeTableError(f"{table.table_uri}: nothing was committed, Delta failed with {refused}")
+        failed = LakeTableError(f"{table.table_uri}: nothing was committed, Delta failed with {refused}")
+        failed.trace = trace
+        log.error("%s: nothing was committed: unexpected %s", table.table_uri, trace)
+        raise failed
     if app_version(table, app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", FENCED_HINT)
     return result

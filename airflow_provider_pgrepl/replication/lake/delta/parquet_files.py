@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -26,6 +27,9 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     storage_errors,
 )
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 FILE_BYTES = 128 << 20
 ROW_GROUP_ROWS = 256 << 10
@@ -178,11 +182,15 @@ class ParquetFiles:
         """Remove every file; what cannot be removed is an orphan that no commit names, for vacuum to take."""
         self._waiting = []
         # Whatever they say: an unfinished file has no metadata that a writer could hand over.
-        with suppress(Exception):
+        try:
             if self._writer is not None:
                 self._writer.close()
-        with suppress(Exception):
+        except Exception as error:  # noqa: BLE001 - see above
+            log_unexpected(log, "closing an unfinished file", error, logging.DEBUG)
+        try:
             if self._sink is not None:
                 self._sink.drop()
+        except Exception as error:  # noqa: BLE001 - see above
+            log_unexpected(log, "dropping an unfinished file", error, logging.WARNING)
         with suppress(OSError):
             delete_files(self._filesystem, [f"{self._folder}/{name}" for name in self._names])

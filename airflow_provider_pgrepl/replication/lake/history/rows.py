@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,9 @@ from airflow_provider_pgrepl.replication.values import (
     typed_column,
     typed_columns,
 )
+from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+log = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 64 << 10
 _NOBODY = -1
@@ -70,16 +74,18 @@ def current_rows(
     sql = f"select {', '.join(map(quote_identifier, names))} from t"  # noqa: S608 - all are quoted
     if conditions:
         sql += f" where {' and '.join(conditions)}"
-    failed = ""
+    failed: LakeTableError | None = None
     try:
         builder = QueryBuilder({"datafusion.execution.batch_size": str(batch_rows)}).register("t", table)
         for batch in pa.RecordBatchReader.from_stream(builder.execute(sql)):
             if batch.num_rows:
                 yield pa.Table.from_batches([batch]).cast(wanted)
     except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
-        failed = type(error).__name__
-    if failed:
-        raise LakeTableError(f"{table.table_uri}: its rows cannot be read: {failed}")
+        doing = f"{table.table_uri}: its rows cannot be read"
+        log_unexpected(log, doing, error)
+        failed = traced(LakeTableError(f"{doing}: {type(error).__name__}"), error)
+    if failed is not None:
+        raise failed
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
@@ -9,10 +10,13 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.store_variables import reaching_store
+from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+log = logging.getLogger(__name__)
 
 Batches = Iterator[pa.RecordBatch]
 Told = TypeVar("Told")
@@ -38,12 +42,13 @@ def one_task(spark: SparkSession, schema: StructType, work: Callable[[], pa.Tabl
 
 
 def told(work: Callable[[], Told]) -> Told:
-    """Our own errors pass; of others, whose text may hold values of rows, only their kind."""
-    failed = ""
+    """Our own errors pass; of others, whose text may hold values of rows, only class and frames."""
     try:
         return work()
     except PgReplError:
         raise
     except Exception as error:  # noqa: BLE001 - only its kind leaves the task
-        failed = type(error).__name__
-    raise LakeTableError(f"the changes cannot be laid over the lake table: {failed}")
+        doing = "the changes cannot be laid over the lake table"
+        log_unexpected(log, doing, error)
+        failed = traced(LakeTableError(f"{doing}: {type(error).__name__}"), error)
+    raise failed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,9 +15,12 @@ from airflow_provider_pgrepl.replication.lake.spark_store import check_connector
 from airflow_provider_pgrepl.replication.lake_location import hadoop_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
+from airflow_provider_pgrepl.trace import log_unexpected, traced
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,14 @@ class TableVersion:
         """All of it, in the table's own types. Raises LakeError."""
         opened = self.open()
         schema = pa.schema(opened.schema().to_arrow())
-        found = None
-        # DataFusion raises plain ones, which may hold values.
-        with contextlib.suppress(Exception):
+        try:
             found = query_delta(opened, "select * from it")
-        if found is None:
-            raise self._unreadable()
-        return found.select(schema.names).cast(schema)
+        except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
+            log_unexpected(log, f"reading {self.name}", error)
+            failed = traced(self._unreadable(), error)
+        else:
+            return found.select(schema.names).cast(schema)
+        raise failed
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """For Spark, read when it is used. Raises LakeError, ToolError without a connector to its store."""

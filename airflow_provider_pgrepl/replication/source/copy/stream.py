@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import io
+import logging
 import os
 import select
 import threading
@@ -25,6 +26,9 @@ from airflow_provider_pgrepl.replication.source.connection import (
 )
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
+from airflow_provider_pgrepl.trace import log_unexpected, traced
+
+log = logging.getLogger(__name__)
 
 _BUFFER_BYTES = 1 << 20
 # What PostgreSQL's own pg_dump sets, where the server knows it.
@@ -182,7 +186,9 @@ class _CopyBytes(io.RawIOBase):
         except PgReplError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the bytes are not all there
-            self._fail(SourceConnectionError(f"copying {self._range.leaf}: {type(error).__name__}"))
+            doing = f"copying {self._range.leaf}"
+            log_unexpected(log, doing, error)
+            self._fail(traced(SourceConnectionError(f"{doing}: {type(error).__name__}"), error))
 
     def _stall(self) -> SourceConnectionError:
         return SourceConnectionError(

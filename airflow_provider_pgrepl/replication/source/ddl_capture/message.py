@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,9 @@ from airflow_provider_pgrepl.replication.source.ddl_capture.carried_catalog impo
     build_relation,
     carried_format,
 )
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _MOST_BYTES = 64 << 20
 _MOST_TRIGGER = 1000
@@ -45,7 +49,8 @@ def parse_ddl_message(said: bytes, publication: str) -> DdlMessage:
         return ANYTHING
     try:
         return _parse(json.loads(said.decode()), publication)
-    except Exception:  # noqa: BLE001 - no message may end the receiver, which would meet it at every start
+    except Exception as error:  # noqa: BLE001 - no message may end the receiver, which would meet it at every start
+        log_unexpected(log, "reading a message of the event trigger", error, logging.INFO)
         return ANYTHING
 
 

@@ -11,7 +11,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import logging
 from dataclasses import dataclass
+
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
 
 _MOST_HEAD_BYTES = 512
 _XID_BITS = 32
@@ -59,5 +64,6 @@ def read_sealed(content: bytes) -> SealedMessage | None:
         if not (isinstance(pipeline, str) and isinstance(xid, str) and isinstance(seal, str)):
             return None
         return SealedMessage(pipeline, said, int(xid), seal)
-    except Exception:  # noqa: BLE001 - it may be anybody's, and hold anything
+    except Exception as error:  # noqa: BLE001 - it may be anybody's, and hold anything
+        log_unexpected(log, "reading a message", error, logging.DEBUG)
         return None

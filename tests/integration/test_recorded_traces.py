@@ -1,0 +1,86 @@
+"""The trace of an unexpected exception in a table's record, and in `pgrepl status --json`."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.trace import trace_of, traced
+from tests.integration.test_status import Shop
+from tests.support.canary import CANARY, check, raise_unexpected
+
+T = TableName("public", "t")
+BROKEN = TableName("public", "broken")
+
+
+def cause() -> Exception:
+    try:
+        raise_unexpected()
+    except Exception as error:
+        return error
+
+
+@pytest.fixture
+def store(dsn):
+    with Store(dsn, "test") as found:
+        found.migrate()
+        found.register(Pipeline(name="shop", tables=("public.*",), lake="/lake/shop"), "123", True, True)
+        for state in (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP):
+            found.set_state("shop", T, state)
+        yield found
+
+
+def test_trace_is_recorded_with_the_error_and_goes_with_it(store):
+    read = lambda: store.read_tables("shop")[T]  # noqa: E731
+    assert read().trace == ""
+    error = traced(LakeTableError("unexpected KeyError"), cause())
+    assert store.mark_errored("shop", read(), error)
+    check(read().trace, " in cause")
+    # Another error has another trace, or none.
+    store.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r", trace="KeyError")
+    assert read().trace == "KeyError"
+    store.set_state("shop", T, TableState.ERRORED, error="TableError", reason="r")
+    assert read().trace == ""
+    assert store.mark_errored("shop", read(), error)
+    # What sets a table going again takes the trace away, as it does the error.
+    assert store.move("shop", read(), TableState.CATCHING_UP)
+    assert (read().error, read().trace) == ("", "")
+    assert store.mark_errored("shop", read(), DriftError("r", "h"))
+    assert read().trace == ""
+
+
+def test_records_of_the_version_before_have_no_trace(monkeypatch, pg, dsn):
+    with Store(dsn, "test") as store:
+        monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:8])
+        store.migrate()
+        monkeypatch.undo()
+        store.register(Pipeline(name="shop", tables=("public.*",), lake="/lake/shop"), "123", True, True)
+        with pg.cursor() as cursor:
+            cursor.execute(
+                "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, error, reason)"
+                " values ('shop', 'public', 't', 'errored', 'LakeTableError', 'unexpected KeyError')"
+            )
+        store.migrate()
+        found = store.read_tables("shop")[T]
+        assert (found.state, found.reason, found.trace) == (TableState.ERRORED, "unexpected KeyError", "")
+
+
+def test_status_as_json_shows_the_trace(dsn, pg, tmp_path):
+    shop = Shop(dsn, pg, tmp_path)
+    shop.set_up()
+    by_name = {table["table"]: table for table in shop.json()["tables"]}
+    assert by_name["public.broken"]["trace"] == by_name["public.orders"]["trace"] == []
+    trace = trace_of(cause())
+    with Store(dsn, "test") as store:
+        store.set_state(shop.pipeline.name, BROKEN, TableState.ERRORED, error="TableError", trace=trace)
+    by_name = {table["table"]: table for table in shop.json()["tables"]}
+    assert by_name["public.broken"]["trace"] == trace.splitlines()
+    check("\n".join(by_name["public.broken"]["trace"]), " in cause")
+    found = shop.status()
+    assert found.returncode == 0
+    assert CANARY not in found.stdout
