@@ -10,6 +10,9 @@ from demo.rabbitmq import Broker
 from demo.versitygw import Gateway, environment_of
 from tests.support.faulty_store import FaultyStore, faulty_store
 from tests.support.published import Published, begin_publishing
+from tests.support.unflushed import unflushed
+
+__all__ = ["unflushed"]
 
 
 @pytest.fixture

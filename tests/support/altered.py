@@ -10,6 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from tests.support.handed import Handed
@@ -50,15 +51,20 @@ class Altered(Handed):
         return sorted(zip(*(column.to_pylist() for column in found.columns), strict=True), key=repr)
 
     def assert_as_source(self) -> None:
-        """All columns that the source has, row for row."""
-        with self.source() as source, source.cursor() as cursor:
-            cursor.execute("select * from public.t limit 0")
-            names = [column.name for column in cursor.description]
-            cursor.execute(f"select {', '.join(map(quoted, names))} from public.t")
-            expected = Counter(tuple(map(plain, row)) for row in cursor.fetchall())
-        lake = self.rows().select(names)
-        found = Counter(zip(*(map(plain, column.to_pylist()) for column in lake.columns), strict=True))
-        assert found == expected
+        assert_as_source(self, T)
+
+
+def assert_as_source(lake: Handed, table: str) -> None:
+    """All columns that the source has, row for row."""
+    name = TableName.parse(table).sql
+    with lake.source() as source, source.cursor() as cursor:
+        cursor.execute(f"select * from {name} limit 0")
+        columns = [column.name for column in cursor.description]
+        cursor.execute(f"select {', '.join(map(quoted, columns))} from {name}")
+        expected = Counter(tuple(map(plain, row)) for row in cursor.fetchall())
+    rows = pa.table(lake.lake_rows(table)).select(columns)
+    found = Counter(zip(*(map(plain, column.to_pylist()) for column in rows.columns), strict=True))
+    assert found == expected, table
 
 
 def done(result: TableResult) -> TableResult:

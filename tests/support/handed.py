@@ -32,10 +32,13 @@ class Handed(Received):
     """Received, and brought into the lake by what Spark's tasks run, without Spark."""
 
     def copy(self, table: str) -> Relation:
-        """Copy a table that nobody writes."""
+        """Begin, and copy a table that nobody writes."""
+        return self.copy_at(LSN(self.begin() - 1), table)
+
+    def copy_at(self, position: LSN, table: str) -> Relation:
+        """Copy a table that nobody has written since this position."""
         with self.source() as source:
             watching = event_trigger.read_watching(source, self.pipeline)
-        position = LSN(self.begin() - 1)
         with closing_connection(self.dsn) as keeper, keeper.cursor() as cursor:
             cursor.execute("begin isolation level repeatable read read only")
             cursor.execute("select pg_export_snapshot()")
