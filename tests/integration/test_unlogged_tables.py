@@ -1,15 +1,19 @@
-"""Tables that become unlogged, for a while or for good, in publications that keep them without a word."""
+"""Tables that become unlogged, for a while or for good, in publications that keep them without a word.
+
+Each course of events has a table of its own; all the tables of a test are on one stream.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
 from airflow_provider_pgrepl.replication.drift.kind import Kind
-from airflow_provider_pgrepl.replication.source.catalog.relations import read_relation
 from tests.support.altered import Altered, done
+from tests.support.courses import Courses
 from tests.support.replicated import execute
 
 TABLE = (
@@ -17,10 +21,7 @@ TABLE = (
     "insert into t values (1, 1), (2, 2)",
 )
 ROW = "insert into t values (9, 9)"
-PUBLICATIONS = {
-    "of all tables": "create publication everything for all tables",
-    "of a schema": "create publication everything for tables in schema public",
-}
+PUBLICATIONS = {"of all tables": "all tables", "of schemas": "tables in schema {schemas}"}
 FOR_A_WHILE = {
     "a row deleted": ["alter table t set unlogged", "delete from t where id = 1", "alter table t set logged"],
     "nothing done": ["alter table t set unlogged", "alter table t set logged"],
@@ -38,7 +39,7 @@ FOR_A_WHILE = {
         "alter table t set logged",
     ],
 }
-UNEXPLAINED = {"VACUUM FULL": "vacuum full t", "a wider type": "alter table t alter n type bigint"}
+UNEXPLAINED = {"VACUUM FULL": ["vacuum full t"], "a wider type": ["alter table t alter n type bigint"]}
 EXPLAINED = {
     "TRUNCATE": ["truncate t"],
     "TRUNCATE and rows at once": ["begin; truncate t; insert into t values (3, 3); commit"],
@@ -53,73 +54,108 @@ EXPLAINED = {
 }
 
 
-@pytest.fixture(params=PUBLICATIONS.values(), ids=PUBLICATIONS)
-def publication(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+STAYS_UNLOGGED = "stays unlogged"
+UNLOGGED_MEANWHILE = "may have been unlogged meanwhile"
+ATTACH = "alter table whole attach partition t for values from (0) to (100)"
+PARTITION = (
+    "create table whole (id int primary key, n int) partition by range (id)",
+    *TABLE,
+    ATTACH,
+)
+OF_A_PARTITION = {
+    "detached": ["alter table whole detach partition t", "delete from t", ATTACH],
+    "detached at once": [f"begin; alter table whole detach partition t; delete from t; {ATTACH}; commit"],
+    "unlogged": ["alter table t set unlogged", "delete from t", "alter table t set logged"],
+}
+
+publications = pytest.mark.parametrize("publication", PUBLICATIONS.values(), ids=PUBLICATIONS)
+with_and_without_event_trigger = pytest.mark.parametrize(
+    "event_trigger", [False, True], ids=["", "event trigger"]
+)
 
 
-@pytest.fixture(params=[False, True], ids=["", "event trigger"])
-def taken(request: pytest.FixtureRequest, dsn: str, tmp_path: Path, publication: str) -> Altered:
-    execute(dsn, *TABLE, publication)
-    options = {"publication": "everything", "publication_mode": "use", "event_trigger": request.param}
-    return Altered(dsn, tmp_path, **options).take()
+def taken(
+    dsn: str, folder: Path, courses: Iterable[str], publication: str, *, event_trigger: bool
+) -> Courses:
+    options = {"publication": "everything", "publication_mode": "use", "event_trigger": event_trigger}
+    made = Courses(dsn, folder, courses, TABLE, **options)
+    execute(
+        dsn,
+        f"create publication everything for {publication}".format(schemas=", ".join(made.schemas.values())),
+    )
+    return made.take()
 
 
-def look(taken: Altered) -> str:
-    """What a look at the catalog says."""
-    with taken.source() as source:
-        assert taken.relation is not None
-        current = read_relation(source, taken.relation.oid, taken.pipeline.publication)
-    return judge_catalog(taken.relation, current, taken.pipeline.choices(taken.relation.table)).reason
+@publications
+@with_and_without_event_trigger
+def test_a_table_that_is_or_was_unlogged_stops(
+    dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool
+) -> None:
+    stopping = {STAYS_UNLOGGED: ["alter table t set unlogged", "delete from t"], **FOR_A_WHILE}
+    courses = taken(dsn, tmp_path, stopping, publication, event_trigger=event_trigger)
+    courses.execute(STAYS_UNLOGGED, ROW)
+    courses.follow_all()
+    for course, statements in stopping.items():
+        courses.execute(course, *statements)
+        said = courses.look(course).reason
+        if course == STAYS_UNLOGGED:
+            assert said == "the table is unlogged: its changes are not in the stream"
+        else:
+            assert UNLOGGED_MEANWHILE in said, course
+            courses.execute(course, ROW)
+    for course, found in courses.follow().items():
+        # Of one that stays unlogged nothing comes any more, and yet it is noticed.
+        assert "unlogged" in found.error, course
+    courses.execute(
+        STAYS_UNLOGGED, "alter table t add m int", "alter table t set logged", "insert into t values (10, 10)"
+    )
+    found = courses.follow()[STAYS_UNLOGGED]
+    assert "unlogged" in found.error
+    assert "resnapshot it" in found.hint
 
 
-def test_an_unlogged_table_has_stopped(taken, dsn):
-    execute(dsn, ROW)
-    done(taken.follow())
-    execute(dsn, "alter table t set unlogged", "delete from t")
-    assert look(taken) == "the table is unlogged: its changes are not in the stream"
-    result = taken.follow()
-    assert "unlogged" in result.error, "nothing comes of it any more, and yet it is noticed"
-    execute(dsn, "alter table t add m int", "alter table t set logged", "insert into t values (10, 10)")
-    result = taken.follow()
-    assert "unlogged" in result.error
-    assert "resnapshot it" in result.hint
-
-
-@pytest.mark.parametrize("statements", FOR_A_WHILE.values(), ids=FOR_A_WHILE)
-def test_a_table_that_was_unlogged_for_a_while_stops(taken, dsn, statements):
-    execute(dsn, *statements)
-    assert "may have been unlogged meanwhile" in look(taken)
-    execute(dsn, ROW)
-    assert "unlogged" in taken.follow().error
-
-
-@pytest.mark.parametrize("statement", UNEXPLAINED.values(), ids=UNEXPLAINED)
-def test_only_an_event_trigger_tells_another_rewrite_from_that(taken, dsn, statement):
-    execute(dsn, ROW, statement, "insert into t values (10, 10)")
-    if taken.pipeline.event_trigger:
-        done(taken.follow())
-        execute(dsn, "insert into t values (11, 11)", "vacuum full t", "delete from t where id = 2")
-        done(taken.follow())
-        taken.assert_as_source()
+@publications
+@with_and_without_event_trigger
+def test_only_an_event_trigger_tells_another_rewrite_from_that(
+    dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool
+) -> None:
+    courses = taken(dsn, tmp_path, UNEXPLAINED, publication, event_trigger=event_trigger)
+    for course, statements in UNEXPLAINED.items():
+        courses.execute(course, ROW, *statements, "insert into t values (10, 10)")
+    if event_trigger:
+        courses.follow_all()
+        courses.execute_in_all("insert into t values (11, 11)", "vacuum full t", "delete from t where id = 2")
+        courses.follow_all()
+        courses.assert_all_as_source()
     else:
-        assert "may have been unlogged meanwhile" in taken.follow().error
+        for course, found in courses.follow().items():
+            assert UNLOGGED_MEANWHILE in found.error, course
 
 
-@pytest.mark.parametrize("statements", EXPLAINED.values(), ids=EXPLAINED)
-@pytest.mark.parametrize("at_once", [True, False])
-def test_what_is_explained_is_followed(taken, dsn, statements, at_once):
-    if "set unlogged" in " ".join(statements) and (taken.pipeline.event_trigger or not at_once):
-        return  # looked at in between, it is stopped
-    for statement in statements:
-        execute(dsn, statement)
+@publications
+@with_and_without_event_trigger
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "step by step"])
+def test_what_is_explained_is_followed(
+    dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool, at_once: bool
+) -> None:
+    explained = {
+        course: statements
+        for course, statements in EXPLAINED.items()
+        # Looked at in between, one that is unlogged is stopped.
+        if "set unlogged" not in " ".join(statements) or (at_once and not event_trigger)
+    }
+    courses = taken(dsn, tmp_path, explained, publication, event_trigger=event_trigger)
+    for step in zip_longest(*explained.values()):
+        for course, statement in zip(explained, step, strict=True):
+            if statement is not None:
+                courses.execute(course, statement)
         if not at_once:
-            done(taken.follow())
-    execute(dsn, "insert into t values (8, 8)")
-    done(taken.follow())
-    execute(dsn, ROW)
-    done(taken.follow())
-    taken.assert_as_source()
+            courses.follow_all()
+    courses.execute_in_all("insert into t values (8, 8)")
+    courses.follow_all()
+    courses.execute_in_all(ROW)
+    courses.follow_all()
+    courses.assert_all_as_source()
 
 
 def test_a_table_that_is_published_by_name_cannot_become_unlogged_and_may_be_rewritten(dsn, tmp_path):
@@ -130,34 +166,17 @@ def test_a_table_that_is_published_by_name_cannot_become_unlogged_and_may_be_rew
     taken.assert_as_source()
 
 
-@pytest.mark.parametrize(
-    "statements",
-    [
-        ["alter table whole detach partition t", "delete from t", "attach"],
-        ["begin; alter table whole detach partition t; delete from t; attach; commit"],
-        ["alter table t set unlogged", "delete from t", "alter table t set logged"],
-    ],
-    ids=["detached", "detached at once", "unlogged"],
-)
-def test_a_partition_that_is_published_through_its_table_alone_is_watched_likewise(dsn, tmp_path, statements):
-    attach = "alter table whole attach partition t for values from (0) to (100)"
-    execute(
-        dsn,
-        "create table whole (id int primary key, n int) partition by range (id)",
-        *TABLE,
-        attach,
-        "create publication everything for table whole",
-    )
-    taken = Altered(dsn, tmp_path, publication="everything", publication_mode="use").take()
-    execute(dsn, *(statement.replace("attach;", f"{attach};") for statement in statements[:-1]))
-    execute(dsn, attach if statements[-1] == "attach" else statements[-1].replace("attach;", f"{attach};"))
-    assert judge(taken) is Kind.UNSAFE
-    execute(dsn, ROW)
-    assert "missing" in taken.follow().error
-
-
-def judge(taken: Altered) -> Kind:
-    with taken.source() as source:
-        assert taken.relation is not None
-        current = read_relation(source, taken.relation.oid, taken.pipeline.publication)
-    return judge_catalog(taken.relation, current, taken.pipeline.choices(taken.relation.table)).kind
+def test_a_partition_that_is_published_through_its_table_alone_is_watched_likewise(
+    dsn: str, tmp_path: Path
+) -> None:
+    options = {"publication": "everything", "publication_mode": "use"}
+    courses = Courses(dsn, tmp_path, OF_A_PARTITION, PARTITION, **options)
+    wholes = ", ".join(f"{schema}.whole" for schema in courses.schemas.values())
+    execute(dsn, f"create publication everything for table {wholes}")
+    courses.take()
+    for course, statements in OF_A_PARTITION.items():
+        courses.execute(course, *statements)
+        assert courses.look(course).kind is Kind.UNSAFE, course
+    courses.execute_in_all(ROW)
+    for course, found in courses.follow().items():
+        assert "missing" in found.error, course
