@@ -26,8 +26,6 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.storage import open_storage
 
-pytestmark = pytest.mark.differs_by_major
-
 POSITION = LSN.parse("1/2")
 EXPORTED_AT = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
 TABLE = TableName("public", "t")

@@ -46,8 +46,6 @@ from tests.support.random_partitions import Partitioned
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
 
-pytestmark = pytest.mark.differs_by_major
-
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "4")))
 
@@ -219,7 +217,17 @@ class Drifting(Received):
             assert lake_difference(self, table) == {}, table.said
 
 
-@pytest.mark.parametrize("has_trigger", [False, True])
+@pytest.mark.differs_by_major(
+    "catalogs differ: column lists and schemas in publications since 15, generated columns in them since 18;"
+    " before 15 walsenders hear less of DDL"
+)
+@pytest.mark.parametrize(
+    "has_trigger",
+    [
+        pytest.param(False, marks=pytest.mark.thorough("the same with an event trigger, test_evolution.py")),
+        True,
+    ],
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_table_equals_the_source_or_says_why_it_stopped(seed, dsn, tmp_path, has_trigger):
     drifting = Drifting(seed, dsn, tmp_path, has_trigger=has_trigger)

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import time
-
-import pytest
 
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
-
-pytestmark = pytest.mark.differs_by_major
 
 TRANSACTIONS = 300
 """Of three messages each; before the first the table's relation."""
@@ -28,14 +23,23 @@ def test_one_reading_takes_all_that_has_arrived(dsn, tmp_path):
     with contextlib.closing(stream), closing_connection(dsn) as connection:
         connection.autocommit = True
         with connection.cursor() as cursor:
+
+            def is_sent() -> bool:
+                cursor.execute(
+                    "select sent_lsn >= pg_current_wal_lsn() from pg_stat_replication"
+                    " join pg_replication_slots on pid = active_pid where slot_name = %s",
+                    (received.pipeline.slot,),
+                )
+                return cursor.fetchone() == (True,)
+
             for number in range(TRANSACTIONS):
                 cursor.execute("insert into t values (%s)", (number,))
-                time.sleep(0.002)
+                wait_until(is_sent, what="the transaction to be sent")
         readings: list[int] = []
 
         def have_come() -> bool:
             readings.append(len(stream.read(0.5, 1 << 20).messages))
             return sum(readings) > 3 * TRANSACTIONS
 
-        wait_until(have_come, 60, "the last transaction")
+        wait_until(have_come, what="the last transaction")
     assert len([size for size in readings if size]) <= 5

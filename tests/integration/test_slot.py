@@ -25,8 +25,6 @@ from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, re
 from demo.postgres import Server
 from tests.support.replicated import has_no_sender, wait_until
 
-pytestmark = pytest.mark.differs_by_major
-
 
 @pytest.fixture
 def name():
@@ -45,6 +43,10 @@ def writer(pg, dsn):
     connection.close()
 
 
+@pytest.mark.differs_by_major(
+    "options of CREATE_REPLICATION_SLOT in parentheses since 15, pg_replication_slots.conflicting since 16,"
+    " invalidation_reason since 17"
+)
 def test_the_snapshot_shows_what_was_committed_before(pg, dsn, name):
     with pg.cursor() as cursor:
         cursor.execute("create table t (a int); insert into t values (1)")
@@ -67,6 +69,7 @@ def test_the_snapshot_shows_what_was_committed_before(pg, dsn, name):
     drop_slot(pg, name)
 
 
+@pytest.mark.differs_by_major("options of CREATE_REPLICATION_SLOT in parentheses since 15")
 def test_a_temporary_slot_goes_when_it_is_closed(pg, dsn, name):
     with export_snapshot(dsn, name, timeout_s=30) as exported:
         assert read_slot(pg, name).active
@@ -89,7 +92,7 @@ def test_a_long_writer_is_named_and_no_slot_stays(pg, dsn, name, writer, make):
     started = time.monotonic()
     with pytest.raises(SnapshotError) as caught:
         make(dsn, name, timeout_s=1)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 120
     assert f"pid {writer.info.backend_pid} (transaction {xid}," in str(caught.value)
     assert "long_writer" in str(caught.value)
     assert caught.value.retry is Retry.TIMED
@@ -100,19 +103,21 @@ def test_a_long_writer_is_named_and_no_slot_stays(pg, dsn, name, writer, make):
 
 def test_a_writer_that_ends_in_time_does_no_harm(pg, dsn, name, writer):
     def end_when_the_slot_waits():
-        while True:
+        def is_waiting():
             with pg.cursor() as cursor:
                 cursor.execute(
                     "select 1 from pg_locks where locktype = 'transactionid' and not granted and pid in"
                     " (select active_pid from pg_replication_slots where slot_name = %s)",
                     (name,),
                 )
-                if cursor.fetchone():
-                    return writer.commit()
+                return cursor.fetchone()
+
+        wait_until(is_waiting, what="the slot to wait for the writer")
+        writer.commit()
 
     ender = threading.Thread(target=end_when_the_slot_waits)
     ender.start()
-    with export_snapshot(dsn, name, timeout_s=60) as exported:
+    with export_snapshot(dsn, name, timeout_s=300) as exported:
         assert exported.snapshot
     ender.join()
 
@@ -137,13 +142,11 @@ def test_a_slot_in_use_is_not_dropped(pg, dsn, name):
     stream.cursor().start_replication(
         slot_name=name, options={"proto_version": "1", "publication_names": "p"}
     )
-    while not read_slot(pg, name).active:
-        time.sleep(0.01)
+    wait_until(lambda: read_slot(pg, name).active, what="the slot to be read")
     with pytest.raises(BusyError, match=rf"read by pid {stream.info.backend_pid}"):
         drop_slot(pg, name)
     stream.close()
-    while read_slot(pg, name).active:
-        time.sleep(0.01)
+    wait_until(lambda: not read_slot(pg, name).active, what="the slot to be free")
     drop_slot(pg, name)
 
 
@@ -235,7 +238,7 @@ def test_preflight_counts_the_temporary_slot_as_well(narrow_server):
 
 
 def test_no_free_sender_names_the_setting(narrow_server):
-    wait_until(lambda: has_no_sender(narrow_server), 30, "senders to end")
+    wait_until(lambda: has_no_sender(narrow_server), what="senders to end")
     held = [connect_replication(narrow_server.dsn(), "test") for _ in range(2)]
     with pytest.raises(ServerSettingError, match="max_wal_senders"):
         export_snapshot(narrow_server.dsn(), "third", timeout_s=30)

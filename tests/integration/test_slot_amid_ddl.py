@@ -22,17 +22,15 @@ from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.differs_by_major
-
-
 # DDL, and the rows written after it: by a transaction that the phases leave in doubt, and by a later one.
 CASES = {
-    "a column more": ("alter table t add c int", "(2, 'y', 3)", "(3, 'z', 4)"),
-    "a column more with a default": ("alter table t add c int default 7", "(2, 'y', 3)", "(3, 'z', 4)"),
-    "another column of the same name": ("alter table t drop b, add b text", "(2, 'y')", "(3, 'z')"),
-    "emptied": ("truncate t", "(2, 'y')", "(3, 'z')"),
-    "rewritten": ("alter table t alter a type bigint", "(2, 'y')", "(3, 'z')"),
+    "one_more": ("alter table {t} add c int", "(2, 'y', 3)", "(3, 'z', 4)"),
+    "one_more_with_default": ("alter table {t} add c int default 7", "(2, 'y', 3)", "(3, 'z', 4)"),
+    "another_of_the_same_name": ("alter table {t} drop b, add b text", "(2, 'y')", "(3, 'z')"),
+    "emptied": ("truncate {t}", "(2, 'y')", "(3, 'z')"),
+    "rewritten": ("alter table {t} alter a type bigint", "(2, 'y')", "(3, 'z')"),
 }
+"""By the name of a table."""
 
 
 @contextmanager
@@ -61,8 +59,8 @@ class Awaited:
             return bool(cursor.fetchone()[0])
 
 
-def begin_amid_ddl(received: Received, ddl: str, insert: str) -> None:
-    """Have an epoch begin while DDL commits in the server's first phase, and an INSERT in its second."""
+def begin_amid_ddl(received: Received, ddl: list[str], insert: str) -> None:
+    """Have an epoch begin while DDL commits in the server's first phase, and INSERTs in its second."""
     dsn, awaited, failed = received.dsn, Awaited(received.dsn), []
 
     def begin() -> None:
@@ -76,39 +74,49 @@ def begin_amid_ddl(received: Received, ddl: str, insert: str) -> None:
         beginning.start()
         wait_until(lambda: awaited(first_xid))
         with transaction(dsn) as (second, second_xid):
-            execute(dsn, ddl)
+            execute(dsn, *ddl)
             first.commit()
             wait_until(lambda: awaited(second_xid))
             with transaction(dsn, insert) as (doubtful, doubtful_xid):
                 second.commit()
                 wait_until(lambda: awaited(doubtful_xid) or not beginning.is_alive())
                 doubtful.commit()
-    beginning.join(60)
+    beginning.join(300)
     assert not beginning.is_alive()
     assert failed == []
 
 
-def rows(dsn: str) -> list[tuple[Any, ...]]:
+def rows(dsn: str, table: str) -> list[tuple[Any, ...]]:
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
-        cursor.execute("select * from t order by a")
+        cursor.execute(f"select * from {table} order by a")
         return [tuple(None if value is None else str(value) for value in row) for row in cursor.fetchall()]
 
 
-@pytest.fixture(params=["server", "debian"])
-def any_dsn(request: pytest.FixtureRequest) -> str:
-    return str(request.getfixturevalue({"server": "dsn", "debian": "debian_dsn"}[request.param]))
+def oid(dsn: str, table: str) -> int:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select %s::regclass::oid::bigint", (table,))
+        return int(cursor.fetchone()[0])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_what_is_written_while_the_slot_is_made_is_decoded_rightly(
-    any_dsn: str, tmp_path: Path, case: str
-) -> None:
-    ddl, doubtful, later = CASES[case]
-    execute(any_dsn, "create table t (a int primary key, b text)", "insert into t values (1, 'x')")
-    received = Received(any_dsn, tmp_path, ("public.t",))
-    begin_amid_ddl(received, ddl, f"insert into t values {doubtful}")
-    execute(any_dsn, f"insert into t values {later}")
+@pytest.mark.differs_by_major(
+    "each major builds its view of the catalog in its own way; since 14.18, 15.13, 16.9 and 17.5 open"
+    " transactions hear of DDL that commits"
+)
+def test_what_is_written_while_the_slot_is_made_is_decoded_rightly(dsn: str, tmp_path: Path) -> None:
+    for table in CASES:
+        execute(
+            dsn, f"create table {table} (a int primary key, b text)", f"insert into {table} values (1, 'x')"
+        )
+    received = Received(dsn, tmp_path, tuple(f"public.{table}" for table in CASES))
+    begin_amid_ddl(
+        received,
+        [ddl.format(t=table) for table, (ddl, _, _) in CASES.items()],
+        "; ".join(f"insert into {table} values {doubtful}" for table, (_, doubtful, _) in CASES.items()),
+    )
+    execute(dsn, *(f"insert into {table} values {later}" for table, (_, _, later) in CASES.items()))
     received.receive()
-    sent = [tuple(row["new"]) for row in received.changelog_rows("I")]
-    assert sent == [row for row in rows(any_dsn) if row[0] in ("2", "3")][-len(sent) :]
-    assert sent
+    changes = received.changelog_rows("I")
+    for table in CASES:
+        sent = [tuple(row["new"]) for row in changes if row["relation_id"] == oid(dsn, table)]
+        assert sent == [row for row in rows(dsn, table) if row[0] in ("2", "3")][-len(sent) :], table
+        assert sent, table

@@ -1,0 +1,25 @@
+"""Which releases of the server have their walsenders hear of an altered publication."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_provider_pgrepl.replication.source.slot import walsender
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        (140017, False),
+        (140018, True),
+        (150012, False),
+        (150013, True),
+        (160008, False),
+        (160009, True),
+        (170004, False),
+        (170005, True),
+        (180000, True),
+    ],
+)
+def test_which_releases_tell_their_walsenders(version: int, *, told: bool) -> None:
+    assert walsender.is_told_of_publications(version) is told
