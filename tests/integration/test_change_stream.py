@@ -140,15 +140,15 @@ def test_a_transaction_of_many_files_comes_in_order(dsn, tmp_path):
     execute(
         dsn,
         "do $$ begin for n in 1..300 loop"
-        " insert into a select n * 1000 + g, repeat('x', 100) from generate_series(1, 400) g;"
-        " insert into b select n * 1000 + g, repeat('y', 100) from generate_series(1, 400) g;"
+        " insert into a select n * 1000 + g, repeat('x', 1000) from generate_series(1, 50) g;"
+        " insert into b select n * 1000 + g, repeat('y', 1000) from generate_series(1, 50) g;"
         " end loop; end $$",
     )
     received.receive()
     assert len(received.changelog_files()) > 3, "the transaction is in several files"
     found = changes(received)
     expected = [
-        (f"public.{table}", n * 1000 + g) for n in range(1, 301) for table in "ab" for g in range(1, 401)
+        (f"public.{table}", n * 1000 + g) for n in range(1, 301) for table in "ab" for g in range(1, 51)
     ]
     assert [(one.table, one.data["id"]) for one in found] == expected
     middle = len(found) // 2

@@ -50,87 +50,89 @@ def kinds(report):
     return {table.table: table.kind for table in report.tables}
 
 
-@pytest.mark.parametrize(
-    ("sql", "found"),
-    [
-        ("", {}),
-        ("create index on a (x); insert into a values (2); analyze a", {}),
-        ("alter table a rename column x to y", {"public.a": "unsafe"}),
-        (
-            "alter table a alter x type text;\nalter table b drop column x, add x int",
-            {"public.a", "public.b"},
-        ),
-        ("drop table a", {"public.a": "unsafe"}),
-        (
-            "drop table a; create table a (id int primary key, x int, note varchar(10))",
-            {"public.a": "unsafe"},
-        ),
-        ("alter table a rename to z", {"public.a": "unsafe"}),
-        ("update a set x = 7; alter table b drop constraint b_pkey", {"public.b": "unsafe"}),
-        ("-- made by a tool\nBEGIN;\n\ndrop table a;\n\nCOMMIT;\n\n", {"public.a": "unsafe"}),
-        ("create schema other; set search_path to other; create table a (z int)", {}),
-        ("create role pgrepl_nobody; set role pgrepl_nobody", {}),
-        ("create role pgrepl_nobody; set session authorization pgrepl_nobody", {}),
-    ],
-)
-def test_each_table_is_judged_and_nothing_is_left_behind(copy, left_alone, sql, found):
-    report = check(copy, sql)
-    assert report.checked == 2
-    assert kinds(report).keys() == set(found)
-    if isinstance(found, dict):
-        assert kinds(report) == found
-    assert not any(table.marked_errored for table in report.tables)
+JUDGED = [
+    ("", {}),
+    ("create index on a (x); insert into a values (2); analyze a", {}),
+    ("alter table a rename column x to y", {"public.a": "unsafe"}),
+    (
+        "alter table a alter x type text;\nalter table b drop column x, add x int",
+        {"public.a", "public.b"},
+    ),
+    ("drop table a", {"public.a": "unsafe"}),
+    (
+        "drop table a; create table a (id int primary key, x int, note varchar(10))",
+        {"public.a": "unsafe"},
+    ),
+    ("alter table a rename to z", {"public.a": "unsafe"}),
+    ("update a set x = 7; alter table b drop constraint b_pkey", {"public.b": "unsafe"}),
+    ("-- made by a tool\nBEGIN;\n\ndrop table a;\n\nCOMMIT;\n\n", {"public.a": "unsafe"}),
+    ("create schema other; set search_path to other; create table a (z int)", {}),
+    ("create role pgrepl_nobody; set role pgrepl_nobody", {}),
+    ("create role pgrepl_nobody; set session authorization pgrepl_nobody", {}),
+]
+HINTS = [
+    (
+        "alter table a alter x type text",
+        "resnapshot it: pgrepl snapshot FILE.json --tables",
+    ),
+    ("drop table a", "remove the table: pgrepl remove FILE.json"),
+    ("alter table a rename to z", "pgrepl snapshot FILE.json --add 'public.z'"),
+]
+REFUSED = [
+    "drop table b; commit; drop table a",
+    "rollback; drop table b",
+    "begin; drop table b; commit; begin; drop table a; commit;",
+    "drop table b; commit and chain; drop table a; commit",
+    "begin; drop table a; rollback;",
+    "savepoint s; drop table a; release savepoint s",
+    "drop table b; prepare transaction 'x'",
+    "drop table b; end; drop table a",
+    "do $$begin drop table b; commit; end$$",
+    "do $$begin execute 'drop table b'; execute 'commit'; end$$",
+    "call committing()",
+    "select 1; call committing()",
+    "create function f() returns void language plpgsql as $$begin call public.committing(); end$$;"
+    " select f()",
+    "create function f() returns void language plpgsql as $$begin drop table public.b; commit; end$$;"
+    " select f()",
+    "create index concurrently i on a (x)",
+    "drop table b; vacuum a",
+    "alter system set work_mem = '1MB'",
+    "create database pgrepl_left",
+    "discard all",
+]
 
 
-@pytest.mark.parametrize(
-    ("sql", "hint"),
-    [
-        (
-            "alter table a alter x type text",
-            "resnapshot it: pgrepl snapshot FILE.json --tables",
-        ),
-        ("drop table a", "remove the table: pgrepl remove FILE.json"),
-        ("alter table a rename to z", "pgrepl snapshot FILE.json --add 'public.z'"),
-    ],
-)
-def test_the_hint_is_for_a_migration_that_nobody_has_run_yet(copy, sql, hint):
-    [table] = check(copy, sql).tables
-    assert table.hint.startswith("change the migration into one that the lake follows, or run it and then")
-    assert hint in table.hint
-    assert "set it back" not in table.hint
-    assert "retry" not in table.hint
+def test_each_table_is_judged_and_nothing_is_left_behind(copy, run):
+    before = run(_EVERYTHING)
+    for sql, found in JUDGED:
+        report = check(copy, sql)
+        assert report.checked == 2, sql
+        assert kinds(report).keys() == set(found), sql
+        if isinstance(found, dict):
+            assert kinds(report) == found, sql
+        assert not any(table.marked_errored for table in report.tables), sql
+        assert run(_EVERYTHING) == before, sql
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "drop table b; commit; drop table a",
-        "rollback; drop table b",
-        "begin; drop table b; commit; begin; drop table a; commit;",
-        "drop table b; commit and chain; drop table a; commit",
-        "begin; drop table a; rollback;",
-        "savepoint s; drop table a; release savepoint s",
-        "drop table b; prepare transaction 'x'",
-        "drop table b; end; drop table a",
-        "do $$begin drop table b; commit; end$$",
-        "do $$begin execute 'drop table b'; execute 'commit'; end$$",
-        "call committing()",
-        "select 1; call committing()",
-        "create function f() returns void language plpgsql as $$begin call public.committing(); end$$;"
-        " select f()",
-        "create function f() returns void language plpgsql as $$begin drop table public.b; commit; end$$;"
-        " select f()",
-        "create index concurrently i on a (x)",
-        "drop table b; vacuum a",
-        "alter system set work_mem = '1MB'",
-        "create database pgrepl_left",
-        "discard all",
-    ],
-)
-def test_what_would_end_the_transaction_or_cannot_be_undone_is_refused(copy, left_alone, sql):
-    with pytest.raises(ConfigError, match="the migration fails") as caught:
-        check(copy, sql)
-    assert caught.value.hint
+def test_the_hint_is_for_a_migration_that_nobody_has_run_yet(copy):
+    for sql, hint in HINTS:
+        [table] = check(copy, sql).tables
+        assert table.hint.startswith(
+            "change the migration into one that the lake follows, or run it and then"
+        )
+        assert hint in table.hint
+        assert "set it back" not in table.hint
+        assert "retry" not in table.hint
+
+
+def test_what_would_end_the_transaction_or_cannot_be_undone_is_refused(copy, run):
+    before = run(_EVERYTHING)
+    for sql in REFUSED:
+        with pytest.raises(ConfigError, match="the migration fails") as caught:
+            check(copy, sql)
+        assert caught.value.hint, sql
+        assert run(_EVERYTHING) == before, sql
 
 
 def test_errors_name_the_line_and_no_value(copy, left_alone):

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -66,27 +67,34 @@ CHANGES = {
     "another identity": "alter table t replica identity full",
     "another name": "alter table t rename to u",
     "another schema": "create schema elsewhere; alter table t set schema elsewhere",
-    "its schema renamed": "alter schema public rename to elsewhere",
-    "a column list": "alter publication {publication} set table t (id, v)",
+    "its schema renamed": "alter schema {schema} rename to {schema}_renamed",
     "in a DO block": "do $$ begin execute 'alter table t drop v'; end $$",
     "in a replica's session": "set session_replication_role = replica; alter table t drop v",
 }
+COLUMN_LIST = {"a column list": "alter publication {publication} set table t (id, v)"}
+"""On a stream of its own: this sets what the publication has."""
 
 
 class Watched(Received):
     """Received, with an event trigger."""
 
-    def begin_watched(self) -> None:
-        """Set up as the snapshot app does, the table `t` copied."""
+    def begin_watched(self, *tables: str) -> list[Watched]:
+        """Set up as the snapshot app does, with tables copied; the pipeline as one of each."""
         with self.source() as source:
             event_trigger.install(source, self.pipeline)
             position = self.begin() - 1
             watching = event_trigger.read_watching(source, self.pipeline)
-            relation = find_relation(source, TableName.parse("public.t"), self.pipeline.publication)
-        assert relation is not None
+            relations = [
+                find_relation(source, TableName.parse(table), self.pipeline.publication) for table in tables
+            ]
         assert watching is not None
-        self.oid = relation.oid
-        self.index.add(Epoch(1), RelationRecord.of_catalog(relation), EffectiveFrom(position, watching))
+        views = []
+        for relation in relations:
+            assert relation is not None
+            self.oid = relation.oid
+            self.index.add(Epoch(1), RelationRecord.of_catalog(relation), EffectiveFrom(position, watching))
+            views.append(copy(self))
+        return views
 
     @property
     def index(self) -> RelationIndex:
@@ -114,7 +122,7 @@ class Watched(Received):
 def watched(dsn: str, tmp_path: Path) -> Watched:
     execute(dsn, *SHAPE)
     pipeline = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
-    pipeline.begin_watched()
+    pipeline.begin_watched("public.t")
     return pipeline
 
 
@@ -127,22 +135,35 @@ def name_of(relation: Relation | None) -> str:
     return relation.table.sql
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_each_row_is_read_by_the_relation_of_its_own_time_however_late_it_is_received(watched, dsn, change):
-    relations = [watched.now()]
-    execute(dsn, insert(1))
-    execute(dsn, change.format(publication=watched.pipeline.publication))
-    relations.append(watched.now())
-    execute(dsn, insert(2, name_of(relations[-1])))
-    execute(dsn, f"alter table {name_of(relations[-1])} add later int default 1, drop s")
-    relations.append(watched.now())
-    execute(dsn, insert(3, name_of(relations[-1])))
-    execute(dsn, f"alter table {name_of(relations[-1])} add later_still int")
-    watched.receive()
-    expected = [relation.version for relation in relations]
-    assert len(set(expected)) == 3
-    assert watched.versions("I") == expected
-    assert list(dict.fromkeys(record.catalog for record in watched.records())) == [*relations, watched.now()]
+@pytest.mark.parametrize("changes", [CHANGES, COLUMN_LIST], ids=["of a table", "of the publication"])
+def test_each_row_is_read_by_the_relation_of_its_own_time_however_late_it_is_received(dsn, tmp_path, changes):
+    """Each change is that of a table and types of its own, in a schema of its own."""
+    schemas = {change: f"c{number}" for number, change in enumerate(changes)}
+    for schema in schemas.values():
+        execute(dsn, f"create schema {schema}")
+        execute(f"{dsn} options='-c search_path={schema}'", *SHAPE)
+    tables = [f"{schema}.t" for schema in schemas.values()]
+    pipeline = Watched(dsn, tmp_path, tuple(tables), flush_interval_s=0.05, event_trigger=True)
+    relations = {}
+    watched = dict(zip(changes, pipeline.begin_watched(*tables), strict=True))
+    for change, schema in schemas.items():
+        within, one = f"{dsn} options='-c search_path={schema}'", watched[change]
+        relations[change] = [one.now()]
+        execute(within, insert(1))
+        execute(within, changes[change].format(publication=pipeline.pipeline.publication, schema=schema))
+        relations[change].append(one.now())
+        execute(within, insert(2, name_of(one.now())))
+        execute(within, f"alter table {name_of(one.now())} add later int default 1, drop s")
+        relations[change].append(one.now())
+        execute(within, insert(3, name_of(one.now())))
+        execute(within, f"alter table {name_of(one.now())} add later_still int")
+    pipeline.receive()
+    for change, one in watched.items():
+        expected = [relation.version for relation in relations[change]]
+        assert len(set(expected)) == 3, change
+        assert one.versions("I") == expected, change
+        announced = list(dict.fromkeys(record.catalog for record in one.records()))
+        assert announced == [*relations[change], one.now()], change
 
 
 def test_within_a_transaction_the_rows_before_and_after_are_told_apart(watched, dsn):
@@ -216,7 +237,7 @@ def test_ddl_on_a_partition_is_one_of_the_partitioned_table(dsn, tmp_path):
         "create table high partition of t for values from (10) to (20)",
     )
     watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
-    watched.begin_watched()
+    watched.begin_watched("public.t")
     relations = [watched.now()]
     for key, change in enumerate(
         [
@@ -267,7 +288,7 @@ def test_a_publication_of_all_tables_tells_of_new_ones(dsn, tmp_path):
         publication="everything",
         publication_mode="use",
     )
-    watched.begin_watched()
+    watched.begin_watched("public.t")
     execute(
         dsn, "create table made as select 1 as a", "select 2 as b into selected", "create temp table x(a int)"
     )
@@ -539,7 +560,7 @@ def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp
     with fresh_database(server, template) as dsn:
         execute(dsn, f"create table t(id int primary key, {name} text, c int)")
         watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
-        watched.begin_watched()
+        watched.begin_watched("public.t")
         execute(dsn, insert(1))
         watched.receive()
         execute(dsn, "alter table t drop c, add c int", insert(2))

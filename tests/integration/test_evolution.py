@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from tests.support.altered import Altered, T, done
+from tests.support.courses import Courses
 from tests.support.replicated import execute
 
 TABLE = (
@@ -27,28 +28,28 @@ def altered(dsn, tmp_path) -> Altered:
     return Altered(dsn, tmp_path).take()
 
 
-@pytest.mark.parametrize(
-    "ddl",
-    [
+def test_a_table_goes_on_after_a_safe_change(dsn, tmp_path):
+    changes = (
         "add column b int",
         "add column b text not null default 'it''s', add column c timestamp default '2020-01-01 00:00:00'",
         "add column b numeric(10,2) default 1.5, add column c int, add column d timestamptz, drop column a",
         "alter n type bigint",
         "alter a set not null, alter a type varchar",
-    ],
-)
-def test_a_table_goes_on_after_a_safe_change(altered, dsn, ddl):
-    execute(
-        dsn,
-        "insert into t values (3, 'z', 30)",
-        "update t set n = 21 where id = 2",
-        f"alter table t {ddl}",
-        "update t set n = 11 where id = 1",
-        "insert into t select (jsonb_populate_record(t, jsonb_build_object('id', 4))).* from t where id = 1",
-        "delete from t where id = 3",
     )
-    done(altered.follow())
-    altered.assert_as_source()
+    courses = Courses(dsn, tmp_path, changes, TABLE).take()
+    for ddl in changes:
+        courses.execute(
+            ddl,
+            "insert into t values (3, 'z', 30)",
+            "update t set n = 21 where id = 2",
+            f"alter table t {ddl}",
+            "update t set n = 11 where id = 1",
+            "insert into t"
+            " select (jsonb_populate_record(t, jsonb_build_object('id', 4))).* from t where id = 1",
+            "delete from t where id = 3",
+        )
+    courses.follow_all()
+    courses.assert_all_as_source()
 
 
 def test_a_dropped_column_is_kept_and_null_from_then_on(altered, dsn):
@@ -250,30 +251,32 @@ def test_rows_that_are_marked_as_deleted_follow_too(dsn, tmp_path):
     assert altered.values("id", "b", "_pgrepl_deleted") == [(1, 7, True), (2, 1, False), (3, 7, True)]
 
 
-@pytest.mark.parametrize(
-    "ddl",
-    ["add column b int default 7", "drop column a", "alter n type bigint", "add column b real default 1.5"],
-)
-def test_rows_without_key_are_counted_on(dsn, tmp_path, ddl):
-    execute(
-        dsn,
+def test_rows_without_key_are_counted_on(dsn, tmp_path):
+    changes = (
+        "add column b int default 7",
+        "drop column a",
+        "alter n type bigint",
+        "add column b real default 1.5",
+    )
+    table = (
         "create table t (a text, n int)",
         "alter table t replica identity full",
         "insert into t values ('x', 1), ('x', 1), ('y', 2), (null, null)",
     )
-    altered = Altered(dsn, tmp_path).take()
-    execute(
-        dsn,
-        "insert into t values ('x', 1)",
-        "begin; delete from t where ctid = (select min(ctid) from t where n = 1);"
-        " insert into t values ('w', 5);"
-        f" alter table t {ddl}; delete from t where n = 5; insert into t (n) values (1), (6); commit",
-        "delete from t where ctid = (select min(ctid) from t where n = 1)",
-        "update t set n = 3 where n = 2",
-        "delete from t where n is null",
-    )
-    done(altered.follow())
-    altered.assert_as_source()
+    courses = Courses(dsn, tmp_path, changes, table).take()
+    for ddl in changes:
+        courses.execute(
+            ddl,
+            "insert into t values ('x', 1)",
+            "begin; delete from t where ctid = (select min(ctid) from t where n = 1);"
+            " insert into t values ('w', 5);"
+            f" alter table t {ddl}; delete from t where n = 5; insert into t (n) values (1), (6); commit",
+            "delete from t where ctid = (select min(ctid) from t where n = 1)",
+            "update t set n = 3 where n = 2",
+            "delete from t where n is null",
+        )
+    courses.follow_all()
+    courses.assert_all_as_source()
 
 
 def test_a_partitioned_table_follows_as_one(dsn, tmp_path):
@@ -315,37 +318,39 @@ def test_a_partitioned_table_that_is_truncated_goes_on(dsn, tmp_path, at_once):
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.parametrize("whole", ["", "truncate t"])
-def test_a_partition_that_is_truncated_by_itself_stops_the_table(dsn, tmp_path, at_once, whole):
-    execute(dsn, *PARTITIONED)
-    altered = Altered(dsn, tmp_path).take()
-    for statement in (whole or "select 1", "insert into t values (3, 'w'), (13, 'w')", "truncate low"):
-        execute(dsn, statement)
+def test_a_partition_that_is_truncated_by_itself_stops_the_table(dsn, tmp_path, at_once):
+    befores = {"by itself": "select 1", "after the whole": "truncate t"}
+    courses = Courses(dsn, tmp_path, befores, PARTITIONED).take()
+    steps = (None, "insert into t values (3, 'w'), (13, 'w')", "truncate low")
+    for statement in steps:
+        for course, before in befores.items():
+            courses.execute(course, statement or before)
         if not at_once:
-            done(altered.follow())
-    execute(dsn, "insert into t values (4, 'v')")
-    assert "public.low was truncated by itself" in altered.follow().error
+            courses.follow_all()
+    courses.execute_in_all("insert into t values (4, 'v')")
+    for course, found in courses.follow().items():
+        assert f"{courses.schemas[course]}.low was truncated by itself" in found.error, course
 
 
-@pytest.mark.parametrize("ddl", ["alter table t detach partition high", "drop table high"])
-def test_a_partition_that_goes_stops_the_table(dsn, tmp_path, ddl):
-    execute(dsn, *PARTITIONED)
-    altered = Altered(dsn, tmp_path).take()
-    execute(dsn, SOME_ROWS, ddl, "insert into t values (3, 'w')")
-    assert "partition public.high was detached or dropped" in altered.follow().error
+def test_a_partition_that_goes_stops_the_table(dsn, tmp_path):
+    ways = ("alter table t detach partition high", "drop table high")
+    courses = Courses(dsn, tmp_path, ways, PARTITIONED).take()
+    for ddl in ways:
+        courses.execute(ddl, SOME_ROWS, ddl, "insert into t values (3, 'w')")
+    for ddl, found in courses.follow().items():
+        assert f"partition {courses.schemas[ddl]}.high was detached or dropped" in found.error, ddl
 
 
-@pytest.mark.parametrize(
-    "ddl",
-    ["vacuum full t", "alter table t alter n type bigint", "cluster t using t_pkey"],
-)
-def test_a_rewrite_that_clears_the_default_of_older_rows_is_no_change_of_values(altered, dsn, ddl):
+def test_a_rewrite_that_clears_the_default_of_older_rows_is_no_change_of_values(dsn, tmp_path):
     """It moves the xmin of the column that was added, as ALTER TYPE would."""
-    execute(dsn, "alter table t add b int default 7", "insert into t values (3, 'z', 30)")
-    done(altered.follow())
-    execute(dsn, ddl, "insert into t values (4, 'w', 40)")
-    done(altered.follow())
-    altered.assert_as_source()
+    rewrites = ("vacuum full t", "alter table t alter n type bigint", "cluster t using t_pkey")
+    courses = Courses(dsn, tmp_path, rewrites, TABLE).take()
+    courses.execute_in_all("alter table t add b int default 7", "insert into t values (3, 'z', 30)")
+    courses.follow_all()
+    for ddl in rewrites:
+        courses.execute(ddl, ddl, "insert into t values (4, 'w', 40)")
+    courses.follow_all()
+    courses.assert_all_as_source()
 
 
 def test_a_rewrite_that_changes_values_stops_the_table_whatever_default_there_is(altered, dsn):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
@@ -91,38 +90,6 @@ def test_the_server_is_asked_to_notice_that_we_are_gone(dsn):
         with line:
             assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
             assert line.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
-
-
-class Sender:
-    """What the server says of the stream's sender."""
-
-    def __init__(self, *, at_work: bool) -> None:
-        self.at_work = at_work
-        self.asked = 0
-
-    def __call__(self) -> bool:
-        self.asked += 1
-        return self.at_work
-
-
-def test_a_silent_stream_is_asked_for_a_word_once_and_then_taken_for_lost():
-    liveness = Liveness(Sender(at_work=False), limit_s=0.4)
-    assert not liveness.must_ask()
-    time.sleep(0.2)
-    assert liveness.must_ask()
-    assert not liveness.must_ask()
-    time.sleep(0.2)
-    with pytest.raises(SourceConnectionError, match="has been silent for"):
-        liveness.must_ask()
-
-
-def test_a_sender_that_decodes_is_left_to_it():
-    sender = Sender(at_work=True)
-    liveness = Liveness(sender, limit_s=0.2)
-    for _ in range(3):
-        time.sleep(0.2)
-        liveness.must_ask()
-    assert sender.asked >= 2
 
 
 def test_a_sender_that_waits_is_not_at_work_and_one_that_decodes_is(dsn, tmp_path: Path):
