@@ -148,15 +148,17 @@ def test_each_row_is_read_by_the_relation_of_its_own_time_however_late_it_is_rec
     watched = dict(zip(changes, pipeline.begin_watched(*tables), strict=True))
     for change, schema in schemas.items():
         within, one = f"{dsn} options='-c search_path={schema}'", watched[change]
-        relations[change] = [one.now()]
-        execute(within, insert(1))
-        execute(within, changes[change].format(publication=pipeline.pipeline.publication, schema=schema))
-        relations[change].append(one.now())
-        execute(within, insert(2, name_of(one.now())))
-        execute(within, f"alter table {name_of(one.now())} add later int default 1, drop s")
-        relations[change].append(one.now())
-        execute(within, insert(3, name_of(one.now())))
-        execute(within, f"alter table {name_of(one.now())} add later_still int")
+        first = one.now()
+        execute(
+            within,
+            insert(1),
+            changes[change].format(publication=pipeline.pipeline.publication, schema=schema),
+        )
+        second = one.now()
+        name = name_of(second)
+        execute(within, insert(2, name), f"alter table {name} add later int default 1, drop s")
+        relations[change] = [first, second, one.now()]
+        execute(within, insert(3, name), f"alter table {name} add later_still int")
     pipeline.receive()
     for change, one in watched.items():
         expected = [relation.version for relation in relations[change]]

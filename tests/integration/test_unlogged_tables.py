@@ -68,6 +68,7 @@ OF_A_PARTITION = {
     "unlogged": ["alter table t set unlogged", "delete from t", "alter table t set logged"],
 }
 
+ONE_OF_EACH = pytest.mark.thorough("the same test of all tables at once, and of schemas step by step")
 publications = pytest.mark.parametrize("publication", PUBLICATIONS.values(), ids=PUBLICATIONS)
 with_and_without_event_trigger = pytest.mark.parametrize(
     "event_trigger", [False, True], ids=["", "event trigger"]
@@ -132,9 +133,18 @@ def test_only_an_event_trigger_tells_another_rewrite_from_that(
             assert UNLOGGED_MEANWHILE in found.error, course
 
 
-@publications
+@pytest.mark.parametrize(
+    ("publication", "at_once"),
+    [
+        pytest.param(PUBLICATIONS["of all tables"], True, id="of all tables, at once"),
+        pytest.param(
+            PUBLICATIONS["of all tables"], False, id="of all tables, step by step", marks=ONE_OF_EACH
+        ),
+        pytest.param(PUBLICATIONS["of schemas"], True, id="of schemas, at once", marks=ONE_OF_EACH),
+        pytest.param(PUBLICATIONS["of schemas"], False, id="of schemas, step by step"),
+    ],
+)
 @with_and_without_event_trigger
-@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "step by step"])
 def test_what_is_explained_is_followed(
     dsn: str, tmp_path: Path, publication: str, *, event_trigger: bool, at_once: bool
 ) -> None:
