@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import COLUMNS, KEY, batches, partitions, rows, steps, strategies, take_step
 from tests.support.changes import History, relation, table_of
+from tests.support.examples import examples
 from tests.support.model import Change, Model, Row
 from tests.support.partitioned import check_partitions
 
@@ -62,7 +63,7 @@ def apply_to_rows(lake: list[Row], batch: list[Change], of: Relation) -> list[Ro
 
 
 @given(histories())
-@settings(max_examples=400, deadline=None)
+@examples(400)
 def test_collapse_equals_the_dictionary_model_for_any_history_in_any_batches(example: tuple) -> None:
     lake, changes, model, cuts, of = example
     for batch in batches(changes, cuts):
@@ -76,7 +77,7 @@ def lake_rows(table: DeltaTable) -> list[Row]:
 
 
 @given(histories(), st.integers(0, 100), strategies, partitions)
-@settings(max_examples=80, deadline=None)
+@examples(80)
 def test_lake_table_equals_the_dictionary_model_with_any_replay_and_any_slices(
     example: tuple, slice_bytes: int, merges: list[str], by: str | None
 ) -> None:

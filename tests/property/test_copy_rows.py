@@ -5,15 +5,16 @@ from __future__ import annotations
 import csv
 import io
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.copying.csv import whole_rows
+from tests.support.examples import examples
 
 VALUES = st.text(alphabet='ab",\n', max_size=300)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.lists(st.tuples(VALUES, VALUES), max_size=8), st.integers(1, 400))
 @example([('\n"' * 2000, "x"), ("y", "\n" * 500)], 700)
 def test_pieces_together_are_the_stream_and_each_ends_where_a_row_ends(rows, block_bytes):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.receiving.excluded_values import without_hidden
+from tests.support.examples import examples
 
 WIDTHS = {1: 1, 2: 3, 3: 4}
 VALUES = st.sampled_from([None, "", "a", "ü", "classified"])
@@ -20,7 +21,7 @@ def changes(draw: st.DrawFn) -> dict[str, object]:
     return {"relation_version": version, "new": draw(tuples), "old": draw(tuples)}
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(100)
 @given(
     st.lists(changes(), max_size=12),
     st.fixed_dictionaries({v: st.sets(st.integers(0, n - 1)).map(sorted) for v, n in WIDTHS.items()}),

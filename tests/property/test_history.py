@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import COLUMNS, KEY, rows, steps, take_step
 from tests.support.changes import History, commit_ts, relation, table_of
+from tests.support.examples import examples
 from tests.support.model import Change, Row
 from tests.support.version_model import VersionModel
 
@@ -130,7 +131,7 @@ def rows_of(uri: str, columns: str, where: str = "") -> list[tuple]:
     st.sampled_from(["apply", "apply", "ignore"]),
     st.sampled_from(["rewrite", "merge_on_read"]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_history_and_table_are_the_model_however_cut_and_whenever_a_writer_died(
     example, deaths, deletes: str, truncate: str, merge: str
 ) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import QueryBuilder
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import LakeTableError, Scope
@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.property.histories import strategies
 from tests.property.test_policies import counted, expected, histories, pipeline_of, told_apart
 from tests.support.changes import column, relation, table_of
+from tests.support.examples import examples
 from tests.support.model import Change
 
 APP = app_id("p", Epoch(1))
@@ -61,7 +62,7 @@ def write_changelog(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(histories(), strategies, st.lists(st.integers(1, 40), max_size=3), st.sampled_from([0, 60, 300]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_rows_equal_the_model_however_large_changes_are_parted(
     policy: tuple[str, str],
     history: tuple[list[Change], list[int], Relation],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
@@ -19,14 +19,13 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
+from tests.support.examples import examples
 from tests.support.nested_types import SCALARS, Declared, Made, hstore, made_types, or_null
 from tests.support.rendered import lake_texts, source_texts, written
 
 BARE = {"commit_lsn_column": False, "commit_ts_column": False}
 PIPELINE = Pipeline(name="p", lake="lake", tables=("s.t",), **BARE)
-FEW = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+FEW = examples(25, HealthCheck.data_too_large)
 
 
 @dataclass(frozen=True)

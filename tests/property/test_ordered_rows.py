@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ChangelogError
@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.buffer import TransactionBuffer
 from airflow_provider_pgrepl.replication.wire.columns import TransactionEnd
 from tests.support.changelogs import new_changelog
+from tests.support.examples import examples
 
 Place = tuple[int, int]
 CHUNK_BYTES, PART_BYTES = 60, 100
@@ -66,7 +67,7 @@ def read(uri: str, after: EventPosition, step: int) -> list[Place]:
     flushes=st.sets(st.integers(0, 40)),
     step=st.sampled_from([1, 2, 3, 10_000]),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_rows_come_in_order_from_any_place_on(
     sizes: list[int], cuts: list[int], flushes: set[int], step: int
 ) -> None:

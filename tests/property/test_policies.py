@@ -10,7 +10,7 @@ from itertools import cycle
 import pyarrow as pa
 import pytest
 from deltalake import QueryBuilder
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values import PARTITION, lake_schema
 from tests.property.histories import COLUMNS, KEY, ODD, batches, partitions, steps, strategies, take_step
 from tests.support.changes import History, column, relation, table_of
+from tests.support.examples import examples
 from tests.support.lake_model import LakeModel
 from tests.support.model import Change, Row
 from tests.support.partitioned import check_partitions
@@ -154,7 +155,7 @@ def merged(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(histories())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_rows_after_changes_equal_the_model_whatever_the_policy_and_the_cuts(
     policy: tuple[str, str], example: tuple
 ) -> None:
@@ -168,7 +169,7 @@ def test_rows_after_changes_equal_the_model_whatever_the_policy_and_the_cuts(
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
 @given(histories(key=()))
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_rows_without_key_after_changes_equal_the_model_whatever_the_cuts(
     truncate: str, example: tuple
 ) -> None:
@@ -179,7 +180,7 @@ def test_rows_without_key_after_changes_equal_the_model_whatever_the_cuts(
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(histories(), st.integers(0, 100), strategies, partitions)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_lake_table_equals_the_model_whatever_the_policy_and_the_slices(
     policy: tuple[str, str], example: tuple, slice_bytes: int, merges: list[str], by: str | None
 ) -> None:
@@ -190,7 +191,7 @@ def test_lake_table_equals_the_model_whatever_the_policy_and_the_slices(
 
 @pytest.mark.parametrize("truncate", ["apply", "ignore"])
 @given(histories(key=()), st.integers(0, 100), strategies, partitions)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_lake_table_without_key_equals_the_model_whatever_the_slices(
     truncate: str, example: tuple, slice_bytes: int, merges: list[str], by: str | None
 ) -> None:

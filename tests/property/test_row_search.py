@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, WriterProperties, write_deltalake
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.vectors import file_rows, search
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
+from tests.support.examples import examples
 
 # Longer than what writers keep of a bound, up to the greatest character, which no bound can be greater than.
 texts = st.text(st.sampled_from("a\x7f\xe9z\uffff\U0010ffff"), max_size=3).map(
@@ -32,7 +33,7 @@ KINDS = {
 @pytest.mark.parametrize(
     "names", [("bigint",), ("text",), ("date",), ("smallint", "text"), ("text", "bigint")]
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(data=st.data())
 def test_all_rows_are_found_that_are_there_and_no_others(names, data):
     row = st.tuples(*(KINDS[name][1] for name in names))

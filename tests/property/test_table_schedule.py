@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.applying.batch_ends import BatchEnd
@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.lake.applying.table_schedule import BEF
 from airflow_provider_pgrepl.replication.lake.applying.work_item import WorkItem
 from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.support.changes import work_of
+from tests.support.examples import examples
 
 TABLES = (7, 8, 9)
 AT_ONCE = Cadence(0, 60, 20, 2)
@@ -124,7 +125,7 @@ def job(oid: int, through: int, paths: tuple[str, ...], upto: LSN | None = None)
     return MergeJob(work_of(oid), SNAPSHOT, through, paths, 1, **({} if upto is None else {"upto_lsn": upto}))
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(steps=steps, limit=st.sampled_from([1, 3, 1000]))
 def test_a_table_is_never_said_to_hold_another_moment_than_it_does(steps, limit):
     world = World(limit)
@@ -133,7 +134,7 @@ def test_a_table_is_never_said_to_hold_another_moment_than_it_does(steps, limit)
         world.check()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(steps=steps, limit=st.sampled_from([1, 3, 1000]))
 def test_whatever_happened_before_all_tables_catch_up_and_meet(steps, limit):
     world = World(limit)
@@ -164,7 +165,7 @@ def test_a_table_that_lags_goes_on_at_once_and_after_a_failure_in_a_moment():
     assert oid in world.schedule.lagging(TABLES, 1.3)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(others=st.lists(st.sets(st.sampled_from([8, 9])), min_size=1, max_size=10))
 def test_all_tables_have_a_version_at_a_boundary_however_long_one_takes(others):
     world = World(1000)

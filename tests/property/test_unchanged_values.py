@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.events.unchanged_values import LookUp, 
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from tests.support.changes import commit_ts
+from tests.support.examples import examples
 from tests.support.histories import Known
 
 Row = tuple[str | None, ...]
@@ -213,7 +214,7 @@ def check_true(source: Source, found: list[dict], begin: int = 0) -> None:
         assert row["new"] == [None if place in left else one for place, one in enumerate(truth)]
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(sources(), st.data())
 def test_what_is_filled_in_is_true_and_all_that_was_sent_is(source: Source, data: st.DataObject):
     rows = source.table()
@@ -223,7 +224,7 @@ def test_what_is_filled_in_is_true_and_all_that_was_sent_is(source: Source, data
         assert not expected & set(row["unchanged"] or ())
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(sources(), st.data())
 def test_so_is_who_begins_in_the_midst_with_what_came_before(source: Source, data: st.DataObject):
     begin = data.draw(st.integers(0, len(source.rows)))
@@ -233,7 +234,7 @@ def test_so_is_who_begins_in_the_midst_with_what_came_before(source: Source, dat
         assert not expected & set(row["unchanged"] or ())
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(sources(), st.integers(0, 6_000), st.data())
 def test_with_little_room_less_is_filled_in_and_nothing_wrong(
     source: Source, budget: int, data: st.DataObject
@@ -241,7 +242,7 @@ def test_with_little_room_less_is_filled_in_and_nothing_wrong(
     check_true(source, filled(data.draw, source.table(), budget))
 
 
-@settings(deadline=None, max_examples=400)
+@examples(400)
 @given(sources(), st.sampled_from([0, 3_000, 1 << 30]), st.data())
 def test_what_is_looked_up_is_the_rows_own(source: Source, budget: int, data: st.DataObject):
     """`known`: where what is kept of the changelog begins."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import psycopg2
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ValueRangeError
@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.values import typed_column
+from tests.support.examples import examples
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of
 from tests.support.scalar_types import CASES, Case
 
@@ -96,7 +97,7 @@ def exact(text):
         return Decimal(text)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(decimals(), st.lists(st.none() | numerics(), min_size=1, max_size=4), st.booleans(), st.booleans())
 def test_a_number_is_the_same_in_the_lake_or_refused(lake_type, texts, is_declared, is_large):
     precision, scale = lake_type
@@ -115,7 +116,7 @@ def test_a_number_is_the_same_in_the_lake_or_refused(lake_type, texts, is_declar
             typed.parse(array)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(0, 38), st.lists(numerics(), min_size=1, max_size=4))
 def test_a_copy_takes_the_numbers_that_the_stream_takes(scale, texts):
     chosen = pipeline(unconstrained_numeric=f"decimal(38,{scale})")
@@ -129,7 +130,7 @@ def test_a_copy_takes_the_numbers_that_the_stream_takes(scale, texts):
             list(read_csv(copied, relation, chosen.choices(relation.table)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(decimals(), st.integers(-(2**63), 2**63 - 1))
 def test_money_is_the_same_in_another_decimal_or_refused(lake_type, hundredths):
     precision, scale = lake_type
@@ -153,7 +154,7 @@ def test_infinities_become_what_the_pipeline_chose_and_all_else_stays(source, ty
     stand_ins = SENTINELS[type_sql] if infinity == "sentinel" else (None, None)
     instead = dict(zip(INFINITIES, stand_ins, strict=True))
 
-    @settings(max_examples=15, deadline=None)
+    @examples(15)
     @given(st.lists(st.none() | case.inputs, max_size=6), st.lists(st.sampled_from(INFINITIES), max_size=3))
     def check(inputs, infinities):
         fill(source, [case], [[text] for text in inputs])

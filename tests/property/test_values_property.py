@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication import values
@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.copying.csv import OddValueError, whole_rows
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.values.gregorian import days_since_epoch
+from tests.support.examples import examples
 from tests.support.rendered import written
 from tests.support.scalar_table import by_csv, by_parse, create, fill, shown, texts_of
 from tests.support.scalar_types import CASES, Case
@@ -55,7 +56,7 @@ def _is_odd(text: str | None) -> bool:
 def test_a_column_of_any_type_comes_back_as_postgresql_writes_it(source, case):
     relation = create(source, [case])
 
-    @settings(max_examples=15, deadline=None)
+    @examples(15)
     @given(st.lists(st.none() | case.inputs, max_size=12))
     def check(inputs):
         _check(source, relation, [case], [[text] for text in inputs])
@@ -66,7 +67,7 @@ def test_a_column_of_any_type_comes_back_as_postgresql_writes_it(source, case):
 def test_rows_of_all_types_come_back_as_postgresql_writes_them(source):
     relation = create(source, CASES)
 
-    @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @examples(5)
     @given(st.lists(st.tuples(*(st.none() | case.inputs for case in CASES)), max_size=4))
     def check(rows):
         _check(source, relation, CASES, rows)
@@ -74,13 +75,14 @@ def test_rows_of_all_types_come_back_as_postgresql_writes_them(source):
     check()
 
 
+@examples(100)
 @given(st.dates())
 def test_the_calendar_agrees_with_pythons_where_that_reaches(day):
     fields = (np.array([number]) for number in (day.year, day.month, day.day))
     assert days_since_epoch(*fields)[0] == (day - date(1970, 1, 1)).days
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(st.text('x\n"', max_size=9), max_size=30), st.integers(1, 40))
 def test_pieces_of_any_size_are_whole_rows_and_together_the_stream(texts, block_bytes):
     rows = [b'"%s"\n' % text.replace('"', '""').encode() for text in texts]

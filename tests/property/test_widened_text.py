@@ -6,11 +6,12 @@ import struct
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.evolving.widened_text import widened_text
 from airflow_provider_pgrepl.replication.relation import Column
+from tests.support.examples import examples
 
 FLOATS = st.binary(min_size=4, max_size=4).map(lambda raw: struct.unpack("<f", raw)[0])
 
@@ -41,7 +42,7 @@ def assert_as_postgresql(source, before, after, texts):
     assert made.to_pylist() == now
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(FLOATS, min_size=1, max_size=200))
 def test_a_real_that_becomes_double_precision(source, numbers):
     assert_as_postgresql(source, "float4", "float8", [repr(number) for number in numbers])

@@ -14,17 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import WireError
 from airflow_provider_pgrepl.replication.wire import logical_messages
 from airflow_provider_pgrepl.replication.wire.columns import NO_TIME, Split, Splitter
 from tests.support import wire_bytes as wire
-
-# The first call in a process loads compiled code.
-settings.register_profile("wire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-PATIENT = settings.get_profile("wire")
+from tests.support.examples import examples
 
 OIDS = st.integers(0, 2**32 - 1)
 LSNS = st.integers(1, 2**63 - 1)
@@ -136,13 +133,13 @@ def assert_as_the_plain_reader(stream: Sequence[bytes], chunks: Sequence[Sequenc
         assert split_all(chunks) == expected
 
 
-@PATIENT
+@examples(100)
 @given(streams(), st.lists(st.integers(0, 99), max_size=4))
 def test_a_stream_split_in_any_chunks_is_what_was_put_into_it(stream: list[bytes], places: list[int]) -> None:
     assert split_all(cut(stream, places)) == by_oracle(stream)
 
 
-@settings(PATIENT, max_examples=400)
+@examples(400)
 @given(damaged_streams(), st.lists(st.integers(0, 99), max_size=3))
 def test_damaged_bytes_are_refused_exactly_where_the_plain_reader_refuses_them(
     stream: list[bytes], places: list[int]
@@ -150,7 +147,7 @@ def test_damaged_bytes_are_refused_exactly_where_the_plain_reader_refuses_them(
     assert_as_the_plain_reader(stream, cut(stream, places))
 
 
-@settings(PATIENT, max_examples=300)
+@examples(300)
 @given(
     st.lists(
         st.tuples(st.sampled_from("BCIUDRTMYO"), st.binary(max_size=60)).map(
@@ -165,7 +162,7 @@ def test_random_bytes_give_messages_or_a_wire_error(stream: list[bytes]) -> None
     assert_as_the_plain_reader(inside, [inside])
 
 
-@PATIENT
+@examples(100)
 @given(st.binary(max_size=60), st.sampled_from("RTM"))
 def test_control_messages_parse_or_are_refused(data: bytes, tag: str) -> None:
     parse = {
@@ -177,7 +174,7 @@ def test_control_messages_parse_or_are_refused(data: bytes, tag: str) -> None:
         parse(tag.encode() + data)
 
 
-@PATIENT
+@examples(100)
 @given(st.data())
 def test_every_cut_of_a_control_message_is_refused(data: st.DataObject) -> None:
     message = data.draw(CHANGES)[25:]
@@ -196,7 +193,7 @@ def test_every_cut_of_a_control_message_is_refused(data: st.DataObject) -> None:
         parse(message + b"\0")
 
 
-@PATIENT
+@examples(100)
 @given(st.lists(st.integers(0, 3), max_size=300), st.integers(0, 2**20))
 def test_values_of_any_length_come_out_as_they_went_in(lengths: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)

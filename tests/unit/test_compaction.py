@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, _take
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import FileSize, files_to_compact
+from tests.support.examples import examples
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -54,7 +55,7 @@ def test_without_a_share_all_marked_files_are_purged() -> None:
     assert files_to_compact(sizes, 10, 0.0) == [0]
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(st.integers(KIB, 200 * KIB), min_size=200, max_size=2000))
 def test_files_stay_few_and_each_byte_is_written_once_a_tier(batches: list[int]) -> None:
     files: list[int] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError
@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.events.publishing.keyed_events import K
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.values.family import Unholdable
+from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 
 _MANY = 1 << 30
@@ -43,7 +44,7 @@ def said(event: Event) -> Any:
     return event.id, event.key, event.left and event.left[0], parsed
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@examples(200, *HealthCheck)
 @given(histories(), st.booleans())
 def test_by_columns_and_one_by_one_are_the_same(history: tuple[list[Table], pa.Table], with_schemas: bool):
     tables, rows = history
@@ -77,7 +78,7 @@ def test_a_point_that_is_nowhere_is_json():
     assert (found["x"], found["y"]) == ("NaN", "-Infinity")
 
 
-@settings(deadline=None)
+@examples(100)
 @given(st.lists(st.none() | st.integers(encoding._FIRST, encoding._LAST), max_size=20), st.integers(-1, 6))
 def test_moments_together_are_written_as_each_alone(counts: list[int | None], precision: int):
     step = 10 ** (6 - precision) if precision >= 0 else 1

@@ -7,7 +7,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import fs
 from pyroaring import BitMap64
@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import (
     to_z85,
     vector_path,
 )
+from tests.support.examples import examples
 
 FILES = fs.LocalFileSystem()
 
@@ -66,7 +67,7 @@ def test_a_vector_in_the_log_itself_is_read() -> None:
 
 
 @given(st.lists(row_numbers, min_size=1, max_size=4))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_vectors_are_read_as_they_were_written(several: list[set[int]]) -> None:
     name = uuid.uuid4()
     vectors = {f"part-{number}": BitMap64(rows) for number, rows in enumerate(several)}
@@ -80,6 +81,7 @@ def test_vectors_are_read_as_they_were_written(several: list[set[int]]) -> None:
     assert max(record.end for record in records.values()) == len(content)
 
 
+@examples(100)
 @given(st.binary(max_size=64).filter(lambda data: len(data) % 4 == 0))
 def test_base_85_goes_both_ways(data: bytes) -> None:
     assert from_z85(to_z85(data)) == data

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from itertools import count
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import TargetUnavailableError
@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.progress import PublisherProgress
 from airflow_provider_pgrepl.replication.events.publishing.target import Sending
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from tests.support.examples import examples
 
 Sent = tuple[int, int, int]
 """Generation, number, key."""
@@ -72,7 +73,7 @@ def event(number: int, key: int) -> Event:
     return Event(place, str(place), 1, "t", "insert", datetime.now(UTC), str(key).encode())
 
 
-@settings(max_examples=500, deadline=None)
+@examples(500)
 @given(
     keys=st.lists(st.integers(0, 2), min_size=1, max_size=8),
     cut=st.integers(0, 8),

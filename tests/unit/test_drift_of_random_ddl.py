@@ -8,10 +8,11 @@ from __future__ import annotations
 from itertools import repeat
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from tests.support.examples import examples
 from tests.support.shifting_model import TYPES, ModelLake, Run
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -40,7 +41,7 @@ def run_of(steps: list[object]) -> Run:
     return run
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(STEPS, st.lists(st.integers(0, 9), min_size=12, max_size=12))
 def test_the_lake_equals_the_table_or_has_stopped_however_late_the_catalog_was_read(
     steps: list[object], delays: list[int]
@@ -65,7 +66,7 @@ SAFE_STEP = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(st.lists(st.lists(SAFE_STEP, min_size=1, max_size=3), max_size=6))
 def test_safe_ddl_is_followed_when_the_catalog_is_read_with_the_message(
     gaps: list[list[tuple[object, ...]]],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import DriftError, PgReplError, ValueRangeError
@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.events.table_selection import TableSele
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.values.writing import DAY_US
+from tests.support.examples import examples
 from tests.support.histories import FIRST_DAY, JSONB, LAST_DAY, TEXT, TYPES, Known, Table, histories
 
 COMPARED = ("body", "id", "position", "table", "op", "commit_ts", "relation_id", "generation")
@@ -49,7 +50,7 @@ def both(tables: list[Table], rows: pa.Table) -> tuple[Any, Any]:
     )
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@examples(300, *HealthCheck)
 @given(histories())
 def test_a_body_from_columns_is_what_to_json_makes_of_the_change(history: tuple[list[Table], pa.Table]):
     """Of several errors another may come first; a reader says that of the first change which has one."""
@@ -65,7 +66,7 @@ def test_a_body_from_columns_is_what_to_json_makes_of_the_change(history: tuple[
         assert found == expected
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+@examples(100, *HealthCheck)
 @given(st.data())
 def test_each_type_alone_is_written_as_python_writes_it(data: st.DataObject):
     one = data.draw(st.sampled_from(TYPES))

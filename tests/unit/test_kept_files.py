@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.changelog.kept_files import KeptFile, KeptFiles
+from tests.support.examples import examples
 
 
 def rows(relations: list[int]) -> pa.Table:
     return pa.table({"relation_id": pa.array(relations, pa.int64()), "at": range(len(relations))})
 
 
+@examples(100)
 @given(st.lists(st.integers(0, 4)), st.integers(0, 4))
 def test_a_relation_finds_its_rows_in_their_order(relations: list[int], wanted: int) -> None:
     found = KeptFile.of(rows(relations)).rows_of(wanted)

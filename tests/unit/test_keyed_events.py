@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 
 _MANY = 1 << 30
@@ -25,14 +26,14 @@ def made(tables: list[Table], rows: pa.Table, few: int) -> list[Event] | type[Pg
         return type(error)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=list(HealthCheck))
+@examples(300, *HealthCheck)
 @given(histories())
 def test_by_columns_and_one_by_one_are_the_same(history: tuple[list[Table], pa.Table]):
     tables, rows = history
     assert made(tables, rows, few=0) == made(tables, rows, few=_MANY)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@examples(200, *HealthCheck)
 @given(histories())
 def test_each_key_has_what_its_partition_must_know(history: tuple[list[Table], pa.Table]):
     """A row is deleted under the key that it had, and is what it is under the key that it has."""

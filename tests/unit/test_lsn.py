@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.lsn import LSN
+from tests.support.examples import examples
 
 
+@examples(100)
 @given(st.integers(0, 2**64 - 1))
 def test_an_lsn_reads_what_it_writes(offset: int) -> None:
     assert LSN.parse(str(LSN(offset))) == offset

@@ -11,7 +11,7 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ConfigError, DriftError, TargetError
@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import typed_column
+from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
 
 CHOICES = TableChoices()
@@ -49,7 +50,7 @@ def rules_of(fates: dict[ColumnName, str]) -> ColumnRules:
     return ColumnRules(having("exclude"), having("hash"), having("mask"), renamed)
 
 
-@settings(deadline=None, max_examples=200, suppress_health_check=list(HealthCheck))
+@examples(200, *HealthCheck)
 @given(histories(), st.data())
 def test_rules_change_what_they_name_and_nothing_else(
     history: tuple[list[Table], pa.Table], data: st.DataObject

@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.events.publishing.stopped_table import 
 from airflow_provider_pgrepl.replication.events.publishing.target import Refusal, Sending
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from tests.support.examples import examples
 
 BASE = {"name": "shop", "lake": "/lake", "tables": ["public.*"]}
 SETTINGS = parse_publisher("shop", "events", {"target": "rabbitmq"})
@@ -111,6 +112,7 @@ def test_what_is_handed_over_to_a_link_that_has_ended_fails():
     assert not made.is_open
 
 
+@examples(100)
 @given(st.permutations(range(8)), st.integers(0, 8), st.sets(st.integers(0, 7)))
 def test_all_before_the_first_unsettled_event_is_settled(order: list[int], count: int, refused: set[int]):
     events = [event(number) for number in range(8)]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
+from tests.support.examples import examples
 
 NAMES = st.text(st.sampled_from('aZ0_ ."%/*ü漢-\\+U&\n\r\t\x1b\x7f\u202e\U000e0001'), min_size=1, max_size=8)
 RELATION = Relation(
@@ -19,6 +20,7 @@ RELATION = Relation(
 )
 
 
+@examples(100)
 @given(NAMES, NAMES)
 def test_a_name_reads_what_it_writes(schema: str, name: str) -> None:
     table = TableName(schema, name)
@@ -26,6 +28,7 @@ def test_a_name_reads_what_it_writes(schema: str, name: str) -> None:
     assert TableName.parse(table.sql) == table
 
 
+@examples(100)
 @given(NAMES, NAMES)
 def test_a_name_that_is_shown_has_nothing_that_a_terminal_obeys(schema: str, name: str) -> None:
     assert str(TableName(schema, name)).isprintable()
@@ -36,6 +39,7 @@ def test_what_cannot_be_shown_is_written_as_postgresql_reads_it() -> None:
     assert str(TableName("public", "\U000e0001")) == 'public.U&"\\+0E0001"'
 
 
+@examples(100)
 @given(st.lists(st.tuples(NAMES, NAMES), max_size=5, unique=True))
 def test_every_table_has_a_path_of_its_own_apart_from_ours(tables: list[tuple[str, str]]) -> None:
     paths = [TableName(*table).path for table in tables]
