@@ -79,3 +79,24 @@ def test_a_table_of_which_nothing_is_left_is_refused() -> None:
     pipeline = made(exclude_columns=["public.t.a", "public.t.b"])
     (problem,) = choice_problems(table, pipeline.choices(table.table))
     assert "leaves it no column" in problem
+
+
+@pytest.mark.parametrize(
+    "chosen", [{"types": {"public.t.id": "decimal(38,10)"}}, {"unconstrained_numeric": "decimal(38,10)"}]
+)
+@pytest.mark.parametrize("policy", [{"deletes": "soft"}, {"truncate": "ignore"}])
+def test_a_key_whose_texts_are_one_value_in_the_lake_is_refused_where_rows_that_went_stay(
+    chosen: dict[str, Any], policy: dict[str, str]
+) -> None:
+    of = relation(column("id", "numeric", key=True), column("v"))
+    settings: dict[str, Any] = {"name": "p", "lake": "/lake", "tables": ("public.t",)}
+    (problem,) = choice_problems(of, Pipeline(**settings, **chosen, **policy).choices(of.table))
+    assert "column id of its key" in problem
+    assert not list(choice_problems(of, Pipeline(**settings, **policy).choices(of.table)))
+    assert not list(choice_problems(of, Pipeline(**settings, **chosen).choices(of.table)))
+    exact = relation(column("id", "numeric(12,2)", key=True), column("v", "numeric"))
+    assert not list(
+        choice_problems(
+            exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)").choices(exact.table)
+        )
+    )

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.lake.merging.merge import Applied, appl
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.values import choice_problems, lake_schema
+from airflow_provider_pgrepl.replication.values import lake_schema
 from tests.support.changes import column, commit_ts, relation, table_of
 from tests.support.model import Change, Row
 
@@ -144,32 +144,31 @@ def test_after_an_empty_commit_the_same_handle_goes_on(lake: Lake) -> None:
     assert lake.position() == 50
 
 
-@pytest.mark.parametrize(
-    "late",
-    [
-        pytest.param([insert(40, "9", "z")], id="append"),
-        pytest.param([update(40, "1", "z")], id="merge"),
-        pytest.param([insert(40, "9", "z"), delete(40, "9", None)], id="nothing"),
-        pytest.param([Change("T", new=("0",), commit_lsn=40)], id="overwrite"),
-    ],
-)
-@pytest.mark.parametrize(
-    "before",
-    [
-        pytest.param([insert(30, "5", "e")], id="after an append"),
-        pytest.param([update(30, "1", "e")], id="after a merge"),
-        pytest.param([insert(30, "5", "e"), delete(30, "5", None)], id="after nothing"),
-        pytest.param([Change("T", new=("0",), commit_lsn=30), insert(30, "1", "")], id="after an overwrite"),
-    ],
-)
-def test_a_stale_writer_is_refused(lake: Lake, before: list[Change], late: list[Change]) -> None:
+LATE = {
+    "append": [insert(40, "9", "z")],
+    "merge": [update(40, "1", "z")],
+    "nothing": [insert(40, "9", "z"), delete(40, "9", None)],
+    "overwrite": [Change("T", new=("0",), commit_lsn=40)],
+}
+BEFORE = {
+    "append": [insert(30, "5", "e")],
+    "merge": [update(30, "1", "e")],
+    "nothing": [insert(30, "5", "e"), delete(30, "5", None)],
+    "overwrite": [Change("T", new=("0",), commit_lsn=30), insert(30, "1", "")],
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_stale_writer_is_refused(lake: Lake, before: str) -> None:
     lake.apply(insert(10, "1", "a"), insert(10, "2", "b"))
-    stale = open_table(lake.uri)
-    lake.apply(*before)
+    stale = {late: open_table(lake.uri) for late in LATE}
+    lake.apply(*BEFORE[before])
     rows, version = lake.rows(), lake.version()
-    with pytest.raises(FencedError):
-        lake.apply(*late, through=stale)
-    assert (lake.rows(), lake.version(), lake.position()) == (rows, version, 30)
+    for late, changes in LATE.items():
+        with pytest.raises(FencedError):
+            lake.apply(*changes, through=stale[late])
+            pytest.fail(f"{late} after {before} was committed")
+        assert (lake.rows(), lake.version(), lake.position()) == (rows, version, 30), late
 
 
 def test_a_writer_of_an_earlier_epoch_is_refused(lake: Lake) -> None:
@@ -193,17 +192,13 @@ def test_an_epoch_without_snapshot_is_refused(lake: Lake) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "change", [update(20, "7", "secret"), delete(20, "7", None)], ids=["update", "delete"]
-)
-def test_a_row_missing_in_the_lake_stops_the_table_before_anything_is_committed(
-    lake: Lake, change: Change
-) -> None:
+def test_row_missing_in_the_lake_stops_the_table_before_anything_is_committed(lake: Lake) -> None:
     lake.apply(insert(10, "1", "a"))
-    with pytest.raises(LakeTableError, match="missing") as refused:
-        lake.apply(change, update(20, "1", "b"), insert(20, "2", "c"))
-    assert "secret" not in str(refused.value)
-    assert (lake.rows(), lake.position()) == ([(1, "a")], 10)
+    for change in (update(20, "7", "secret"), delete(20, "7", None)):
+        with pytest.raises(LakeTableError, match="missing") as refused:
+            lake.apply(change, update(20, "1", "b"), insert(20, "2", "c"))
+        assert "secret" not in str(refused.value)
+        assert (lake.rows(), lake.position()) == ([(1, "a")], 10), f"op {change.op}"
 
 
 def test_a_key_that_the_lake_holds_twice_is_noticed(lake: Lake) -> None:
@@ -262,46 +257,64 @@ ODD_NAMES = ["Val", "a.b", "a b", 'a"b', "a`b", "select", "größe", "o'r", "a?"
 OUR_NAMES = ["t", "s", "t.id", "s.c0", "kind", "zero", "o0", "c0", "u1"]
 
 
+NAMES = ODD_NAMES + OUR_NAMES
+
+
 @pytest.mark.parametrize("key", [True, False], ids=["key", "value"])
-@pytest.mark.parametrize("name", ODD_NAMES + OUR_NAMES)
-def test_any_column_name_works(tmp_path: Path, name: str, key: bool) -> None:
-    lake = Lake(tmp_path, relation(column(name, key=key), column("other", key=not key)))
-    lake.apply(insert(10, "1", "1"), insert(10, "2", "2"), insert(10, "3", "3"))
-    moved = update(20, "1b", "1b", old=("1", None) if key else (None, "1"))
-    lake.apply(moved, delete(20, *(("2", None) if key else (None, "2"))), insert(20, "4", "4"))
-    assert lake.rows() == [("1b", "1b"), ("3", "3"), ("4", "4")]
-    lake.apply(update(30, *(("3", None) if key else (None, "3")), unchanged=(int(key),)))
-    assert lake.rows() == [("1b", "1b"), ("3", "3"), ("4", "4")]
+def test_any_column_name_works(tmp_path: Path, key: bool) -> None:
+    """All of them are columns of one table, each with the same text, beside one more column."""
+    named = len(NAMES)
+
+    def row(text: str | None, other: str | None) -> list[str | None]:
+        return [*[text] * named, other]
+
+    def image(text: str) -> Row:
+        """What is sent of a row's old version."""
+        return tuple(row(text, None) if key else row(None, text))
+
+    def rows(*texts: str) -> list[Row]:
+        return [tuple(row(text, text)) for text in texts]
+
+    columns = [column(name, key=key) for name in NAMES]
+    lake = Lake(tmp_path, relation(*columns, column("other", key=not key)))
+    lake.apply(*(insert(10, *row(text, text)) for text in "123"))
+    moved = update(20, *row("1b", "1b"), old=image("1"))
+    lake.apply(moved, delete(20, *image("2")), insert(20, *row("4", "4")))
+    assert lake.rows() == rows("1b", "3", "4")
+    lake.apply(update(30, *image("3"), unchanged=(named,) if key else tuple(range(named))))
+    assert lake.rows() == rows("1b", "3", "4")
 
 
-@pytest.mark.parametrize(
-    ("type_name", "one", "two"),
-    [
-        ("text", "a", "ä"),
-        ("text", "", " "),
-        ("integer", "-1", "2"),
-        ("bigint", "9223372036854775807", "-9223372036854775808"),
-        ("numeric(38,10)", "9999999999999999999999999999.9999999999", "1.5000000000"),
-        ("numeric", "1.0", "1.00"),
-        ("timestamp with time zone", "2024-01-01 00:00:00+00", "2024-01-01 00:00:00.000001+00"),
-        ("timestamp without time zone", "1900-01-01 00:00:00", "2024-01-01 00:00:00.000001"),
-        ("date", "0001-01-01", "9999-12-31"),
-        ("boolean", "t", "f"),
-        ("uuid", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"),
-        ("double precision", "NaN", "-0"),
-        ("double precision", "0.1", "1e-300"),
-        ("bytea", r"\x00", r"\xff"),
-    ],
-)
-def test_any_key_type_matches_its_own_rows(tmp_path: Path, type_name: str, one: str, two: str) -> None:
-    lake = Lake(tmp_path, relation(column("id", type_name, key=True), column("v")))
-    lake.apply(insert(10, one, "one"), insert(10, two, "two"))
-    lake.apply(update(20, one, "ONE"), update(20, two, "TWO"))
-    assert [v for (v,) in lake.rows(["v"])] == ["ONE", "TWO"]
-    lake.apply(delete(30, one, None), update(30, one, "moved", old=(two, None)))
-    assert [v for (v,) in lake.rows(["v"])] == ["moved"]
-    lake.apply(delete(40, one, None))
-    assert lake.rows() == []
+KEYS = [
+    ("text", "a", "ä"),
+    ("text", "", " "),
+    ("integer", "-1", "2"),
+    ("bigint", "9223372036854775807", "-9223372036854775808"),
+    ("numeric(38,10)", "9999999999999999999999999999.9999999999", "1.5000000000"),
+    ("numeric", "1.0", "1.00"),
+    ("timestamp with time zone", "2024-01-01 00:00:00+00", "2024-01-01 00:00:00.000001+00"),
+    ("timestamp without time zone", "1900-01-01 00:00:00", "2024-01-01 00:00:00.000001"),
+    ("date", "0001-01-01", "9999-12-31"),
+    ("boolean", "t", "f"),
+    ("uuid", "00000000-0000-0000-0000-000000000001", "00000000-0000-0000-0000-000000000002"),
+    ("double precision", "NaN", "-0"),
+    ("double precision", "0.1", "1e-300"),
+    ("bytea", r"\x00", r"\xff"),
+]
+"""A type and two values of it."""
+
+
+def test_any_key_type_matches_its_own_rows(tmp_path: Path) -> None:
+    for number, case in enumerate(KEYS):
+        type_name, one, two = case
+        lake = Lake(tmp_path / str(number), relation(column("id", type_name, key=True), column("v")))
+        lake.apply(insert(10, one, "one"), insert(10, two, "two"))
+        lake.apply(update(20, one, "ONE"), update(20, two, "TWO"))
+        assert [v for (v,) in lake.rows(["v"])] == ["ONE", "TWO"], case
+        lake.apply(delete(30, one, None), update(30, one, "moved", old=(two, None)))
+        assert [v for (v,) in lake.rows(["v"])] == ["moved"], case
+        lake.apply(delete(40, one, None))
+        assert lake.rows() == [], case
 
 
 def test_a_composite_key_matches_only_as_a_whole(tmp_path: Path) -> None:
@@ -423,35 +436,44 @@ def test_a_row_without_key_that_the_lake_lacks_stops_the_table(tmp_path: Path) -
     assert (lake.rows(), lake.position()) == ([(1, 0.0)], 10)
 
 
-@pytest.mark.parametrize("policy", [{}, {"deletes": "soft"}, {"truncate": "ignore"}], ids=str)
-@pytest.mark.parametrize("name", ["a.b", 'a"b', "a b", "100%", "größe", "select", "s.kind", "k0", "x" * 63])
-def test_any_column_name_works_with_any_policy(tmp_path: Path, name: str, policy: dict[str, str]) -> None:
-    lake = Lake(tmp_path, relation(column(name, key=True), column("v")), **policy)
-    lake.apply(insert(10, "1", "a"), insert(10, "2", "b"))
-    lake.apply(update(20, "3", None, old=("1", None), unchanged=(1,)), delete(20, "2", None))
-    assert ("3", "a") in lake.rows()
-    copies = Lake(tmp_path / "copies", relation(column(name), column("v"), identity="f"))
-    copies.apply(insert(10, "1", "a"), insert(10, "1", "a"), insert(10, None, "c"))
-    copies.apply(delete(20, "1", "a"), delete(20, None, "c"))
-    assert copies.rows() == [("1", "a")]
+def test_any_column_name_works_with_any_policy(tmp_path: Path) -> None:
+    """All of them are columns of one table, each with the same text, beside one more column."""
+    names = ["a.b", 'a"b', "a b", "100%", "größe", "select", "s.kind", "k0", "x" * 63]
+
+    def row(text: str | None, other: str | None) -> list[str | None]:
+        return [*[text] * len(names), other]
+
+    policies: list[dict[str, str]] = [{}, {"deletes": "soft"}, {"truncate": "ignore"}]
+    for number, policy in enumerate(policies):
+        root = tmp_path / str(number)
+        keyed = relation(*(column(name, key=True) for name in names), column("v"))
+        lake = Lake(root, keyed, **policy)
+        lake.apply(insert(10, *row("1", "a")), insert(10, *row("2", "b")))
+        moved = update(20, *row("3", None), old=tuple(row("1", None)), unchanged=(len(names),))
+        lake.apply(moved, delete(20, *row("2", None)))
+        assert tuple(row("3", "a")) in lake.rows(), policy
+        copies = Lake(root / "copies", relation(*map(column, names), column("v"), identity="f"))
+        copies.apply(insert(10, *row("1", "a")), insert(10, *row("1", "a")), insert(10, *row(None, "c")))
+        copies.apply(delete(20, *row("1", "a")), delete(20, *row(None, "c")))
+        assert copies.rows() == [tuple(row("1", "a"))], policy
 
 
-@pytest.mark.parametrize("identity", ["d", "f"])
-def test_files_without_statistics_are_not_skipped(tmp_path: Path, identity: str) -> None:
-    of = relation(column("id", "bigint", key=identity == "d"), column("v"), identity=identity)
-    lake = Lake(tmp_path, of)
-    schema = lake_schema(of, lake.pipeline.choices(of.table))
-    rows = pa.Table.from_pylist([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}], schema=schema)
-    pq.write_table(rows, tmp_path / "t" / "plain.parquet", write_statistics=False)
-    table = open_table(lake.uri)
-    size = (tmp_path / "t" / "plain.parquet").stat().st_size
-    add = AddAction("plain.parquet", size, {}, 0, True, '{"numRecords": 2}')
-    table.create_write_transaction(
-        [add], "append", table.schema(), commit_properties=commit_properties(APP, LSN(5), "x")
-    )
-    old = ("2", "b") if identity == "f" else None
-    lake.apply(update(20, "2", "B", old=old), delete(20, "1", "a"))
-    assert lake.rows() == [(2, "B")]
+def test_files_without_statistics_are_not_skipped(tmp_path: Path) -> None:
+    for identity in ("d", "f"):
+        of = relation(column("id", "bigint", key=identity == "d"), column("v"), identity=identity)
+        lake = Lake(tmp_path / identity, of)
+        plain = tmp_path / identity / "t" / "plain.parquet"
+        schema = lake_schema(of, lake.pipeline.choices(of.table))
+        rows = pa.Table.from_pylist([{"id": 1, "v": "a"}, {"id": 2, "v": "b"}], schema=schema)
+        pq.write_table(rows, plain, write_statistics=False)
+        table = open_table(lake.uri)
+        add = AddAction(plain.name, plain.stat().st_size, {}, 0, True, '{"numRecords": 2}')
+        table.create_write_transaction(
+            [add], "append", table.schema(), commit_properties=commit_properties(APP, LSN(5), "x")
+        )
+        old = ("2", "b") if identity == "f" else None
+        lake.apply(update(20, "2", "B", old=old), delete(20, "1", "a"))
+        assert lake.rows() == [(2, "B")], f"replica identity {identity}"
 
 
 def test_slices_end_where_transactions_end(tmp_path: Path) -> None:
@@ -496,24 +518,3 @@ def test_a_lake_table_with_other_columns_is_refused(lake: Lake) -> None:
             APP,
             lake.pipeline.slice_bytes,
         )
-
-
-@pytest.mark.parametrize(
-    "chosen", [{"types": {"public.t.id": "decimal(38,10)"}}, {"unconstrained_numeric": "decimal(38,10)"}]
-)
-@pytest.mark.parametrize("policy", [{"deletes": "soft"}, {"truncate": "ignore"}])
-def test_a_key_whose_texts_are_one_value_in_the_lake_is_refused_where_rows_that_went_stay(
-    chosen: dict[str, object], policy: dict[str, str]
-) -> None:
-    of = relation(column("id", "numeric", key=True), column("v"))
-    settings = {"name": "p", "lake": "/lake", "tables": ("public.t",)}
-    (problem,) = choice_problems(of, Pipeline(**settings, **chosen, **policy).choices(of.table))
-    assert "column id of its key" in problem
-    assert not list(choice_problems(of, Pipeline(**settings, **policy).choices(of.table)))
-    assert not list(choice_problems(of, Pipeline(**settings, **chosen).choices(of.table)))
-    exact = relation(column("id", "numeric(12,2)", key=True), column("v", "numeric"))
-    assert not list(
-        choice_problems(
-            exact, Pipeline(**settings, **policy, unconstrained_numeric="decimal(38,9)").choices(exact.table)
-        )
-    )
