@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -23,22 +24,49 @@ def pipeline_file(tmp_path: Path) -> Path:
     return file
 
 
-def run(folder: Path, *arguments: str, exit_code: int = 0) -> tuple[int, list[str], list[str]]:
-    """Run `pgrepl` with a spark-submit that writes down what it gets: exit code, arguments, variables."""
+def environment(folder: Path, exit_code: int = 0) -> dict[str, str]:
+    """Variables for a command whose spark-submit writes down what it gets."""
     submit = folder / "spark-submit"
     submit.write_text(
         f'#!/bin/sh\nprintf "%s\\n" "$@" >"{folder}/argv"\nenv >"{folder}/env"\nexit {exit_code}\n', "utf-8"
     )
     submit.chmod(0o755)
-    environment = {
-        **os.environ,
-        "PGREPL_DSN": "host=/nowhere",
-        "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
-    }
-    command = [sys.executable, "-m", "airflow_provider_pgrepl", *arguments]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    read = [(folder / name).read_text("utf-8").splitlines() for name in ("argv", "env")]
-    return ended.returncode, read[0], read[1]
+    return {"PGREPL_DSN": "host=/nowhere", "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+def got(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the arguments and the variables that spark-submit got."""
+    argv, env = ((folder / name).read_text("utf-8").splitlines() for name in ("argv", "env"))
+    return argv, env
+
+
+def run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str, exit_code: int = 0
+) -> tuple[int, list[str], list[str]]:
+    """Run `pgrepl` in this process, and spark-submit in one of its own: exit code, arguments, variables."""
+
+    def become(program: str, command: list[str], variables: dict[str, str]) -> NoReturn:
+        raise SystemExit(subprocess.run(command, executable=program, env=variables, check=False).returncode)
+
+    with monkeypatch.context() as patched:
+        for name, value in environment(folder, exit_code).items():
+            patched.setenv(name, value)
+        patched.setattr(os, "execve", become)
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, *got(folder)
+
+
+def test_command_becomes_spark_submit_in_its_own_process(tmp_path: Path, pipeline_file: Path) -> None:
+    variables = {**os.environ, **environment(tmp_path, exit_code=75)}
+    command = [sys.executable, "-m", "airflow_provider_pgrepl", "snapshot", str(pipeline_file)]
+    with subprocess.Popen([*command, "--", "--master", "local[2]"], cwd=ROOT, env=variables) as started:
+        assert started.wait() == 75
+    argv, env = got(tmp_path)
+    assert argv[:2] == ["--master", "local[2]"]
+    assert argv[3:] == ["--pipeline", str(pipeline_file)]
+    assert f"PYSPARK_PYTHON={sys.executable}" in env
 
 
 @pytest.mark.parametrize(
@@ -57,10 +85,15 @@ def run(folder: Path, *arguments: str, exit_code: int = 0) -> tuple[int, list[st
     ],
 )
 def test_an_application_is_run_by_spark_submit_with_its_options_and_those_of_spark(
-    tmp_path: Path, pipeline_file: Path, app: str, options: tuple[str, ...], handed_on: list[str]
+    tmp_path: Path,
+    pipeline_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    app: str,
+    options: tuple[str, ...],
+    handed_on: list[str],
 ) -> None:
     options = (*options, "--", "--master", "local[2]")
-    code, argv, env = run(tmp_path, app, str(pipeline_file), *options, exit_code=75)
+    code, argv, env = run(tmp_path, monkeypatch, app, str(pipeline_file), *options, exit_code=75)
     assert code == 75
     assert argv[:2] == ["--master", "local[2]"]
     assert Path(argv[2]).name == f"{app}.py"
@@ -146,7 +179,7 @@ def test_the_example_dags_are_copied_and_nothing_is_overwritten(
 
 @pytest.mark.parametrize("form", [["--conf", "{}"], ["--conf={}"], ["-c", "{}"]])
 def test_a_driver_keeps_its_python_where_executors_have_another(
-    tmp_path: Path, pipeline_file: Path, form: list[str]
+    tmp_path: Path, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]
 ) -> None:
     """Spark takes that of the executors for the driver, too, unless it is told otherwise."""
 
@@ -155,7 +188,7 @@ def test_a_driver_keeps_its_python_where_executors_have_another(
 
     driver = f"spark.pyspark.driver.python={sys.executable}"
     cluster = [*given("spark.master=spark://host:7077"), *given("spark.pyspark.python=/opt/python")]
-    _, argv, _ = run(tmp_path, "replicate", str(pipeline_file), "--", *cluster)
+    _, argv, _ = run(tmp_path, monkeypatch, "replicate", str(pipeline_file), "--", *cluster)
     assert argv[: len(cluster) + 2] == ["--conf", driver, *cluster]
     for others in (
         [*cluster, *given("spark.pyspark.driver.python=/usr/bin/python3")],
@@ -163,6 +196,6 @@ def test_a_driver_keeps_its_python_where_executors_have_another(
         [*cluster, "--deploy-mode=cluster"],
         given("spark.pyspark.python=/opt/python"),
     ):
-        _, argv, _ = run(tmp_path, "replicate", str(pipeline_file), "--", *others)
+        _, argv, _ = run(tmp_path, monkeypatch, "replicate", str(pipeline_file), "--", *others)
         assert argv[: len(others)] == others
         assert driver not in argv
