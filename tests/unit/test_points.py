@@ -110,8 +110,8 @@ def test_many_appends_leave_few_files_and_lose_nothing(tmp_path: Path) -> None:
 
 def test_thinning_keeps_all_then_one_per_slot_then_none_but_the_latest(tmp_path: Path) -> None:
     points = Points(str(tmp_path))
-    for lsn, minutes in enumerate(range(400, -1, -1), 1):
-        points.append(point(lsn, ago=timedelta(minutes=minutes)))
+    made = [point(lsn, ago=timedelta(minutes=age)) for lsn, age in enumerate(range(400, -1, -1), 1)]
+    points.rewrite(lambda _: made)
     dropped = points.thin(NOW, keep_all_h=1, thin_min=10, keep_h=3)
     ages = [
         round((NOW - one.commit_ts).total_seconds() / 60)
