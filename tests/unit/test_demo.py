@@ -29,7 +29,7 @@ PARENT = f"""
 import subprocess, sys, time
 from pathlib import Path
 from demo import processes
-processes._GRACE_S = 1.0
+processes._GRACE_S = 0.1
 processes.adopt_orphans(Path(sys.argv[1]))
 subprocess.run([sys.executable, "-c", {ORPHAN!r}], check=True)
 while not (orphans := processes._living(None)):
@@ -61,7 +61,7 @@ def orphan_of(process: subprocess.Popen[str]) -> int:
 def test_an_orphan_that_ignores_the_request_to_end_is_ended(tmp_path):
     with parent(tmp_path, "end") as process:
         orphan = orphan_of(process)
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=120) == 0
     assert not is_running(orphan)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import pickle
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,10 +117,17 @@ def test_what_an_executor_fails_with_keeps_its_class_and_hint(tmp_path: Path, mo
 def test_tasks_that_come_together_reach_once(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[int] = []
+    come = threading.Semaphore(0)
+
+    def lock(file: Any, how: int) -> None:
+        come.release()
+        fcntl.flock(file, how)
 
     def reach() -> None:
         asked.append(1)
-        time.sleep(0.2)
+        assert all(come.acquire(timeout=120) for _ in range(3)), "others are at the lock, too"
+
+    monkeypatch.setattr(executors, "fcntl", SimpleNamespace(flock=lock, LOCK_EX=fcntl.LOCK_EX))
 
     with SharedPlace(str(tmp_path / "lake")) as place, ThreadPoolExecutor(3) as threads:
         assert list(threads.map(lambda _: executors._reach(place, reach), range(3))) == [None] * 3
@@ -132,7 +139,7 @@ def test_who_waits_for_executors_may_give_up(monkeypatch: Any) -> None:
     cancelled = threading.Event()
     context = SimpleNamespace(cancelAllJobs=cancelled.set)
     spark: Any = SimpleNamespace(sparkContext=context)
-    monkeypatch.setattr(executors, "check_executors", lambda *_: cancelled.wait(30))
+    monkeypatch.setattr(executors, "check_executors", lambda *_: cancelled.wait(120))
     answers = iter([False, True])
     assert not executors.await_executors(spark, "/lake", lambda: next(answers))
     cancelled.clear()

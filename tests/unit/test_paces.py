@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import replace
 
 import pytest
@@ -233,17 +232,12 @@ def test_what_a_share_has_no_time_for_runs_in_another(monkeypatch):
 
 @pytest.mark.parametrize(("size", "most"), [(1, 3), (merge_job._SMALL_BYTES, 1)])
 def test_small_merges_of_a_share_wait_for_a_store_beside_each_other(monkeypatch, size, most):
-    """Large ones take their memory one after the other."""
-    changing, running, seen = threading.Lock(), 0, []
+    """Large ones take their memory one after the other: in one thread."""
+    beside, threads = threading.Barrier(most), set()
 
     def bring(work, *_):
-        nonlocal running
-        with changing:
-            running += 1
-        time.sleep(0.1)
-        with changing:
-            seen.append(running)
-            running -= 1
+        threads.add(threading.get_ident())
+        beside.wait(120)
         return TableResult(work.relation.oid)
 
     monkeypatch.setattr(merge_job, "bring_forward", bring)
@@ -252,7 +246,7 @@ def test_small_merges_of_a_share_wait_for_a_store_beside_each_other(monkeypatch,
         for oid in (1, 2, 3)
     ]
     assert {result.relation_id for result in run_share(share)} == {1, 2, 3}
-    assert max(seen) == most
+    assert len(threads) == most
 
 
 def test_slots_of_which_each_merges_many_at_once_have_time_for_more():

@@ -123,12 +123,19 @@ def test_versions_that_were_let_go_stay_for_a_while():
     assert let_go.needed({"public/a": {2}}, {"public/a": {2}}, NOW + 2 * MINUTE) == {"public/a": {2}}
 
 
-def merge(lake: Path) -> int:
-    """A new version of the hot table, all of it rewritten: about 1 MiB."""
-    rows = pa.table({"v": pa.array([random.randbytes(MIB)])})
-    write_deltalake(f"{lake}/public/hot", rows, mode="overwrite")
-    version: int = DeltaTable(f"{lake}/public/hot").version()
-    return version
+class Hot:
+    """A table of a lake, of which each merge rewrites all: about 1 MiB."""
+
+    def __init__(self, lake: Path) -> None:
+        self._uri = f"{lake}/public/hot"
+        self._table: DeltaTable | None = None
+
+    def merge(self) -> int:
+        """Return a new version."""
+        rows = pa.table({"v": pa.array([random.randbytes(MIB)])})
+        write_deltalake(self._table or self._uri, rows, mode="overwrite")
+        self._table = self._table or DeltaTable(self._uri)
+        return int(self._table.version())
 
 
 def bytes_on_disk(lake: Path) -> int:
@@ -139,10 +146,10 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
     """A batch each 20 seconds, which rewrites the table; maintenance looks every 40 seconds."""
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 10.0}
     maintenance, points = Maintenance(Pipeline.from_dict(settings)), Points(str(tmp_path))
-    began, most, batches = datetime.now(UTC), 0, 180
+    hot, began, most, batches = Hot(tmp_path), datetime.now(UTC), 0, 180
     for batch in range(batches):
         moment = began + 20 * SECOND * batch
-        points.append(ConsistentPoint(1, LSN(100 + batch), moment, {"public.hot": merge(tmp_path)}))
+        points.append(ConsistentPoint(1, LSN(100 + batch), moment, {"public.hot": hot.merge()}))
         if batch % 2 == 1:
             before = bytes_on_disk(tmp_path)
             maintenance.keep_budget(moment)
@@ -162,10 +169,10 @@ def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
 
 def hot_for_half_an_hour(lake: Path) -> datetime:
     """A version a minute, up to now, and when readers hold nothing any more that was replaced meanwhile."""
-    points, now = Points(str(lake)), datetime.now(UTC)
+    hot, points, now = Hot(lake), Points(str(lake)), datetime.now(UTC)
     for minute in range(30):
         moment = now - MINUTE * (30 - minute)
-        points.append(ConsistentPoint(1, LSN(100 + minute), moment, {"public.hot": merge(lake)}))
+        points.append(ConsistentPoint(1, LSN(100 + minute), moment, {"public.hot": hot.merge()}))
     return datetime.now(UTC) + HOLD + SECOND
 
 
@@ -187,8 +194,8 @@ def test_the_largest_settings_are_no_obstacle(tmp_path: Path) -> None:
 
 def test_a_table_within_its_budget_costs_no_run(tmp_path: Path) -> None:
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"]}
-    points = Points(str(tmp_path))
+    hot, points = Hot(tmp_path), Points(str(tmp_path))
     for lsn, moment in ((100, NOW - 500 * HOUR), (101, NOW)):
-        points.append(ConsistentPoint(1, LSN(lsn), moment, {"public.hot": merge(tmp_path)}))
+        points.append(ConsistentPoint(1, LSN(lsn), moment, {"public.hot": hot.merge()}))
     done = Maintenance(Pipeline.from_dict(settings)).keep_budget(NOW)
     assert (done.points, done.files) == (0, 0)

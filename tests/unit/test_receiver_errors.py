@@ -47,7 +47,7 @@ class Sending:
 
     def __init__(self, line: socket.socket) -> None:
         self.socket = line.fileno()
-        self.ends_at = time.monotonic() + 30
+        self.ends_at = time.monotonic() + 300
 
     def put_copy_end(self) -> None:
         """Taken."""
@@ -67,7 +67,7 @@ def test_a_stream_is_ended_in_time_though_the_server_goes_on_sending() -> None:
         stream._connection = Sending(ours)
         began = time.monotonic()
         stream.end(0.3)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 120
 
 
 class Arriving:

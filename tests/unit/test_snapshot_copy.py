@@ -3,44 +3,52 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, SnapshotError, TableError
+from airflow_provider_pgrepl.replication.lake.copying import table_queue
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import copy_tables
 from airflow_provider_pgrepl.replication.names import TableName
 
 TABLES = [TableName("public", f"t{number}") for number in range(9)]
-LIMIT_S = 20
+LIMIT_S = 120
 
 
 class Copies:
-    """Table t1 fails, and only then the others that were begun with it go on."""
+    """Table t1 fails; the others that were begun go on once this was seen by whoever waits for outcomes."""
 
     def __init__(self, failure: PgReplError) -> None:
         self._failure = failure
-        self._failed = threading.Event()
+        self.seen = threading.Event()
         self.begun = list[str]()
 
     def copy(self, table: TableName) -> int:
         self.begun.append(table.name)
         if table.name == "t1":
-            self._failed.set()
             raise self._failure
-        assert self._failed.wait(LIMIT_S)
-        # The one that waits for the outcomes gets to see this failure before the queue has run empty.
-        time.sleep(0.2)
+        assert self.seen.wait(LIMIT_S), "the failure of t1 was never seen"
         return 7
 
 
 def run(copies: Copies, **handlers):
     """What `copy_tables` ends with, soon: a wait without end fails the test."""
     result: list[object] = []
+    cancel, failed = table_queue._cancel, handlers.pop("failed")
+
+    def seen_and_cancelled(futures):
+        cancel(futures)
+        copies.seen.set()
+
+    def seen_and_failed(*of):
+        copies.seen.set()
+        failed(*of)
 
     def work() -> None:
         try:
-            result.append(copy_tables(TABLES, copies.copy, **handlers))
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(table_queue, "_cancel", seen_and_cancelled)
+                result.append(copy_tables(TABLES, copies.copy, **handlers, failed=seen_and_failed))
         except Exception as error:
             result.append(error)
 
