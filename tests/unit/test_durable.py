@@ -29,7 +29,7 @@ from tests.support.announced import relation
 from tests.support.changelogs import Written, epoch_record, new_changelog
 from tests.support.recorded_disk import RecordedDisk, opened_path
 from tests.unit.test_lake_table import write
-from tests.unit.test_maintenance import eager, overwrite, pipeline, soon
+from tests.unit.test_maintenance import eager, overwrite, overwrite_each, pipeline, soon
 
 APP = app_id("p", Epoch(1))
 IDS = pa.schema([("id", pa.int64())])
@@ -247,8 +247,7 @@ def test_maintenance_deletes_no_log_that_a_checkpoint_in_the_cache_replaces(
 ) -> None:
     overwrite(disk.folder, 0)
     durable.flush_newest(f"{disk.folder}/public/a")
-    for value in range(1, 205):
-        overwrite(disk.folder, value)
+    overwrite_each(disk.folder, *range(1, 205))
     maintenance = Maintenance(pipeline(disk.folder), grace=timedelta(0), log_age=timedelta(0))
     assert maintenance.run(soon()).log_entries
     assert DeltaTable(f"{disk.cut_to(tmp_path / 'left')}/public/a").version() == 204

@@ -40,6 +40,17 @@ def overwrite(lake: Path, value: int, table: str = "a") -> int:
     return version
 
 
+def overwrite_each(lake: Path, *values: int) -> list[int]:
+    """As many new versions, through one handle, which does not read the log again for each."""
+    first, *more = values
+    versions = [overwrite(lake, first)]
+    table = DeltaTable(f"{lake}/public/a")
+    for value in more:
+        write_deltalake(table, pa.table({"n": pa.array([value])}), mode="overwrite")
+        versions.append(table.version())
+    return versions
+
+
 def soon() -> datetime:
     """A moment after all that was just written, whatever a file system rounds times to."""
     return datetime.now(UTC) + timedelta(seconds=5)
@@ -202,10 +213,9 @@ def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_bui
     tmp_path: Path,
 ) -> None:
     points = Points(str(tmp_path))
-    for value in range(350):
-        version = overwrite(tmp_path, value)
-        if value in (250, 340):
-            pin(points, value, version)
+    versions = overwrite_each(tmp_path, *range(350))
+    for value in (250, 340):
+        pin(points, value, versions[value])
     done = eager(tmp_path).run(soon())
     left = sorted(int(file.name[:20]) for file in Path(tmp_path, "public/a/_delta_log").glob("*.json"))
     assert left == list(range(199, 350)), "deltalake checkpoints version 199"
@@ -219,16 +229,17 @@ def test_log_entries_go_up_to_the_checkpoint_that_the_oldest_kept_version_is_bui
 
 
 def test_young_log_entries_stay(tmp_path: Path) -> None:
-    for value in range(120):
-        overwrite(tmp_path, value)
+    overwrite_each(tmp_path, *range(120))
     assert Maintenance(pipeline(tmp_path)).run(soon()).log_entries == 0
 
 
 def test_a_table_without_checkpoints_gets_one(tmp_path: Path) -> None:
+    overwrite(tmp_path, 0)
     uri = f"{tmp_path}/public/a"
-    for value in range(205):
+    table = DeltaTable(uri)
+    for value in range(1, 205):
         write_deltalake(
-            uri,
+            table,
             pa.table({"n": pa.array([value])}),
             mode="append",
             post_commithook_properties=PostCommitHookProperties(create_checkpoint=False),
