@@ -16,7 +16,10 @@ from airflow_provider_pgrepl.replication.compiled_folder import FOLDER_VARIABLE,
 FIRST_START = """
 import logging
 import numpy as np
+from airflow_provider_pgrepl.replication import compiled
 from airflow_provider_pgrepl.replication.lake.merging import kernels
+# Not all that there are: those of other modules are compiled likewise, and before any test by `make setup`.
+compiled._SHARES = (("lake.merging.kernels",),)
 logging.basicConfig(level=logging.INFO)
 hashes = kernels.hash_texts(np.array([0, 1, 2]), np.frombuffer(b"ab", np.uint8), np.ones(2, bool))
 assert len(set(hashes.tolist())) == 2
@@ -50,7 +53,8 @@ def test_a_process_that_serves_compiles_nothing_itself(tmp_path):
 def place(monkeypatch, tmp_path) -> Iterator[pytest.MonkeyPatch]:
     """Neither a variable nor a package that can be written; the user's own folder is below `tmp_path`."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    # Not deleted: one that is not there would not be restored when `folder` has set it.
+    monkeypatch.setenv(FOLDER_VARIABLE, "")
     (tmp_path / "package").touch()
     monkeypatch.setattr(compiled_folder, "BESIDE", tmp_path / "package" / "no folder")
     folder.cache_clear()
