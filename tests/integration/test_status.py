@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg2.extensions
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -31,6 +34,14 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 ROOT = Path(__file__).parents[2]
 TO_STREAMING = (TableState.PENDING, TableState.SNAPSHOTTING, TableState.CATCHING_UP, TableState.STREAMING)
 EPOCH = Epoch(1)
+
+
+class Said(NamedTuple):
+    """How a command ended, and its output."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
 class Shop:
@@ -98,15 +109,26 @@ class Shop:
         version: int = DeltaTable(uri).version()
         return version
 
-    def status(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "airflow_provider_pgrepl", "status", str(self.file), *arguments],
-            env={**os.environ, "PGREPL_DSN": self.dsn, **environment},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
+    def status(self, *arguments: str, **environment: str) -> Said:
+        """Run the command in the test's process."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patched, redirect_stdout(out), redirect_stderr(err):
+            for name, value in {"PGREPL_DSN": self.dsn, **environment}.items():
+                patched.setenv(name, value)
+            try:
+                code = main(["status", str(self.file), *arguments])
+            except SystemExit as ended:
+                code = int(str(ended.code))
+        return Said(code, out.getvalue(), err.getvalue())
+
+    def run(self, *arguments: str, **environment: str) -> Said:
+        """Run the command as a process of its own."""
+        command = [sys.executable, "-m", "airflow_provider_pgrepl", "status", str(self.file), *arguments]
+        environment = {**os.environ, "PGREPL_DSN": self.dsn, **environment}
+        done = subprocess.run(
+            command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
         )
+        return Said(done.returncode, done.stdout, done.stderr)
 
     def json(self) -> dict[str, Any]:
         found = self.status("--json")
@@ -220,7 +242,7 @@ def test_a_slot_whose_reader_says_nothing_is_not_taken_for_an_app_that_runs(shop
     shop.set_up()
     slot, publication = shop.pipeline.slot, shop.pipeline.publication
     with ReplicationStream(shop.dsn, slot, publication) as stream, shop.pg.cursor() as cursor:
-        # On a busy machine the command itself may take long to start.
+        # On a busy machine the command itself may take long.
         cursor.execute("update _pgrepl.progress set updated_at = now() + interval '1 minute'")
         assert "running on host:42" in shop.status().stdout
         cursor.execute("update _pgrepl.progress set updated_at = now() - interval '1 minute'")
@@ -269,7 +291,7 @@ def test_the_durable_lsn_is_the_changelogs_whatever_was_reported(shop: Shop) -> 
 
 
 def test_a_source_that_cannot_be_reached_is_one_sentence_and_may_be_tried_again(shop: Shop) -> None:
-    found = shop.status(PGREPL_DSN="host=127.0.0.1 port=1 dbname=x user=u password=hunter2")
+    found = shop.run(PGREPL_DSN="host=127.0.0.1 port=1 dbname=x user=u password=hunter2")
     assert found.returncode == 75
     assert "Traceback" not in found.stderr
     assert "hunter2" not in found.stderr
@@ -297,6 +319,6 @@ def test_what_trying_again_will_not_mend_ends_with_78(
 
 
 def test_a_wrong_command_ends_with_78_and_the_usage(shop: Shop) -> None:
-    found = shop.status("--nonsense")
+    found = shop.run("--nonsense")
     assert found.returncode == 78
     assert "usage: pgrepl" in found.stderr
