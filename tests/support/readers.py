@@ -1,7 +1,7 @@
-"""Every way in which people read a lake table with a condition, in a process of its own.
+"""Every way in which people read a lake table with a condition, in one process that serves all tests.
 
-deltalake's own file system, which `pl.scan_delta(use_pyarrow=True)` cannot do without, now and then aborts
-the process as it ends.
+Not in the tests' process: deltalake's own file system, which `pl.scan_delta(use_pyarrow=True)` cannot do
+without, now and then aborts the process as it ends. Importing the readers takes seconds, so it is done once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -37,17 +38,48 @@ def sql_of(condition: Condition, literal: Callable[[str, str], str]) -> str:
 
 def read_all_ways(tables: Mapping[str, list[Condition]]) -> dict[str, Found]:
     """For each table, by its path, what its readers find."""
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name],
-        input=json.dumps(tables),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.stdout, done.stderr
-    found: dict[str, Found] = json.loads(done.stdout)
+    answer = _reading_process().ask(json.dumps(tables))
+    found: dict[str, Found] = json.loads(answer)
     return found
+
+
+class _ReadingProcess:
+    """This module as a program. It ends with the tests' process, which closes its input."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - open as long as the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, question: str) -> str:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{question}\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self._process.wait()
+            self._errors.seek(0)
+            raise AssertionError(f"the readers' process ended: {self._errors.read()[-4000:]}")
+        return answer
+
+
+_processes: list[_ReadingProcess] = []
+
+
+def _reading_process() -> _ReadingProcess:
+    if not _processes or not _processes[-1].is_running:
+        _processes.append(_ReadingProcess())
+    return _processes[-1]
 
 
 def _arrow_condition(schema: pa.Schema, condition: Condition) -> ds.Expression:
@@ -185,6 +217,7 @@ def _main(tables: Mapping[str, list[Any]]) -> dict[str, Found]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(_main(json.load(sys.stdin))))
-    sys.stdout.flush()
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(_main(json.loads(line))) + "\n")
+        sys.stdout.flush()
     os._exit(0)
