@@ -56,8 +56,7 @@ def kept(dsn: str, tmp_path: Path) -> Kept:
     for number in range(1, 5):
         for name in "abh":
             execute(dsn, f"update {name} set v = 'n{number}' where id = {number}")
-        for table in (A, B, H):
-            found.bring_forward(table)
+        found.bring_all_forward(A, B, H)
     return found
 
 

@@ -79,6 +79,12 @@ class Kept(Handed):
         assert relation is not None
         return self.stream(relation)
 
+    def bring_all_forward(self, *tables: str) -> list[TableResult]:
+        """Receive once, and apply to each table what it lacks."""
+        self.receive()
+        relations = [self.record(table).relation for table in tables]
+        return [self.hand(relation) for relation in relations if relation is not None]
+
     def write_point(self, lsn: LSN, *tables: str) -> None:
         versions = {table: open_table(self.lake_path(table)).version() for table in tables}
         Points(self.pipeline.lake_root).append(ConsistentPoint(1, lsn, None, versions))
