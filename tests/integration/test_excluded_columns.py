@@ -29,7 +29,7 @@ CHANGES = (
 )
 
 
-@pytest.fixture(params=["dsn", "debian_dsn"])
+@pytest.fixture(params=["dsn", pytest.param("debian_dsn", marks=pytest.mark.thorough("on the newest major"))])
 def source(request: pytest.FixtureRequest) -> str:
     dsn: str = request.getfixturevalue(request.param)
     return dsn
