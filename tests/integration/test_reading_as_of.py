@@ -117,7 +117,7 @@ def plain(rows: Rows) -> Counter[str]:
     return Counter({repr(row): count for row, count in rows.items()})
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1, 2])
 def test_each_recorded_moment_reads_back_as_the_source_showed_it(
     dsn: str, pg: Connection, tmp_path: Path, seed: int
 ) -> None:

@@ -15,7 +15,7 @@ connection = psycopg2.connect(sys.argv[1])
 with StopSignal(limit_s=float(sys.argv[2])) as stop:
     print("waiting", flush=True)
     if sys.argv[3] == "in a library":
-        connection.cursor().execute("select pg_sleep(120)")
+        connection.cursor().execute("select pg_sleep(600)")
     while not stop.wait(0.1):
         pass
 print("ended in order", flush=True)
@@ -36,18 +36,18 @@ def test_one_that_waits_in_a_library_is_ended_when_its_time_is_over(dsn, pg):
 
         def is_asked() -> bool:
             cursor.execute(
-                "select 1 from pg_stat_activity where query like '%pg_sleep(120)' and state = 'active'"
+                "select 1 from pg_stat_activity where query like '%pg_sleep(600)' and state = 'active'"
             )
             return bool(cursor.fetchone())
 
         wait_until(is_asked)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 75
+    assert process.wait(150) == 75
 
 
 def test_one_that_ends_in_time_ends_in_order(dsn):
-    process = start(dsn, 30.0, "in a loop")
+    process = start(dsn, 120.0, "in a loop")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
+    assert process.wait(150) == 0
     assert process.stdout is not None
     assert process.stdout.read() == "ended in order\n"
