@@ -6,13 +6,60 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
+from demo.kafka import KafkaBroker
+from demo.nats import NatsServer
 from demo.rabbitmq import Broker
 from demo.versitygw import Gateway, environment_of
 from tests.support.faulty_store import FaultyStore, faulty_store
+from tests.support.jetstream import running_nats
+from tests.support.kafka import running_kafka
 from tests.support.published import Published, begin_publishing
+from tests.support.rabbitmq import running_broker
+from tests.support.registry import Registry, running_registry
 from tests.support.unflushed import unflushed
 
 __all__ = ["unflushed"]
+
+_KAFKA = (
+    "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
+    "allow.everyone.if.no.acl.found=true\n"
+    "group.min.session.timeout.ms=500"
+)
+"""Denies what a test denies by an ACL. Consumers may choose a session timeout of less than 6 s."""
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[Broker]:
+    """A RabbitMQ until the tests end, which takes messages of up to 100,000 bytes.
+
+    Tests use exchanges and queues of their own. A test that stops or configures its broker starts one.
+    """
+    with running_broker(max_message_size="100000") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def jetstream() -> Iterator[NatsServer]:
+    """A NATS server until the tests end, which takes payloads of up to 120,000 bytes.
+
+    Streams are named after a test's pipeline, and so are its own.
+    """
+    with running_nats("max_payload: 120000") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaBroker]:
+    """A Kafka broker until the tests end. Topics are named after a test's pipeline."""
+    with running_kafka(_KAFKA) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[Registry]:
+    """A schema registry until the tests end. Subjects are named after a test's topics."""
+    with running_registry() as running:
+        yield running
 
 
 @pytest.fixture
@@ -39,7 +86,7 @@ def faulty(gateway: Gateway, s3_lake: str, monkeypatch: pytest.MonkeyPatch) -> I
 
 @pytest.fixture
 def published(dsn: str, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Published:
-    """A pipeline with a publisher to the module's broker."""
+    """A pipeline with a publisher to RabbitMQ."""
     monkeypatch.setenv("PGREPL_DSN", dsn)
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
     return begin_publishing(dsn, tmp_path, broker)

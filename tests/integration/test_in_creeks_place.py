@@ -22,16 +22,10 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.nats import NatsServer
 from tests.conftest import closing_connection
-from tests.support.jetstream import CreekStream, running_nats
+from tests.support.jetstream import CreekStream
 from tests.support.replicated import execute, wait_until
 
 SLOT = "creek_slot"
-
-
-@pytest.fixture(scope="module")
-def jetstream() -> Iterator[NatsServer]:
-    with running_nats() as server:
-        yield server
 
 
 class CreeksPlace:
@@ -133,6 +127,8 @@ def children(word: str) -> list[int]:
     ]
 
 
+@pytest.mark.real_kill
+@pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
 def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, monkeypatch):
     execute(
         creeks.dsn,
@@ -175,6 +171,7 @@ def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, mon
     assert json.loads(pipeline.to_json())["tables"] == ["public.orders"]
 
 
+@pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
 def test_a_first_start_makes_the_publication_and_a_later_one_goes_on(creeks, monkeypatch):
     def first() -> None:
         wait_until(lambda: creeks.states().get("public.orders") == "streaming")
@@ -192,6 +189,7 @@ def test_a_first_start_makes_the_publication_and_a_later_one_goes_on(creeks, mon
     assert run_while(creeks, lambda: creeks.wait_for(("orders", "c", 2), ("lines", "c", 1)), monkeypatch) == 0
 
 
+@pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
 def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatch):
     execute(creeks.dsn, "create table heap (id int)", "create table good (id int primary key)")
 
@@ -217,6 +215,8 @@ def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatc
 def test_another_deployment_leaves_this_ones_lake_alone(creeks, monkeypatch):
     def act() -> None:
         wait_until(lambda: creeks.states().get("public.orders") == "streaming")
+        execute(creeks.dsn, "insert into orders values (1)")
+        creeks.wait_for(("orders", "c", 1))
 
     assert run_while(creeks, act, monkeypatch) == process.DONE
     file = creeks.lake / "_pgrepl" / "pipeline.json"
@@ -226,7 +226,14 @@ def test_another_deployment_leaves_this_ones_lake_alone(creeks, monkeypatch):
     assert file.read_text() == before
 
 
-@pytest.mark.parametrize("app", ["snapshot.py", "publish.py"])
+@pytest.mark.real_kill
+@pytest.mark.parametrize(
+    "app",
+    [
+        "snapshot.py",
+        pytest.param("publish.py", marks=pytest.mark.thorough("with the snapshot app")),
+    ],
+)
 def test_it_ends_with_its_apps_when_it_is_killed(creeks, app):
     command = [sys.executable, "-m", "airflow_provider_pgrepl", "creek"]
     with creeks.log.open("ab") as log:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
+
+import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -16,8 +16,8 @@ from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream, running_nats
 from tests.support.landed import Landed
-from tests.support.pages import blocks, statement
-from tests.support.publishing import publishing
+from tests.support.pages import blocks, rows_of, statement, wait_until_applied
+from tests.support.publishing import finish, publishing_in_thread
 from tests.support.received import Received
 from tests.support.replicated import execute, kill, wait_until
 
@@ -33,8 +33,10 @@ def test_the_pipeline_of_the_page_is_a_valid_one() -> None:
     assert (instead.format, instead.place) == ("json", "the stream shop")
 
 
+@pytest.mark.real_kill
+@pytest.mark.thorough("fault/test_nats_faults.py kills a publisher and applies by the rule of the page")
 def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
-    dsn: str, tmp_path: Path, monkeypatch
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (program,) = (block for block in blocks(PAGE, "python") if "def apply" in block)
     script, file = tmp_path / "consume.py", tmp_path / "copy.db"
@@ -44,51 +46,45 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
     received.begin()
     received.configure(publishers={"events": {"target": "nats", "database": "shop"}})
     chance = random.Random(12)
+    # A server of its own, as the page's streams have fixed names.
     with running_nats() as server:
         monkeypatch.setenv(TARGET_VARIABLE, server.uri)
         # The streams come with the first run.
-        assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0
+        finish(received)
         consume = [sys.executable, str(script), server.uri, str(file)]
         for _ in range(3):
+            since = received.durable_lsn
             execute(dsn, *(statement(chance) for _ in range(300)))
             received.receive()
             consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
             publisher = received.start("publish", "--publisher", "events")
-            time.sleep(chance.uniform(2.0, 5.0))
-            kill(publisher)
-            kill(consumer)
-        assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0, (
-            received.log_tail()
-        )
+            try:
+                wait_until_applied(received, chance, since, lambda: _last_stamp(file))
+            finally:
+                kill(publisher)
+                kill(consumer)
+        finish(received)
         last = CreekStream(server.uri, "shop").messages()[-1].stamp
         consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
         try:
-            wait_until(lambda: _last_stamp(file) >= last, 60, "the stream to be read")
+            wait_until(lambda: _last_stamp(file) >= last, 240, "the stream to be read")
         finally:
             kill(consumer)
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select id, amount::text from orders order by id")
         expected = cursor.fetchall()
-    assert _rows(file, "select id, amount from orders order by id") == expected
+    assert rows_of(file, "select id, amount from orders order by id") == expected
     assert expected
 
 
 def _last_stamp(file: Path) -> int:
-    try:
-        return _rows(file, "select max(stamp) from place")[0][0] or 0
-    except sqlite3.OperationalError:
-        return 0
+    return max((stamp for (stamp,) in rows_of(file, "select stamp from place")), default=0)
 
 
-def _rows(file: Path, query: str) -> list[tuple]:
-    copy = sqlite3.connect(file, timeout=120)
-    try:
-        return copy.execute(query).fetchall()
-    finally:
-        copy.close()
-
-
-def test_who_comes_late_by_the_page_has_the_whole_table(dsn: str, tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.thorough("test_snapshots_to_nats.py rebuilds a table from a snapshot and what follows it")
+def test_who_comes_late_by_the_page_has_the_whole_table(
+    dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (program,) = (block for block in blocks(PAGE, "python") if "creek.snapshot" in block)
     script = tmp_path / "late.py"
     script.write_text(program)
@@ -102,14 +98,14 @@ def test_who_comes_late_by_the_page_has_the_whole_table(dsn: str, tmp_path: Path
     landed.apply()
     with running_nats() as server:
         monkeypatch.setenv(TARGET_VARIABLE, server.uri)
-        with publishing(landed):
-            wait_until(lambda: CreekStream(server.uri, "shop").schemas(), 90, "the publisher to be there")
+        with publishing_in_thread(landed):
+            wait_until(lambda: CreekStream(server.uri, "shop").schemas(), 150, "the publisher to be there")
             late = subprocess.Popen(
                 [sys.executable, str(script), server.uri, "10"], cwd=ROOT, stdout=subprocess.PIPE, text=True
             )
             execute(dsn, "delete from orders where id % 2 = 0", "update orders set amount = 1 where id < 100")
             landed.receive()
-            said, _ = late.communicate(timeout=120)
+            said, _ = late.communicate(timeout=240)
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select count(*), sum(amount)::numeric(20, 2) from orders")
         count, total = cursor.fetchone()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import random
-import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import pika
+import pytest
 
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
 from airflow_provider_pgrepl.replication.config import Pipeline
+from demo.rabbitmq import Broker
 from tests.conftest import closing_connection
-from tests.support.pages import blocks, statement
-from tests.support.rabbitmq import Queue, running_broker
+from tests.support.pages import blocks, rows_of, statement, wait_until_applied
+from tests.support.publishing import finish
+from tests.support.rabbitmq import Queue
 from tests.support.received import Received
 from tests.support.replicated import execute, kill, wait_until
 
@@ -35,8 +35,10 @@ def test_the_message_of_the_page_is_json() -> None:
     assert message["id"] == "1:0/16B3748:4"
 
 
+@pytest.mark.real_kill
+@pytest.mark.thorough("fault/test_publishing_faults.py kills a publisher and applies by the rule of the page")
 def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
-    dsn: str, tmp_path: Path, monkeypatch
+    dsn: str, tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (program,) = (block for block in blocks(PAGE, "python") if "def apply" in block)
     script, file = tmp_path / "consume.py", tmp_path / "copy.db"
@@ -46,40 +48,35 @@ def test_the_consumer_of_the_page_keeps_a_copy_whoever_is_killed(
     received.begin()
     received.configure(publishers={"events": {"target": "rabbitmq", "exchange": "pgrepl.shop"}})
     chance = random.Random(11)
-    with running_broker() as broker:
-        monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
-        Queue(broker.uri, "pgrepl.shop", "orders_copy", "public.orders.*")
-        for _ in range(3):
-            execute(dsn, *(statement(chance) for _ in range(300)))
-            received.receive()
-            consumer = subprocess.Popen(
-                [sys.executable, str(script), broker.uri, str(file)], cwd=ROOT, start_new_session=True
-            )
-            publisher = received.start("publish", "--publisher", "events")
-            time.sleep(chance.uniform(3.0, 6.0))
+    monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
+    Queue(broker.uri, "pgrepl.shop", "orders_copy", "public.orders.*")
+    consume = [sys.executable, str(script), broker.uri, str(file)]
+    for _ in range(3):
+        since = received.durable_lsn
+        execute(dsn, *(statement(chance) for _ in range(300)))
+        received.receive()
+        consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
+        publisher = received.start("publish", "--publisher", "events")
+        try:
+            wait_until_applied(received, chance, since, lambda: _applied(file))
+        finally:
             kill(publisher)
             kill(consumer)
-        assert received.run("publish", "--publisher", "events", "--until", "caught-up") == 0, (
-            received.log_tail()
-        )
-        consumer = subprocess.Popen(
-            [sys.executable, str(script), broker.uri, str(file)], cwd=ROOT, start_new_session=True
-        )
-        try:
-            wait_until(lambda: _is_empty(broker.uri), 60, "the queue to be read")
-            time.sleep(1)
-        finally:
-            kill(consumer)
+    # The queue is read in its order: who has this has all.
+    execute(dsn, "insert into orders values (1000, 1)")
+    received.receive()
+    finish(received)
+    consumer = subprocess.Popen(consume, cwd=ROOT, start_new_session=True)
+    try:
+        last = "select id from orders where id = 1000"
+        wait_until(lambda: rows_of(file, last), 240, "the queue to be read")
+    finally:
+        kill(consumer)
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select id, amount::text from orders order by id")
         expected = cursor.fetchall()
-    copy = sqlite3.connect(file, timeout=120)
-    rows = copy.execute("select id, amount from orders order by id").fetchall()
-    copy.close()
-    assert rows == expected
-    assert expected
+    assert rows_of(file, "select id, amount from orders order by id") == expected
 
 
-def _is_empty(uri: str) -> bool:
-    with pika.BlockingConnection(pika.URLParameters(uri)) as connection:
-        return connection.channel().queue_declare("orders_copy", passive=True).method.message_count == 0
+def _applied(file: Path) -> int:
+    return max((lsn for (lsn,) in rows_of(file, "select lsn from place")), default=0)

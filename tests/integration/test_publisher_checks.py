@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
-from demo.rabbitmq import Broker
-from tests.support.rabbitmq import Queue, running_broker
+from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with running_broker() as broker:
-        yield broker
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_tables_that_there_never_were_are_refused_at_the_start(published, dsn, caplog):
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    for given, says in (
         ({"tables": ["public.odrers", "public.t"]}, "names public.odrers, which the pipeline does not"),
         ({"tables": ["elsewhere.*"]}, "names elsewhere.*, which"),
         ({"outbox": {"table": "public.outbox"}}, "names public.outbox, which"),
         ({"transform": {"public.tt": "json:dumps"}}, "names public.tt, which"),
-    ],
-)
-def test_tables_that_there_never_were_are_refused_at_the_start(published, dsn, caplog, given, says):
-    published.publisher(**given)
-    execute(dsn, "insert into t values (1)")
-    published.receive()
-    assert published.run_publisher() == process.WILL_NOT_HELP
-    assert says in caplog.text
-    assert published.queue.take() == []
+    ):
+        published.publisher(**given)
+        assert published.run_publisher() == process.WILL_NOT_HELP, given
+        assert says in caplog.text
+        assert published.queue.take() == [], given
 
 
 def test_a_lake_that_cannot_be_read_just_now_is_tried_again(published, dsn, tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -34,15 +33,8 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.storage import open_delta, query_delta
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
-from demo.rabbitmq import Broker
-from tests.support.rabbitmq import Message, Queue, applied, running_broker
+from tests.support.rabbitmq import Message, Queue, applied
 from tests.support.replicated import execute
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with running_broker(max_message_size="100000") as broker:
-        yield broker
 
 
 def ids(messages: list[Message]) -> list[str]:
@@ -309,6 +301,7 @@ def test_what_stops_a_table_first_counts_though_it_is_known_later(published, dsn
     assert [m.event["data"]["id"] for m in queue.take()] == list(range(6))
 
 
+@pytest.mark.thorough("test_an_event_that_is_too_large_stops_its_table_whoever_says_so, among 40 events")
 def test_large_events_that_the_broker_refuses_are_found_among_many(published, dsn):
     published.publisher(on_error="skip_and_record")
     large = "select {}, string_agg(md5(g::text), '') from generate_series(1, 4000) g"
@@ -327,12 +320,13 @@ def test_large_events_that_the_broker_refuses_are_found_among_many(published, ds
     assert published.record.skipped == 2
 
 
-@pytest.mark.parametrize("uri", ["nonsense", "amqp://u:canary@h:1/%2F?ssl_options=(", "http://u:canary@h/x"])
-def test_a_uri_that_cannot_be_read_is_not_shown(published, uri, monkeypatch, caplog):
-    monkeypatch.setenv(TARGET_VARIABLE, uri)
-    assert published.run_publisher() == process.WILL_NOT_HELP
-    assert "the URI of RabbitMQ cannot be read" in caplog.text
-    assert "canary" not in caplog.text
+def test_a_uri_that_cannot_be_read_is_not_shown(published, monkeypatch, caplog):
+    for uri in ("nonsense", "amqp://u:canary@h:1/%2F?ssl_options=(", "http://u:canary@h/x"):
+        caplog.clear()
+        monkeypatch.setenv(TARGET_VARIABLE, uri)
+        assert published.run_publisher() == process.WILL_NOT_HELP, uri
+        assert "the URI of RabbitMQ cannot be read" in caplog.text, uri
+        assert "canary" not in caplog.text, uri
 
 
 def test_a_login_that_is_refused_ends_it(published, broker, monkeypatch, caplog):

@@ -17,6 +17,8 @@ from tests.support.certificates import make_certificate
 from tests.support.rabbitmq import running_broker
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.thorough("test_publishing_to_nats.py: a publisher speaks TLS with whom it trusts")
+
 
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -40,7 +42,7 @@ def broker(trusted: Path, tls_port: int) -> Iterator[Broker]:
     }
     with running_broker(**settings) as broker:
         # It answers without TLS before it does with it.
-        wait_until(lambda: speaks_tls(tls_port), 60, "the broker to speak TLS")
+        wait_until(lambda: speaks_tls(tls_port), 150, "the broker to speak TLS")
         yield broker
 
 

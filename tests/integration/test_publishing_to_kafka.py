@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import random
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,16 +36,6 @@ from tests.conftest import closing_connection
 from tests.support.kafka import KafkaMessage, KafkaTopics, kept_rows, running_kafka
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
-
-
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[KafkaBroker]:
-    rights = (
-        "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
-        "allow.everyone.if.no.acl.found=true"
-    )
-    with running_kafka(rights) as broker:
-        yield broker
 
 
 class Published(Received):
@@ -342,7 +331,7 @@ def test_attempts_without_a_broker_leave_no_threads(published):
             for _ in range(4):
                 with pytest.raises(TargetUnavailableError):
                     target.connect()
-        wait_until(lambda: threads() <= before + 4, 20, "librdkafka's threads to end")
+        wait_until(lambda: threads() <= before + 4, 150, "librdkafka's threads to end")
     finally:
         gc.enable()
 

@@ -19,18 +19,11 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.receiving.skipping import record_gap
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
-from demo.rabbitmq import Broker
 from tests.support.published import Published
-from tests.support.rabbitmq import Message, running_broker
+from tests.support.rabbitmq import Message
 from tests.support.replicated import execute
 
 HERE = __name__
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with running_broker() as broker:
-        yield broker
 
 
 def counted(changes: Sequence[Change]) -> Iterator[BusinessEvent]:

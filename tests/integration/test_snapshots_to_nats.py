@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,13 @@ from airflow_provider_pgrepl.replication.events.publishing.stream_place import S
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from demo.nats import NatsServer
 from tests.support.every_type import NESTED, PLAIN, literal
-from tests.support.jetstream import CreekStream, running_nats
+from tests.support.jetstream import CreekStream
 from tests.support.landed import Landed
-from tests.support.publishing import changing, finish, publishing
+from tests.support.publishing import changing, finish, publishing, publishing_in_thread
 from tests.support.replicated import execute, wait_until
 
 TABLES = ("public.t", "public.other", "public.soft")
 Work = Callable[[CreekClient], Coroutine[Any, Any, Any]]
-
-
-@pytest.fixture(scope="module")
-def jetstream() -> Iterator[NatsServer]:
-    with running_nats("max_payload: 120000") as server:
-        yield server
 
 
 class Published(Landed):
@@ -60,7 +54,7 @@ class Published(Landed):
 
     def snapshot(self, table: str) -> tuple[Snapshot, list[Row]]:
         async def whole(creek: CreekClient) -> tuple[Snapshot, list[Row]]:
-            found = await creek.snapshot("public", table, 60)
+            found = await creek.snapshot("public", table, 240)
             return found, [row async for row in found]
 
         found: tuple[Snapshot, list[Row]] = self.client(whole)
@@ -68,6 +62,11 @@ class Published(Landed):
 
     def changes(self, table: str, snapshot: Snapshot | None = None) -> list[WalChange]:
         """All that the stream has of a table, from a snapshot on."""
+        server, wire = CreekStream(self.uri, self.pipeline.name), Wire("CREEK", self.pipeline.name, self.wire)
+        server.schema = wire.stream("schema")
+        newest = server.newest(wire.stream("wal"), wire.subject("wal", f"public.{table}"))
+        if newest is None or (snapshot is not None and newest.stamp <= snapshot.header.lsn):
+            return []
 
         async def read(creek: CreekClient) -> list[WalChange]:
             if snapshot is None:
@@ -76,12 +75,10 @@ class Published(Landed):
                 # As creek's own clients do, which know stamps alone.
                 header = snapshot.header
                 changes = creek.stream_wal_from("public", table, header.at, header.lsn)
-            found = []
-            try:
-                while True:
-                    found.append(await asyncio.wait_for(anext(changes), 3))
-            except TimeoutError:
-                return found
+            found: list[WalChange] = []
+            while not found or found[-1].lsn < newest.stamp:
+                found.append(await asyncio.wait_for(anext(changes), 150))
+            return found
 
         found: list[WalChange] = self.client(read)
         return found
@@ -139,16 +136,23 @@ def shown(dsn: str, table: str) -> dict[Any, Any]:
         connection.close()
 
 
-@pytest.mark.parametrize("wire", ["v1", "v2"])
-def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(published, wire):
+@pytest.mark.parametrize(
+    ("wire", "at_work"),
+    [
+        pytest.param("v1", publishing, marks=pytest.mark.thorough("with v2 and fewer processes")),
+        ("v2", publishing_in_thread),
+    ],
+    ids=["v1", "v2"],
+)
+def test_who_comes_late_rebuilds_each_table_from_a_snapshot_and_what_follows(published, wire, at_work):
     published.wire = wire
     published.publisher()
-    execute(published.dsn, "insert into t select g, 'old' from generate_series(1, 20000) g")
+    execute(published.dsn, "insert into t select g, 'old' from generate_series(1, 6000) g")
     published.receive()
     published.apply()
     execute(published.dsn, "update t set v = 'not applied' where id <= 300")
-    with publishing(published):
-        wait_until(lambda: is_connected(published), 90, "the publisher to be connected")
+    with at_work(published):
+        wait_until(lambda: is_connected(published), 150, "the publisher to be connected")
         with changing(published):
             taken = {table: published.snapshot(table) for table in ("t", "other")}
             again = published.snapshot("t")
@@ -179,8 +183,8 @@ def test_snapshots_are_listed_and_read_again(published):
     execute(published.dsn, "insert into other values (1, 'a'), (2, null)")
     published.receive()
     finish(published)
-    with publishing(published):
-        wait_until(lambda: is_answered(published), 90, "the publisher to answer")
+    with publishing_in_thread(published):
+        wait_until(lambda: is_answered(published), 150, "the publisher to answer")
         first, rows = published.snapshot("other")
         _, nothing = published.snapshot("t")
     assert nothing == []
@@ -223,8 +227,8 @@ def test_a_row_of_a_snapshot_is_what_its_change_said(dsn, begin):
     )
     more.receive()
     more.apply()
-    with publishing(more):
-        wait_until(lambda: len(CreekStream(more.uri, more.pipeline.name).raw(stream(more))) == 3, 90)
+    with publishing_in_thread(more):
+        wait_until(lambda: len(CreekStream(more.uri, more.pipeline.name).raw(stream(more))) == 3, 150)
         _, found = more.snapshot("every")
     changed = [change.after for change in more.changes("every")]
     assert sorted(found, key=lambda row: row["id"]) == sorted(changed, key=lambda row: row["id"])
@@ -244,8 +248,8 @@ def test_rows_that_are_deleted_softly_are_in_no_snapshot(published):
     execute(published.dsn, "insert into soft values (3, 'c')", "delete from soft where id = 3")
     published.receive()
     finish(published)
-    with publishing(published):
-        wait_until(lambda: is_answered(published), 90, "the publisher to answer")
+    with publishing_in_thread(published):
+        wait_until(lambda: is_answered(published), 150, "the publisher to answer")
         _, rows = published.snapshot("soft")
     assert rows == [{"id": 2, "v": "b"}]
 
@@ -254,8 +258,8 @@ def test_nobody_answers_for_what_is_not_published(published):
     published.publisher(tables=["public.other"], on_error="skip_and_record")
     execute(published.dsn, "insert into other values (1, repeat('x', 150000))")
     published.receive()
-    with publishing(published):
-        wait_until(lambda: is_connected(published), 90, "the publisher to be connected")
+    with publishing_in_thread(published):
+        wait_until(lambda: is_connected(published), 150, "the publisher to be connected")
         wal = CreekStream(published.uri, published.pipeline.name)
         snap = wal.wal.replace("_wal_", "_snap_")
         for request in (b"", b"[]", b'{"database": 1, "namespace": [], "table": {}}', b"\xff"):
@@ -273,11 +277,19 @@ def test_nobody_answers_for_what_is_not_published(published):
             assert rows == []
         execute(published.dsn, "update other set v = 'small'")
         published.receive()
+        (updated,) = published.changelog_rows("U")
+        wait_until(lambda: is_recorded(published, updated["commit_lsn"]), 150, "the update to be published")
         _, found = published.snapshot("other")
     assert found == [{"id": 1, "v": "small"}]
     log = published.log_tail()
     assert "150,0" in log
     assert "xxxx" not in log
+
+
+def is_recorded(published: Published, commit_lsn: int) -> bool:
+    """Return True if the publisher has written down that a transaction is published."""
+    record = read_record(published.pipeline.lake_root, "events")
+    return record is not None and record.position.commit_lsn >= commit_lsn
 
 
 async def whole(creek: CreekClient, table: str, timeout_s: float) -> list[Row]:
@@ -296,8 +308,8 @@ def test_schemas_are_found_by_the_client(published):
     last = published.client(lambda creek: creek.get_last_schema("public", "t"))
     assert last.fingerprint == second.fingerprint
     assert published.client(lambda creek: creek.get_last_schema("public", "other")) is None
-    with publishing(published):
-        wait_until(lambda: is_answered(published), 90)
+    with publishing_in_thread(published):
+        wait_until(lambda: is_answered(published), 150)
         older = published.client(lambda creek: creek.get_schema(first.fingerprint))
     assert (older.source, older.fingerprint) == ("public.t", first.fingerprint)
 
@@ -309,7 +321,8 @@ def test_schemas_are_found_by_the_client(published):
 
 def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
     published.wire = "v1"
-    for database in ("north", "south"):
+    north, south = (f"{word}_{published.pipeline.name}" for word in ("north", "south"))
+    for database in (north, south):
         published.publisher(database=database)
         published.receive()
         place = str(EventPosition.after_transaction(Epoch(1), LSN(published.durable_lsn - 1)))
@@ -325,11 +338,13 @@ def test_databases_share_the_streams_of_the_first_wire(published, jetstream):
         async with CreekClient(jetstream.uri, database, wire="v1") as creek:
             return await read(creek)
 
-    assert asyncio.run(of("north")) == ["north", "public.t"]
-    assert asyncio.run(of("south")) == ["south", "public.t"]
+    assert asyncio.run(of(north)) == [north, "public.t"]
+    assert asyncio.run(of(south)) == [south, "public.t"]
 
 
-def test_a_snapshot_needs_no_request(published, capsys):
+def test_a_snapshot_needs_no_request(published, capsys, monkeypatch):
+    # Long enough for a table that the lake is about to hold.
+    monkeypatch.setattr(publish_snapshot, "_PATIENCE_S", 1.0)
     execute(published.dsn, "insert into other values (1, 'a'), (2, null)")
     published.receive()
     published.apply()
@@ -386,11 +401,22 @@ def test_a_snapshot_finds_its_place_while_others_go_on(published):
     assert first.at <= upto.at <= newest.at
 
 
+SERVES = """
+import pathlib, sys, time
+gate, done, table, _ = sys.argv[1:]
+with pathlib.Path(done).open("a") as file:
+    print(table, file=file)
+while not pathlib.Path(gate).exists():
+    time.sleep(0.01)
+sys.exit(1)
+"""
+"""Writes down which table it serves, and ends in an error once there is a gate."""
+
+
 def test_requests_are_served_one_after_the_other(published, tmp_path):
     settings = published.pipeline.publisher("events")
-    program = "import sys, time, pathlib; pathlib.Path(sys.argv[1]).open('a').write(sys.argv[2] + chr(10))"
-    done = tmp_path / "served"
-    command = [sys.executable, "-c", f"{program}; time.sleep(1); sys.exit(1)", str(done)]
+    done, gate = tmp_path / "served", tmp_path / "gate"
+    command = [sys.executable, "-c", SERVES, str(gate), str(done)]
 
     def request(table: str, database: str = settings.database) -> bytes:
         return json.dumps({"database": database, "namespace": "public", "table": table}).encode()
@@ -398,10 +424,11 @@ def test_requests_are_served_one_after_the_other(published, tmp_path):
     with SnapshotRequests(command, published.pipeline, settings) as requests:
         first = requests.accept(request("t"))
         assert first is not None
-        wait_until(done.exists, 20, "the first to be begun")
+        wait_until(done.exists, 150, "the first to be begun")
         waiting = [requests.accept(request("other")) for _ in range(3)]
         assert len(set(waiting)) == 1, "one that waits serves all"
         for odd in (request("missing"), request("t", "else"), b"[" * 100_000, b"{}", request("x" * 70_000)):
             assert requests.accept(odd) is None
-        wait_until(lambda: len(done.read_text().splitlines()) == 2, 20, "the second to be begun")
+        gate.touch()
+        wait_until(lambda: len(done.read_text().splitlines()) == 2, 150, "the second to be begun")
     assert done.read_text().splitlines() == ["--table=public.t", "--table=public.other"]

@@ -20,7 +20,7 @@ from demo.nats import NatsServer
 from tests.conftest import closing_connection
 from tests.support.jetstream import CreekStream
 from tests.support.landed import Landed
-from tests.support.publishing import finish, publishing
+from tests.support.publishing import finish, publishing_in_thread
 from tests.support.replicated import ROOT, execute, wait_until
 
 
@@ -103,8 +103,8 @@ def begun(copied: Copied, *statements: str, during: Callable[[], None] = lambda:
     execute(copied.dsn, *statements)
     copied.receive()
     copied.apply()
-    with publishing(copied):
-        wait_until(lambda: copied.stream.schemas(), 90, "the publisher to be there")
+    with publishing_in_thread(copied):
+        wait_until(lambda: copied.stream.schemas(), 150, "the publisher to be there")
         copied.consume()
         during()
     finish(copied)

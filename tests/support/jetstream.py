@@ -103,6 +103,18 @@ class CreekStream:
         """The messages of a stream as they are."""
         return self._run(_all(self._uri, stream))
 
+    def newest(self, stream: str, subject: str) -> CreekMessage | None:
+        """The newest message of a subject; None if there is none."""
+
+        async def look(client: Any) -> list[Any]:
+            try:
+                return [await client.jetstream().get_last_msg(stream, subject)]
+            except NotFoundError:
+                return []
+
+        found = self.decoded(self._run(_with_client(self._uri, look)))
+        return found[0] if found else None
+
     def ask(self, fingerprint: str) -> dict[str, Any]:
         """The schema of a fingerprint, from the publisher itself."""
 

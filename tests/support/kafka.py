@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -91,7 +98,9 @@ class KafkaTopics:
         level = "read_committed" if committed else "read_uncommitted"
         given = {"bootstrap.servers": self._servers, "group.id": "test", "isolation.level": level}
         with closing(Consumer(given)) as consumer:
-            _, high = consumer.get_watermark_offsets(TopicPartition(f"{self._prefix}.{table}", 0), timeout=30)
+            _, high = consumer.get_watermark_offsets(
+                TopicPartition(f"{self._prefix}.{table}", 0), timeout=120
+            )
             return int(high)
 
     def raw(self) -> list[RawMessage]:
@@ -103,33 +112,42 @@ class KafkaTopics:
         return [_message(one) for one in self._read()]
 
     def _read(self) -> list[Message]:
-        given = {"bootstrap.servers": self._servers, "group.id": "test", "enable.partition.eof": True}
-        with closing(Consumer(given)) as consumer:
-            return self._all(consumer)
+        with closing(Consumer({"bootstrap.servers": self._servers, **_READER})) as consumer:
+            found = list(_up_to_the_ends(consumer, self._partitions()))
+        return sorted(found, key=lambda one: (one.topic(), one.partition(), one.offset()))
 
-    def _all(self, consumer: Consumer) -> list[Message]:
-        found = []
-        for name, topic in sorted(self._admin.list_topics(timeout=30).topics.items()):
-            if not name.startswith(f"{self._prefix}."):
-                continue
-            for number in sorted(topic.partitions):
-                partition = TopicPartition(name, number, 0)
-                low, _ = consumer.get_watermark_offsets(partition, timeout=30)
-                consumer.assign([TopicPartition(name, number, low)])
-                found += _up_to_the_end(consumer)
-        return found
+    def _partitions(self) -> list[TopicPartition]:
+        """From their beginnings."""
+        return [
+            TopicPartition(name, number, OFFSET_BEGINNING)
+            for name, topic in self._admin.list_topics(timeout=120).topics.items()
+            if name.startswith(f"{self._prefix}.")
+            for number in topic.partitions
+        ]
 
 
-def _up_to_the_end(consumer: Consumer) -> Iterator[Message]:
-    """Of the partition that it is assigned; of what is committed."""
-    while True:
-        one = consumer.poll(30)
-        assert one is not None
-        if one.error():
-            if one.error().code() == KafkaError._PARTITION_EOF:
-                return
+_READER = {
+    "group.id": "test",
+    "enable.auto.commit": False,
+    "enable.partition.eof": True,
+    # By default the broker keeps a consumer that is at the end of a partition waiting for half a second.
+    "fetch.wait.max.ms": 10,
+}
+
+
+def _up_to_the_ends(consumer: Consumer, partitions: list[TopicPartition]) -> Iterator[Message]:
+    """The messages of partitions that are committed."""
+    left = {(one.topic, one.partition) for one in partitions}
+    consumer.assign(partitions)
+    while left:
+        one = consumer.poll(120)
+        assert one is not None, left
+        if not one.error():
+            yield one
+        elif one.error().code() == KafkaError._PARTITION_EOF:
+            left.discard((one.topic(), one.partition()))
+        else:
             raise KafkaException(one.error())
-        yield one
 
 
 def _message(one: Any) -> KafkaMessage:

@@ -1,21 +1,27 @@
-"""A publisher as a process of its own, while its tables are changed."""
+"""A publisher in the test's process or in one of its own, while its tables are changed."""
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import psycopg2
 import psycopg2.extensions
+import pytest
 
+from airflow_provider_pgrepl.replication.app import process, publish_snapshot
+from airflow_provider_pgrepl.replication.app import publish as publish_app
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
+from airflow_provider_pgrepl.replication.names import TableName
 from tests.support.received import Received
-from tests.support.replicated import execute, kill, wait_until
+from tests.support.replicated import kill, wait_until
 
 
 @contextmanager
@@ -26,15 +32,16 @@ def changing(received: Received) -> Iterator[None]:
 
     def change() -> None:
         number = 0
-        while not over.wait(0.005):
-            table = chance.choice(("t", "other"))
-            key = chance.randrange(200)
-            execute(
-                received.dsn,
-                f"insert into {table} values ({key}, {number}) on conflict (id) do update set v = excluded.v",
-                f"delete from {table} where id = {chance.randrange(200)}",
-            )
-            number += 1
+        with connected(received.dsn) as cursor:
+            cursor.connection.autocommit = True
+            while not over.wait(0.005):
+                table, key = chance.choice(("t", "other")), chance.randrange(200)
+                cursor.execute(
+                    f"insert into {table} values ({key}, {number})"
+                    " on conflict (id) do update set v = excluded.v"
+                )
+                cursor.execute(f"delete from {table} where id = {chance.randrange(200)}")
+                number += 1
 
     with at_work(received, change, over):
         yield
@@ -69,13 +76,91 @@ def start(received: Received, *arguments: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def publishing(received: Received) -> Iterator[None]:
-    """A publisher at work while the block runs, and asked to end after it."""
+    """A publisher as a process of its own, at work while the block runs, and asked to end after it."""
     running = start(received)
     try:
         yield
     finally:
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 0, received.log_tail()
+        assert running.wait(150) == 0, received.log_tail()
+
+
+class _StopRequest:
+    """Takes the place of StopSignal, which handles signals and so works in a main thread only."""
+
+    def __init__(self, asked: threading.Event | None = None) -> None:
+        self._asked = asked or threading.Event()
+
+    def __enter__(self) -> _StopRequest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was installed."""
+
+    def ask(self) -> None:
+        self._asked.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._asked.wait(seconds)
+
+    @property
+    def is_set(self) -> bool:
+        return self._asked.is_set()
+
+
+class _SnapshotsInThread(SnapshotRequests):
+    """Sends snapshots from a thread of the test's process: each would be a process of 2 s otherwise."""
+
+    def _run(self, table: TableName, subject: str) -> None:
+        arguments = [*self._command[3:], f"--table={table}", f"--subject={subject}"]
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(publish_snapshot, "StopSignal", lambda: _StopRequest(self._is_over))
+            code = publish_snapshot.main(arguments)
+        if code:
+            logging.getLogger(publish_snapshot.__name__).error("the snapshot of %s failed (%d)", table, code)
+
+
+@contextmanager
+def publishing_in_thread(received: Received) -> Iterator[None]:
+    """A publisher in a thread of the test's process, at work while the block runs, and asked to end after it.
+
+    So are the snapshots that it is asked for. For tests of what is published: a test of how processes start
+    or end uses `publishing`.
+    """
+    stop, codes = _StopRequest(), list[int]()
+    arguments = ["--pipeline", str(received.file), "--publisher", received.publisher_name]
+    thread = threading.Thread(target=lambda: codes.append(publish_app.main(arguments)))
+    with _at_home(received), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(publish_app, "StopSignal", lambda: stop)
+        patched.setattr(publish_app, "SnapshotRequests", _SnapshotsInThread)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.ask()
+            thread.join(120)
+    assert codes == [process.DONE], received.log_tail()
+
+
+def run_publisher(received: Received, *arguments: str) -> int:
+    """Publish all that is durable, in the test's process; return the app's exit code."""
+    given = ["--publisher", received.publisher_name, "--until", "caught-up", *arguments]
+    with _at_home(received):
+        return publish_app.main(["--pipeline", str(received.file), *given])
+
+
+@contextmanager
+def _at_home(received: Received) -> Iterator[None]:
+    """The environment and the log that the app has as a process of its own."""
+    ours, handler = logging.getLogger("airflow_provider_pgrepl"), logging.FileHandler(received.log)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(process.DSN_VARIABLE, received.dsn)
+        ours.addHandler(handler)
+        try:
+            yield
+        finally:
+            ours.removeHandler(handler)
+            handler.close()
 
 
 def published_more(received: Received, count: int) -> None:
@@ -86,12 +171,11 @@ def published_more(received: Received, count: int) -> None:
         return record.published if record else 0
 
     before = published()
-    wait_until(lambda: published() >= before + count, 90, f"{count} more to be published")
+    wait_until(lambda: published() >= before + count, 150, f"{count} more to be published")
 
 
 def finish(received: Received, *arguments: str) -> None:
-    given = ("--publisher", received.publisher_name, "--until", "caught-up", *arguments)
-    assert received.run("publish", *given) == 0, received.log_tail()
+    assert run_publisher(received, *arguments) == process.DONE, received.log_tail()
 
 
 def generation(received: Received) -> int:
@@ -101,11 +185,17 @@ def generation(received: Received) -> int:
 
 
 def killed_amid_sending(received: Received, chance: random.Random) -> None:
-    """A publisher that is killed some time after it has connected."""
+    """A publisher that is killed when the changelog has had up to 40 commits since it connected.
 
+    The tables are being changed. The publisher writes down once a second what it has published: the commits
+    do not follow that pace, so that it is killed with few and with many events that it has not written down.
+    """
     before, running = generation(received), start(received)
     try:
-        wait_until(lambda: generation(received) > before, 90, "the publisher to be connected")
-        time.sleep(2 * chance.random())
+        wait_until(lambda: generation(received) > before, 150, "the publisher to be connected")
+        wanted = open_changelog(received.changelog).version() + chance.randrange(40)
+        wait_until(
+            lambda: open_changelog(received.changelog).version() >= wanted, 150, "changes to be received"
+        )
     finally:
         kill(running)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import pytest
 
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from demo.rabbitmq import Broker, programs
+from tests.support.replicated import wait_until
 
 _REQUIRED = "PGREPL_REQUIRE_DEBIAN"
 _WHY = "needs RabbitMQ: sh setup/rabbitmq.sh, or apt-get install rabbitmq-server"
@@ -95,14 +95,15 @@ class Queue:
                 assert properties.delivery_mode == 2
                 found.append(Message(method.routing_key, properties, body))
 
-    def take_until(self, last: str, timeout_s: float = 60) -> list[Message]:
+    def take_until(self, last: str, timeout_s: float = 150) -> list[Message]:
         """All up to the event of an id."""
         found: list[Message] = []
-        deadline = time.monotonic() + timeout_s
-        while not any(message.id == last for message in found):
-            assert time.monotonic() < deadline, [message.id for message in found][-5:]
-            found += self.take()
-            time.sleep(0.1)
+
+        def has_come() -> bool:
+            found.extend(self.take())
+            return any(message.id == last for message in found)
+
+        wait_until(has_come, timeout_s, f"the event {last}")
         return found
 
     def delete(self) -> None:
