@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
-from tests.support.debezium import DebeziumEvent, debezium
+from tests.support.debezium import Debezium, DebeziumEvent, running_debezium
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
@@ -120,13 +121,15 @@ WHERE = ("version", "lsn", "sequence")
 class Compared(Received):
     """A pipeline whose changes Debezium reads, too."""
 
-    def compared(self, *statements: str) -> tuple[list[DebeziumEvent], list[DebeziumEvent]]:
+    def compared(
+        self, debezium: Debezium, *statements: str
+    ) -> tuple[list[DebeziumEvent], list[DebeziumEvent]]:
         """Of statements Debezium's events, and ours."""
-        with debezium(self.dsn, self.pipeline.publication, SOURCE) as theirs:
+        with debezium.reading(self.dsn, self.pipeline.publication, SOURCE) as theirs:
             execute(self.dsn, *statements)
             self.receive()
             ours = self.made()
-            wait_until(lambda: len(theirs) >= len(ours), 60, "Debezium's events")
+            wait_until(lambda: len(theirs) >= len(ours), 150, "Debezium's events")
         return theirs, ours
 
     def made(self) -> list[DebeziumEvent]:
@@ -209,6 +212,12 @@ def differences(our: Any, their: Any, path: str) -> list[str]:
     return [one for pair in pairs for one in differences(*pair)]
 
 
+@pytest.fixture(scope="module")
+def debezium() -> Iterator[Debezium]:
+    with running_debezium() as running:
+        yield running
+
+
 @pytest.fixture
 def compared(dsn: str, tmp_path: Path) -> Compared:
     columns = ", ".join(f"{name} {kind}" for name, (kind, *_) in COLUMNS.items())
@@ -228,7 +237,7 @@ def compared(dsn: str, tmp_path: Path) -> Compared:
     return made
 
 
-def test_each_value_is_what_debezium_makes_of_it(compared):
+def test_each_value_is_what_debezium_makes_of_it(compared, debezium):
     known = {**COLUMNS, **UNKNOWN_TO_DEBEZIUM}
     most = max(len(values) for _, *values in known.values())
     inserts = []
@@ -237,13 +246,14 @@ def test_each_value_is_what_debezium_makes_of_it(compared):
         inserts.append(
             f"insert into t(id, {', '.join(given)}) values ({number}, {', '.join(given.values())})"
         )
-    theirs, ours = compared.compared(*inserts, "insert into t(id) values (-1)")
+    theirs, ours = compared.compared(debezium, *inserts, "insert into t(id) values (-1)")
     assert len(ours) == most + 1
     assert_equal(theirs, ours, tuple(UNKNOWN_TO_DEBEZIUM))
 
 
-def test_each_operation_is_what_debezium_makes_of_it(compared):
+def test_each_operation_is_what_debezium_makes_of_it(compared, debezium):
     theirs, ours = compared.compared(
+        debezium,
         "begin; insert into whole values (1, 'a'), (2, null); update whole set b = 'c';"
         " delete from whole; commit",
         "insert into keyed values (1, 'a', 'w'), (2, 'b', null)",
@@ -261,7 +271,7 @@ def test_each_operation_is_what_debezium_makes_of_it(compared):
     assert_equal(theirs, ours)
 
 
-def test_before_a_change_columns_that_may_not_be_null_have_what_debezium_sends(dsn, tmp_path):
+def test_before_a_change_columns_that_may_not_be_null_have_what_debezium_sends(dsn, tmp_path, debezium):
     """Of all but the key the server sends nothing; Kafka Connect reads no null there."""
     columns = ", ".join(f"{name} {type_} not null" for name, (type_, *_) in COLUMNS.items())
     values = ", ".join(first for _, first, *_ in COLUMNS.values())
@@ -269,14 +279,17 @@ def test_before_a_change_columns_that_may_not_be_null_have_what_debezium_sends(d
     found = Compared(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
     found.begin()
     assert_equal(
-        *found.compared(f"insert into t values (1, {values})", "update t set id = 2", "delete from t")
+        *found.compared(
+            debezium, f"insert into t values (1, {values})", "update t set id = 2", "delete from t"
+        )
     )
 
 
-def test_large_values_that_were_not_sent_are_said_as_debezium_does(compared):
+def test_large_values_that_were_not_sent_are_said_as_debezium_does(compared, debezium):
     columns = ("tx", "by", "ia", "ba", "ta", "jb", "bya", "vc", "moa", "ja")
     storage = ", ".join(f"alter {name} set storage external" for name in columns if name != "moa")
     theirs, ours = compared.compared(
+        debezium,
         f"alter table t {storage}",
         "insert into t(id, tx, by, ia, ba, ta, jb, bya, ja) values (1, repeat('x', 9000),"
         " decode(repeat('ff', 9000), 'hex'), array_fill(1, array[4000]), array_fill(1::bigint, array[4000]),"

@@ -59,10 +59,29 @@ class _Consumer:
         implements = ("java.util.function.Consumer",)
 
 
+class Debezium:
+    """A JVM with Debezium's engine, which runs one connector at a time."""
+
+    def __init__(self, gateway: JavaGateway) -> None:
+        self._gateway = gateway
+
+    @contextmanager
+    def reading(self, dsn: str, publication: str, source: str) -> Iterator[list[DebeziumEvent]]:
+        """The events of what is committed while the block runs; the list grows."""
+        consumer = _Consumer()
+        engine = _engine(self._gateway.jvm, dsn, publication, source, consumer)
+        thread = self._gateway.jvm.java.lang.Thread(engine)
+        thread.start()
+        try:
+            wait_until(lambda: _is_active(dsn), 150, "Debezium to read its slot")
+            yield consumer.events
+        finally:
+            engine.close()
+
+
 @contextmanager
-def debezium(dsn: str, publication: str, source: str) -> Iterator[list[DebeziumEvent]]:
-    """What it sends of what is committed while the block runs; the list grows. Skips the test where it is
-    missing, unless it is required."""
+def running_debezium() -> Iterator[Debezium]:
+    """A JVM for the block. Skips the test where Debezium is missing, unless it is required."""
     if not JARS.is_dir():
         assert not os.environ.get(_REQUIRED), _WHY
         pytest.skip(_WHY)
@@ -78,15 +97,9 @@ def debezium(dsn: str, publication: str, source: str) -> Iterator[list[DebeziumE
     back = gateway.get_callback_server().get_listening_port()
     server = gateway.java_gateway_server
     server.resetCallbackClient(server.getCallbackClient().getAddress(), back)
-    consumer = _Consumer()
-    engine = _engine(gateway.jvm, dsn, publication, source, consumer)
-    thread = gateway.jvm.java.lang.Thread(engine)
-    thread.start()
     try:
-        wait_until(lambda: _is_active(dsn), 60, "Debezium to read its slot")
-        yield consumer.events
+        yield Debezium(gateway)
     finally:
-        engine.close()
         gateway.shutdown()
 
 
