@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.lake.applying.applier import Applier
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
+from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
@@ -84,9 +85,24 @@ class Running:
         def applied() -> bool:
             if self.applier.error is not None:
                 raise self.applier.error
+            if not self.query.isActive and (failure := self.query.exception()) is not None:
+                raise failure
             return self.applier.progress.version >= version
 
         wait_until(applied, what=f"the lake to be at changelog version {version}")
+
+
+def begun(applier: Applier) -> StreamingQuery:
+    """A query that has brought its first batch.
+
+    As by the app, it is started again where its Python process took longer than the 10 s that Spark waits.
+    """
+    for left in (2, 1, 0):
+        query = applier.start()
+        wait_until(lambda query=query: applier.progress.batches or applier.error or not query.isActive)
+        if query.isActive or not left or not is_of_workers(str(query.exception())):
+            break
+    return query
 
 
 class InProcess(Received):
@@ -135,7 +151,7 @@ class InProcess(Received):
         """Receiver and applier at work, stopped gracefully at the end of the block."""
         with Store(self.dsn, "replicate test") as store, self.receiving(keepalive) as receiver:
             applier = Applier(self.spark, self.pipeline, store, read_epoch(self.changelog))
-            query = applier.start()
+            query = begun(applier)
             try:
                 yield Running(receiver, applier, query)
             finally:

@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.lake.applying.applier_progress import A
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.session import build_session, runs_on_cluster
-from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error, text_of
+from airflow_provider_pgrepl.replication.lake.spark_failures import is_of_workers, spark_error, text_of
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.reconnecting import ReconnectingReceiver
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -53,6 +53,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.1
+_RECEIVING_S = 3.0
+"""How long a query that ends by itself waits for the receiver: each starts Python processes of its own, and
+takes a second or two to find that nothing has come."""
+_STARTS = 3
+"""How often in a row a query is started: Spark waits 10 s for the Python process of its source, which may
+take longer to load on a busy host."""
 _BUDGET_INTERVAL_S = 15.0
 _LAST_MERGES_S = 10.0
 """For merges that still run when something has failed; what is not committed then is done again."""
@@ -186,11 +192,25 @@ class Replication:
         )
 
     def _run_forever(self) -> int:
-        query = self._applier.start()
-        self._watch(query)
-        self._finish(query)
+        self._follow()
         log.info("stopped; the lake is at %s", self._applier.progress.applied_lsn)
         return process.DONE
+
+    def _follow(self, *, available_now: bool = False) -> None:
+        """Run a query to its end; start another one when Spark could not start its Python process in time."""
+        for left in reversed(range(_STARTS)):
+            query = self._applier.start(available_now=available_now)
+            self._watch(query)
+            if not left or not self._lacked_workers(query):
+                break
+            log.warning(
+                "Spark could not start the Python process of its streaming query: starting the query again"
+            )
+        self._finish(query)
+
+    def _lacked_workers(self, query: StreamingQuery) -> bool:
+        failure = None if query.isActive else query.exception()
+        return failure is not None and self._applier.error is None and is_of_workers(str(failure))
 
     def _watch(self, query: StreamingQuery) -> None:
         """Until the query ends, the applier fails, or we are to stop."""
@@ -200,10 +220,8 @@ class Replication:
     def _run_until(self, target: LSN) -> int:
         log.info("replicating until %s", target)
         while not self._stop.is_set:
-            received = self._receiver.progress.seen_lsn >= target
-            query = self._applier.start(available_now=True)
-            self._watch(query)
-            self._finish(query)
+            received = self._has_received(target)
+            self._follow(available_now=True)
             if received and self._applier.progress.caught_up and not self._in_state(TableState.CATCHING_UP):
                 return self._caught_up(target)
             self._receiver.request_keepalive()
@@ -211,6 +229,18 @@ class Replication:
             self._supervise()
         log.warning("stopped before %s was reached", target)
         return process.RETRY_MAY_HELP
+
+    def _has_received(self, target: LSN) -> bool:
+        """Return True once everything up to the target is durable; wait a few seconds for it.
+
+        A receiver that takes longer is not waited for: what it has received is applied meanwhile.
+        """
+        deadline = time.monotonic() + _RECEIVING_S
+        while self._receiver.progress.seen_lsn < target:
+            if self._receiver.failed.is_set() or time.monotonic() >= deadline or self._stop.wait(_POLL_S / 2):
+                return False
+            self._receiver.request_keepalive()
+        return True
 
     def _caught_up(self, target: LSN) -> int:
         failed = self._in_state(TableState.ERRORED)

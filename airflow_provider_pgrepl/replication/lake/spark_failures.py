@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 _NO_DAEMON = f"No module named {DAEMON_MODULE}"
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 _LACKING = "ModuleNotFoundError: No module named 'airflow_provider_pgrepl"
-_WORKERS = "org.apache.spark.api.python.PythonWorkerFactory"
-"""In the trace of every error by which Spark says that a Python worker did not start."""
+_WORKERS = ("org.apache.spark.api.python.PythonWorkerFactory", "Python worker failed to connect back")
+"""In every error by which Spark says that a Python worker did not start: in its trace, or in its text where
+the error is a streaming query's, which has no such trace."""
 
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "([^"]{1,500})", line (\d{1,7}), in ([\w.<>]{1,200})')
@@ -151,4 +152,4 @@ def what_executors_lack(trace: str) -> str:
 
 def is_of_workers(trace: str) -> bool:
     """Whether no task was at work, because Spark could not start its Python workers."""
-    return _WORKERS in trace
+    return any(words in trace for words in _WORKERS)
