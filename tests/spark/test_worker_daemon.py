@@ -35,12 +35,15 @@ def test_the_daemon_has_no_threads_that_end_where_it_forks(spark):
     assert len([name for name in names if name != "jemalloc_bg_thd"]) == 1, names
 
 
-def test_no_two_workers_draw_the_same_numbers(spark):
+def test_no_two_workers_draw_the_same_numbers(spark, tmp_path):
     def draw(_number: int) -> tuple[int, float]:
-        # Long enough that each of the others has to take a worker of its own.
+        # Until another task is at work, which takes a worker of its own.
         import time
 
-        time.sleep(0.3)
+        (tmp_path / str(os.getpid())).touch()
+        end = time.monotonic() + 120
+        while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < end:
+            time.sleep(0.01)
         return os.getpid(), float(np.random.random())
 
     found = spark.sparkContext.parallelize(range(TASKS), TASKS).map(draw).collect()

@@ -1,0 +1,91 @@
+"""lake/spark_failures.py: the words in which Spark fails, as this package's errors; no Spark runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from airflow_provider_pgrepl.errors import (
+    LakeUnavailableError,
+    PgReplError,
+    Retry,
+    Scope,
+    SparkError,
+    ToolError,
+)
+from airflow_provider_pgrepl.replication.lake.copying.range_copies import RangeCopies
+from airflow_provider_pgrepl.replication.lake.session_settings import DAEMON_MODULE
+from airflow_provider_pgrepl.replication.lake.spark_failures import spark_error, spark_errors
+
+NO_WORKER = (
+    "org.apache.spark.SparkException: Job aborted due to stage failure\n"
+    "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to"
+    " connect back\n"
+    "\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:290)"
+)
+OF_A_QUERY = "[STREAM_FAILED] Query [id = 1] terminated with exception: Python worker failed to connect back."
+NO_DAEMON = f"org.apache.spark.SparkException: Error from python worker:\n  No module named {DAEMON_MODULE}"
+
+
+class JavaError(Py4JJavaError):
+    """As py4j raises it, with the text that the JVM would be asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+
+@pytest.mark.parametrize("trace", [NO_WORKER, OF_A_QUERY])
+def test_workers_that_did_not_start_are_named(trace: str) -> None:
+    with pytest.raises(SparkError) as caught, spark_errors("applying changes"):
+        raise JavaError(trace)
+    assert caught.value.message == "applying changes: Spark could not start its Python workers"
+
+
+def test_daemon_that_python_does_not_find_is_named_with_what_to_do() -> None:
+    with pytest.raises(ToolError) as caught, spark_errors("asking executors what they have"):
+        raise JavaError(NO_DAEMON)
+    assert caught.value.hint.startswith("take PYTHONSAFEPATH")
+
+
+def test_other_failure_of_spark_is_retried_and_shows_no_value() -> None:
+    error = spark_error("the streaming query", "org.apache.spark.SparkException: a value of a row")
+    assert (SparkError.retry, SparkError.scope) == (Retry.TIMED, Scope.PIPELINE)
+    assert not isinstance(error, LakeUnavailableError)
+    assert "value" not in str(error)
+
+
+def tried(trace: str) -> PgReplError:
+    """What copying a table ends with when its tasks fail so."""
+
+    def fail(_function: Any) -> None:
+        raise JavaError(trace)
+
+    context = SimpleNamespace(
+        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)),
+        accumulator=lambda *_: SimpleNamespace(value=[]),
+        parallelize=lambda *_: SimpleNamespace(foreach=fail),
+    )
+    job = SimpleNamespace(relation=SimpleNamespace(table="public.t"), copy=print)
+    copies: Any = RangeCopies(SimpleNamespace(sparkContext=context), job, None)  # type: ignore[arg-type]
+    found: PgReplError = copies._try({0: None}, {})
+    return found
+
+
+def test_copy_without_workers_is_sparks_failure_and_not_the_tables() -> None:
+    assert (type(tried(NO_WORKER)).__name__, tried(NO_WORKER).message) == (
+        "SparkError",
+        "copying public.t: Spark could not start its Python workers",
+    )
+
+
+def test_copy_whose_tasks_crash_is_the_tables_failure() -> None:
+    assert (
+        tried("Python worker exited unexpectedly").message
+        == "public.t: Spark tasks that copy it have crashed"
+    )
