@@ -1,20 +1,41 @@
-"""A program with a metastore of its own, started by the test beside it: registers, and reads by name."""
+"""A program with a metastore of its own: registers each pipeline that it is asked for, and reads by name."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.catalog import catalog_sql, register_tables
 from airflow_provider_pgrepl.replication.lake.session import build_session
-from tests.support.spark_program import saying_errors
+from tests.support.spark_program import END
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def registered(spark: SparkSession, pipeline: Pipeline) -> list[dict[str, Any]]:
+    """Register by Python and by SQL; return the names, and each table's columns and rows, or the error."""
+    try:
+        names = register_tables(spark, pipeline)
+    except PgReplError as error:
+        return [{"error": type(error).__name__, "said": str(error)}]
+    for statement in catalog_sql(pipeline):
+        spark.sql(statement.rstrip(";"))
+    found = []
+    for uri, name in names.items():
+        frame = spark.table(name)
+        rows = [list(row) for row in frame.select("id", *frame.columns[1:2]).orderBy("id").collect()]
+        found.append({"uri": uri, "name": name, "columns": frame.columns, "rows": rows})
+    return found
 
 
 def main() -> int:
-    """Register by Python and by SQL; print the names, and each table's columns and rows."""
-    pipeline, folder = Pipeline.read(sys.argv[1]), Path(sys.argv[2])
+    """Answer each line, which names a pipeline's file, with a session that has cached nothing."""
+    folder = Path(sys.argv[1])
     metastore = {
         "spark.sql.catalogImplementation": "hive",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
@@ -22,14 +43,13 @@ def main() -> int:
         "spark.hadoop.datanucleus.schema.autoCreateAll": "true",
     }
     spark = build_session("catalog", "local[1]", metastore)
-    with saying_errors(spark):
-        names = register_tables(spark, pipeline)
-        for statement in catalog_sql(pipeline):
-            spark.sql(statement.rstrip(";"))
-        for uri, name in names.items():
-            frame = spark.table(name)
-            rows = [list(row) for row in frame.select("id", *frame.columns[1:2]).orderBy("id").collect()]
-            print(json.dumps({"uri": uri, "name": name, "columns": frame.columns, "rows": rows}))
+    try:
+        for line in sys.stdin:
+            for said in registered(spark.newSession(), Pipeline.read(line.strip())):
+                print(json.dumps(said))
+            print(END, flush=True)
+    finally:
+        spark.stop()
     return 0
 
 

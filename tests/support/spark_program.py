@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 JARS = ROOT / ".jars"
+END = "{}"
+"""The line after the last of an answer."""
+_LONGEST_S = 900.0
 
 
 def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | None = None) -> list[Any]:
@@ -41,6 +45,47 @@ def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | No
     said = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
     assert said, ended.stderr[-3000:]
     return said
+
+
+@contextmanager
+def asking(program: Path, *arguments: str, folder: Path) -> Iterator[Callable[[str], list[Any]]]:
+    """Run it, in a folder, until the end of the block; what is given answers one line with lines of JSON."""
+    log = folder / "program.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(program), *arguments],
+            env={**os.environ, JARS_VARIABLE: str(JARS), "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    asked, answers = process.stdin, process.stdout
+
+    def ask(line: str) -> list[Any]:
+        asked.write(f"{line}\n")
+        asked.flush()
+        said = []
+        for answer in answers:
+            if answer.rstrip() == END:
+                return said
+            if answer.startswith("{"):
+                said.append(json.loads(answer))
+        raise AssertionError(f"the program ended: {log.read_text()[-3000:]}")
+
+    # Ends a program that hangs, and with it what waits for its answer.
+    end = threading.Timer(_LONGEST_S, process.kill)
+    end.start()
+    try:
+        yield ask
+    finally:
+        asked.close()
+        process.wait()
+        end.cancel()
+        answers.close()
 
 
 @contextmanager
