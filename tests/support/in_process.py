@@ -1,6 +1,7 @@
 """A pipeline whose apps run inside the test's process, on its one Spark session: a second, not ten.
 
-The apps' own `main` runs; only starting and stopping the session is taken from it.
+The apps' own `main` runs; only starting and stopping the session, and Spark's streaming query, are taken from
+it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
+from tests.support.direct_stream import DirectStreams
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import wait_until
 
@@ -48,10 +50,12 @@ class EndedAtOnce(BaseException):
 
 
 class Borrowed:
-    """The tests' session, which no app may stop."""
+    """The tests' session, which no app may stop. `real_query`: its streaming queries are Spark's own."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, *, real_query: bool = False) -> None:
         self._spark = spark
+        if not real_query:
+            self.readStream = DirectStreams()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._spark, name)
@@ -106,14 +110,27 @@ def begun(applier: Applier) -> StreamingQuery:
 
 
 class InProcess(Received):
-    """Replicated, with the apps in this process and their parts at hand."""
+    """Replicated, with the apps in this process and their parts at hand.
+
+    `real_query`: batches come from a streaming query of Spark's, which takes seconds to start, instead of a
+    thread that asks the same source in the same order. Merges and copies are Spark's tasks in any case.
+    """
 
     def __init__(
-        self, spark: SparkSession, dsn: str, folder: Path, tables: tuple[str, ...], **options: Any
+        self,
+        spark: SparkSession,
+        dsn: str,
+        folder: Path,
+        tables: tuple[str, ...],
+        *,
+        real_query: bool = False,
+        **options: Any,
     ) -> None:
-        options.setdefault("flush_interval_s", 0.05)
+        # Tables are merged as soon as they change, and meet at a point each second: no test waits for that.
+        defaults = {"flush_interval_s": 0.05, "freshness_s": 0.1, "points_every_s": 1.0}
+        options = {**defaults, **options}
         super().__init__(dsn, folder, tables, **options)
-        self.spark = Borrowed(spark)
+        self.spark = Borrowed(spark, real_query=real_query)
 
     def run(self, app: str, *arguments: str, timeout: float = 0) -> int:
         """Run an app's main to its end; returns its exit code. Its log goes to `log`."""
