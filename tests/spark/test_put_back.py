@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from deltalake import DeltaTable
@@ -18,41 +23,75 @@ from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store
-from tests.support.in_process import InProcess
+from demo.postgres import Server
+from tests.support.in_process import InProcess, Running
 from tests.support.replicated import execute
+from tests.support.shared_pipeline import SharedPipeline
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 T, U = "public.t", "public.u"
+NUMBERS = itertools.count(10)
+"""Keys of new rows."""
 
 
 @pytest.fixture
-def replicated(spark, dsn, tmp_path: Path) -> InProcess:
-    """Tables `t` and `u` of three rows each, in the lake."""
+def fresh(spark, dsn, tmp_path: Path) -> InProcess:
+    """Tables `t` and `u` of three rows each, and some commits to them, in the lake."""
+    return begun_pipeline(spark, dsn, tmp_path)
+
+
+def begun_pipeline(spark: SparkSession, dsn: str, folder: Path) -> InProcess:
     for table in "tu":
         execute(
             dsn,
             f"create table {table}(id int primary key, v text)",
             f"insert into {table} select g, 'old' from generate_series(1, 3) g",
         )
-    pipeline = InProcess(spark, dsn, tmp_path, (T, U))
+    pipeline = InProcess(spark, dsn, folder, (T, U))
     pipeline.snapshot()
-    change(pipeline, 10)
+    change(pipeline)
     return pipeline
 
 
-def change(replicated: InProcess, first: int, commits: int = 4, tables: str = "tu") -> None:
+@pytest.fixture(scope="module")
+def shared(
+    spark: SparkSession, server: Server, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SharedPipeline]:
+    folder = tmp_path_factory.mktemp("shared")
+    with closing(SharedPipeline(partial(begun_pipeline, spark), server, folder)) as found:
+        yield found
+
+
+@pytest.fixture
+def replicated(shared: SharedPipeline) -> Iterator[InProcess]:
+    """As `fresh`, after other tests that left all tables whole; its log is the test's own."""
+    with shared.lent() as pipeline:
+        yield pipeline
+
+
+def change(replicated: InProcess, commits: int = 4, tables: str = "tu") -> None:
     """Some commits to the tables, each a batch of its own, in the lake."""
     with replicated.replicating() as running:
-        for number in range(first, first + commits):
+        for _ in range(commits):
+            number = next(NUMBERS)
             statements = [f"insert into {table} values ({number}, 'new')" for table in tables]
             execute(replicated.dsn, *statements, *(f"update {table} set v = v || 'x'" for table in tables))
             running.wait_for(replicated.source_lsn())
 
 
+def insert(replicated: InProcess, running: Running, table: str) -> None:
+    """A row, and wait until it is in the lake."""
+    execute(replicated.dsn, f"insert into {table} values ({next(NUMBERS)}, 'a')")
+    running.wait_for(replicated.source_lsn())
+
+
 def keep(replicated: InProcess, *tables: str) -> dict[str, Path]:
     """A copy of each table's folder, as a backup has it."""
     kept = {}
-    for path in map(replicated.lake_path, tables) if tables else ():
-        kept[path] = Path(f"{replicated.file.parent}/kept-{Path(path).name}")
+    for path in map(replicated.lake_path, tables):
+        kept[path] = Path(f"{replicated.file.parent}/kept-{next(NUMBERS)}")
         shutil.copytree(path, kept[path])
     return kept
 
@@ -77,22 +116,37 @@ def assert_whole(replicated: InProcess, *tables: str) -> None:
             assert version.transaction_version(app) == point.positions[table] <= point.lsn
 
 
-@pytest.mark.parametrize("changed", [True, False], ids=["changed since", "idle since"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(True, id="changed since"),
+        pytest.param(False, id="idle since", marks=pytest.mark.thorough("the same test, changed since")),
+    ],
+)
 def test_a_folder_that_was_put_back_is_brought_forward_again(replicated, changed):
     kept = keep(replicated, T)
-    change(replicated, 20)
+    change(replicated)
     put_back(kept)
     if changed:
-        execute(replicated.dsn, "insert into t values (90, 'after')", "delete from u where id = 1")
+        new = next(NUMBERS)
+        execute(replicated.dsn, f"insert into t values ({new}, 'after')", "delete from u where id = 1")
     replicated.catch_up()
     assert_whole(replicated, T, U)
     assert "gone back" in replicated.log_tail()
-    change(replicated, 40, 1)
+    change(replicated, 1)
     assert_whole(replicated, T, U)
 
 
-@pytest.mark.parametrize("emptied", [[0], [0, 1, 2], [2]], ids=["newest", "newest three", "below others"])
-def test_commits_that_were_emptied_are_made_again(replicated, spark, emptied):
+@pytest.mark.parametrize(
+    "emptied",
+    [
+        pytest.param([0], id="newest", marks=pytest.mark.thorough("the same test, newest three")),
+        pytest.param([0, 1, 2], id="newest three"),
+        pytest.param([2], id="below others"),
+    ],
+)
+def test_commits_that_were_emptied_are_made_again(fresh, spark, emptied):
+    replicated = fresh
     path = replicated.lake_path(T)
     for back in emptied:
         newest_commit(path, back).write_bytes(b"")
@@ -101,15 +155,89 @@ def test_commits_that_were_emptied_are_made_again(replicated, spark, emptied):
         file.write_bytes(file.read_bytes())
     replicated.catch_up()
     assert_whole(replicated, T, U)
-    change(replicated, 20, 1)
+    change(replicated, 1)
     assert_whole(replicated, T, U)
     assert spark.read.format("delta").load(path).count() == 8
     assert all(file.stat().st_size for file in Path(path, "_delta_log").glob("*.json"))
 
 
+def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicated):
+    kept = keep(replicated, T)
+    change(replicated, 2)
+    with replicated.replicating() as running:
+        insert(replicated, running, "t")
+        put_back(kept)
+        insert(replicated, running, "t")
+        insert(replicated, running, "t")
+    replicated.catch_up()
+    assert str(replicated.states()[T].state) == "streaming"
+    assert_whole(replicated, T, U)
+
+
+def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
+    monkeypatch.setattr(merge_rounds, "LOOK_INTERVAL_S", 0.0)
+    kept = keep(replicated, T)
+    change(replicated, 2)
+    with replicated.replicating() as running:
+        for _ in range(2):
+            insert(replicated, running, "u")
+        # Or it is looked at while half of it is there.
+        with running.applier.held():
+            put_back(kept)
+        for _ in range(3):
+            insert(replicated, running, "u")
+        replicated.assert_equal(T, U)
+    assert_whole(replicated, T, U)
+
+
+def test_retention_keeps_what_a_table_that_went_back_needs(replicated):
+    kept = keep(replicated, T)
+    before = replicated.position(T)
+    change(replicated, 2)
+    put_back(kept)
+    with Store(replicated.dsn, "replicate test") as store:
+        record = read_epoch(replicated.changelog)
+        fresh = applier.Applier(replicated.spark, replicated.pipeline, store, record)
+        assert fresh.needed_above() <= before
+    replicated.catch_up()
+    assert_whole(replicated, T, U)
+
+
+def test_a_history_that_went_back_alone_stops_the_table_and_with_it_both_are_mended(spark, dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key, v text)", "insert into t values (1, 'a')")
+    replicated = InProcess(spark, dsn, tmp_path, (T,), history=True)
+    replicated.snapshot()
+    change(replicated, 2, "t")
+    history = history_uri(replicated.pipeline.lake_root, TableName.parse(T))
+    kept = keep(replicated, T)
+    kept[history] = tmp_path / "kept-history"
+    shutil.copytree(history, kept[history])
+    change(replicated, 2, "t")
+    expected = sorted(DeltaTable(history).to_pyarrow_table()["_pgrepl_to_lsn"].to_pylist())
+    put_back(kept)
+    replicated.catch_up()
+    assert_whole(replicated, T)
+    assert sorted(DeltaTable(history).to_pyarrow_table()["_pgrepl_to_lsn"].to_pylist()) == expected
+    put_back({history: kept[history]})
+    assert replicated.run("replicate", "--until", "caught-up") == 78, "also without a change"
+    assert "history" in replicated.states()[T].reason
+
+
+def test_points_that_were_put_back_do_no_harm(replicated):
+    folder = Path(system_folder(replicated.pipeline.lake_root), "consistent_points")
+    kept = {str(folder): replicated.file.parent / "kept-points"}
+    shutil.copytree(folder, kept[str(folder)])
+    change(replicated, 2)
+    put_back(kept)
+    change(replicated, 1)
+    assert_whole(replicated, T, U)
+    Maintenance(replicated.pipeline).run()
+    assert_whole(replicated, T, U)
+
+
 def test_a_folder_older_than_the_kept_changes_stops_the_table(replicated):
     kept = keep(replicated, T)
-    change(replicated, 20, 2)
+    change(replicated, 2)
     drop_all_hours(replicated)
     put_back(kept)
     assert replicated.run("replicate", "--until", "caught-up") == 78
@@ -133,95 +261,24 @@ def test_a_folder_from_before_the_table_was_taken_anew_stops_it(replicated):
     replicated.assert_equal(U)
 
 
-def test_a_table_that_goes_back_under_a_running_app_is_brought_forward(replicated):
-    kept = keep(replicated, T)
-    change(replicated, 20, 2)
-    with replicated.replicating() as running:
-        execute(replicated.dsn, "insert into t values (80, 'a')")
-        running.wait_for(replicated.source_lsn())
-        put_back(kept)
-        execute(replicated.dsn, "insert into t values (81, 'b')")
-        running.wait_for(replicated.source_lsn())
-        execute(replicated.dsn, "insert into t values (82, 'b')")
-        running.wait_for(replicated.source_lsn())
-    replicated.catch_up()
-    assert str(replicated.states()[T].state) == "streaming"
-    assert_whole(replicated, T, U)
-
-
-def test_an_idle_table_that_goes_back_under_a_running_app_is_seen(replicated, monkeypatch):
-    monkeypatch.setattr(merge_rounds, "LOOK_INTERVAL_S", 0.0)
-    kept = keep(replicated, T)
-    change(replicated, 20, 2)
-    with replicated.replicating() as running:
-        for number in (80, 81):
-            execute(replicated.dsn, f"insert into u values ({number}, 'a')")
-            running.wait_for(replicated.source_lsn())
-        # Or it is looked at while half of it is there.
-        with running.applier.held():
-            put_back(kept)
-        for number in (82, 83, 84):
-            execute(replicated.dsn, f"insert into u values ({number}, 'a')")
-            running.wait_for(replicated.source_lsn())
-        replicated.assert_equal(T, U)
-    assert_whole(replicated, T, U)
-
-
-def test_retention_keeps_what_a_table_that_went_back_needs(replicated):
-    kept = keep(replicated, T)
-    before = replicated.position(T)
-    change(replicated, 20, 2)
-    put_back(kept)
-    with Store(replicated.dsn, "replicate test") as store:
-        record = read_epoch(replicated.changelog)
-        fresh = applier.Applier(replicated.spark, replicated.pipeline, store, record)
-        assert fresh.needed_above() <= before
-
-
-def test_a_history_that_went_back_alone_stops_the_table_and_with_it_both_are_mended(spark, dsn, tmp_path):
-    execute(dsn, "create table t(id int primary key, v text)", "insert into t values (1, 'a')")
-    replicated = InProcess(spark, dsn, tmp_path, (T,), history=True)
-    replicated.snapshot()
-    change(replicated, 10, 2, "t")
-    history = history_uri(replicated.pipeline.lake_root, TableName.parse(T))
-    kept = keep(replicated, T)
-    kept[history] = tmp_path / "kept-history"
-    shutil.copytree(history, kept[history])
-    change(replicated, 20, 2, "t")
-    expected = sorted(DeltaTable(history).to_pyarrow_table()["_pgrepl_to_lsn"].to_pylist())
-    put_back(kept)
-    replicated.catch_up()
-    assert_whole(replicated, T)
-    assert sorted(DeltaTable(history).to_pyarrow_table()["_pgrepl_to_lsn"].to_pylist()) == expected
-    put_back({history: kept[history]})
-    assert replicated.run("replicate", "--until", "caught-up") == 78, "also without a change"
-    assert "history" in replicated.states()[T].reason
-
-
-def test_points_that_were_put_back_do_no_harm(replicated):
-    folder = Path(system_folder(replicated.pipeline.lake_root), "consistent_points")
-    kept = {str(folder): replicated.file.parent / "kept-points"}
-    shutil.copytree(folder, kept[str(folder)])
-    change(replicated, 20, 2)
-    put_back(kept)
-    change(replicated, 30, 1)
-    assert_whole(replicated, T, U)
-    Maintenance(replicated.pipeline).run()
-    assert_whole(replicated, T, U)
-
-
-@pytest.mark.parametrize("is_back", [False, True], ids=["out for good", "in again"])
+@pytest.mark.parametrize(
+    "is_back",
+    [
+        pytest.param(False, id="out for good", marks=pytest.mark.thorough("the same test, in again")),
+        pytest.param(True, id="in again"),
+    ],
+)
 def test_without_the_index_of_relations_it_is_still_seen_how_tables_are_published(replicated, is_back):
     """And one change announces the table that it is of, so that the index is not empty."""
     shutil.rmtree(system_folder(replicated.pipeline.lake_root) + "/relations")
     publication = replicated.pipeline.publication
     execute(
         replicated.dsn,
-        "insert into u values (20, 'new')",
+        f"insert into u values ({next(NUMBERS)}, 'new')",
         f"alter publication {publication} drop table t",
         "delete from t where id = 1",
         *([f"alter publication {publication} add table t"] if is_back else []),
-        "insert into u values (21, 'new')",
+        f"insert into u values ({next(NUMBERS)}, 'new')",
     )
     assert replicated.run("replicate", "--until", "caught-up") == 78
     assert str(replicated.states()[T].state) == "errored"
