@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+import uuid
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +14,13 @@ import pytest
 
 from airflow_provider_pgrepl.replication.lake.applying import catch_up_planner, merge_job, merge_rounds
 from airflow_provider_pgrepl.replication.lake.points import Points
+from airflow_provider_pgrepl.replication.lsn import LSN
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
 
 SLOW, QUICK, OTHER = "public.slow", "public.quick", "public.other"
 TABLES = (SLOW, QUICK, OTHER)
-TAKES_S = 6.0
+NEVER_S = 3600.0
 SUM = 'select (select sum(v) from "public.slow") + (select sum(v) from "public.quick") as total'
 
 
@@ -32,18 +37,49 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
     return replicated
 
 
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each merge of one table takes long; what is defined here travels to Spark's workers by value."""
+class Gate:
+    """Holds each merge of one table while it is closed; a folder that Spark's workers see, too."""
 
-    class SlowJob(merge_job.MergeJob):
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_open = folder / "open"
+        self.open()
+
+    def open(self) -> None:
+        self._is_open.touch()
+
+    def close(self) -> None:
+        self._is_open.unlink()
+
+    @property
+    def held(self) -> int:
+        """How many merges it has held by now."""
+        return len(list(self._folder.glob("held-*")))
+
+    def wait_for_more(self, before: int) -> None:
+        wait_until(lambda: self.held > before, what="a merge that is held")
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Gate]:
+    """What is defined here travels to Spark's workers by value."""
+    folder = tmp_path / "gate"
+    folder.mkdir()
+
+    class HeldJob(merge_job.MergeJob):
         def run(self) -> Any:
-            if self.work.relation.table.name == "slow" and self.paths:
-                time.sleep(TAKES_S)
+            end = time.monotonic() + 300
+            if self.work.relation.table.name == "slow" and self.paths and not (folder / "open").exists():
+                (folder / f"held-{uuid.uuid4()}").touch()
+                while not (folder / "open").exists() and time.monotonic() < end:
+                    time.sleep(0.02)
             return super().run()
 
-    monkeypatch.setattr(catch_up_planner, "MergeJob", SlowJob)
-    monkeypatch.setattr(merge_rounds, "MergeJob", SlowJob)
+    monkeypatch.setattr(catch_up_planner, "MergeJob", HeldJob)
+    monkeypatch.setattr(merge_rounds, "MergeJob", HeldJob)
+    gate = Gate(folder)
+    yield gate
+    gate.open()
 
 
 def move(replicated: InProcess, number: int) -> None:
@@ -55,29 +91,42 @@ def move(replicated: InProcess, number: int) -> None:
     )
 
 
-def test_no_table_waits_for_the_merge_of_another(replicated, slow):
+def merge_quick(replicated: InProcess, change: Callable[[], None]) -> LSN:
+    """Wait until a change of the quick table is in the lake; returns its position there."""
+    before = replicated.position(QUICK)
+    change()
+    wait_until(lambda: replicated.position(QUICK) > before, what="the quick table's merge")
+    return replicated.position(QUICK)
+
+
+def test_no_table_waits_for_the_merge_of_another(replicated, gate):
     with replicated.replicating() as running:
         running.wait_for(replicated.source_lsn())
+        gate.close()
         execute(replicated.dsn, "update slow set v = 1 where id = 2")
-        wait_until(lambda: running.applier._rounds.is_running)
-        began, positions = time.monotonic(), []
-        while time.monotonic() < began + TAKES_S / 2:
-            before = replicated.position(QUICK)
-            execute(replicated.dsn, "update quick set v = v + 1 where id = 2")
-            wait_until(lambda before=before: replicated.position(QUICK) > before)
-            positions.append(replicated.position(QUICK))
-        assert len(positions) >= 2
+        gate.wait_for_more(0)
+        update = partial(execute, replicated.dsn, "update quick set v = v + 1 where id = 2")
+        positions = [merge_quick(replicated, update) for _ in range(3)]
+        assert running.applier._rounds.is_running
         assert replicated.position(SLOW) < positions[0]
+        gate.open()
         running.wait_for(replicated.source_lsn())
     replicated.assert_equal(*TABLES)
 
 
-def test_points_show_whole_transactions_though_one_table_is_slow(replicated, slow):
+def test_points_show_whole_transactions_though_one_table_is_slow(replicated, gate):
+    numbers = itertools.count(1)
     with replicated.replicating() as running:
         running.wait_for(replicated.source_lsn())
-        for number in range(1, 30):
-            move(replicated, number)
-            time.sleep(0.5)
+        for _ in range(4):
+            gate.close()
+            before = gate.held
+            move(replicated, next(numbers))
+            gate.wait_for_more(before)
+            for _ in range(3):
+                merge_quick(replicated, lambda: move(replicated, next(numbers)))
+            gate.open()
+            replicated.wait_for_points(1, *TABLES)
         running.wait_for(replicated.source_lsn())
     replicated.assert_equal(*TABLES)
     totals = [row["total"] for row in replicated.at_every_point(SUM, *TABLES)]
@@ -87,7 +136,8 @@ def test_points_show_whole_transactions_though_one_table_is_slow(replicated, slo
 
 
 def test_a_table_over_its_budget_waits_and_the_points_bring_it_along(replicated):
-    replicated.configure(per_table={SLOW: {"freshness_s": 30.0}}, points_every_s=2.0)
+    never = {"freshness_s": NEVER_S, "max_staleness_s": NEVER_S}
+    replicated.configure(per_table={SLOW: never}, points_every_s=2.0)
     with replicated.replicating() as running:
         running.wait_for(replicated.source_lsn())
         move(replicated, 1)
@@ -95,6 +145,6 @@ def test_a_table_over_its_budget_waits_and_the_points_bring_it_along(replicated)
         began = time.monotonic()
         move(replicated, 2)
         running.wait_for(replicated.source_lsn())
-        assert time.monotonic() - began < 25, "a boundary does not wait for the table's turn"
+        assert time.monotonic() - began < NEVER_S / 2, "a boundary does not wait for the table's turn"
     replicated.assert_equal(*TABLES)
     assert {row["total"] for row in replicated.at_every_point(SUM, *TABLES)} == {200}
