@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -51,21 +52,44 @@ def test_a_slot_or_publication_that_is_not_what_it_was(spark, dsn, tmp_path, bre
     assert_refused_until_a_new_epoch(replicated, says)
 
 
-@pytest.fixture
-def own_server(server: Server) -> Iterator[Server]:
-    """A server of the test's own, with a database `t_own`, in a place that PostgreSQL's user may enter."""
-    folder = server.data.parent / "own"
+@pytest.fixture(scope="module")
+def own_data(server: Server) -> Iterator[Path]:
+    """Data of a server that has ended, with a database `t_own`; PostgreSQL's user may enter the folder."""
+    folder = server.data.parent / "own-data"
     instance = Server(folder, major=18, settings={"fsync": "off"})
     instance.create()
     instance.start()
     with closing_connection(instance.dsn()) as admin:
         admin.cursor().execute("create database t_own")
+    instance.stop()
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def own_server(own_data: Path) -> Iterator[Server]:
+    """A server of the test's own."""
+    folder = own_data.with_name("own")
+    copy(own_data, folder)
+    instance = Server(folder, major=18, settings={"fsync": "off"})
+    instance.start()
     yield instance
     instance.stop(immediate=True)
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("catches_up", [False, True], ids=["behind", "past what was received"])
+def copy(data: Path, place: Path) -> None:
+    """With owners and rights."""
+    subprocess.run(["cp", "-a", data, place], check=True)
+
+
+@pytest.mark.parametrize(
+    "catches_up",
+    [
+        pytest.param(False, id="behind", marks=pytest.mark.thorough("the same test, past what was received")),
+        pytest.param(True, id="past what was received"),
+    ],
+)
 def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_path, catches_up):
     dsn, backup = own_server.dsn("t_own"), own_server.data.parent / "backup"
     execute(dsn, *SETUP)
@@ -73,7 +97,7 @@ def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_p
     replicated.snapshot()
     replicated.catch_up()
     own_server.stop()
-    subprocess.run(["cp", "-a", own_server.data, backup], check=True)
+    copy(own_server.data, backup)
     own_server.start()
     execute(dsn, "insert into t select g, 'lost' from generate_series(10, 500) g")
     replicated.catch_up()
