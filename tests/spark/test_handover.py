@@ -20,8 +20,6 @@ from tests.support.in_process import InProcess
 from tests.support.replicated import execute, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
-pytestmark = pytest.mark.differs_by_major
-
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
 
@@ -29,7 +27,7 @@ SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
 @pytest.mark.parametrize("seed", SEEDS)
 def test_under_traffic_nothing_is_lost_doubled_or_torn(spark, dsn, tmp_path, seed):
     execute(dsn, *SETUP)
-    options = {"flush_interval_s": 0.02, "snapshot_range_bytes": 65536}
+    options = {"flush_interval_s": 0.02, "snapshot_range_bytes": 65536, "real_query": True}
     replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY, **options)
     with traffic(dsn, seed) as writing:
         writing.wait_for_more(20)
@@ -95,7 +93,16 @@ def first_commit(dsn: str, slot_name: str) -> LSN:
     return LSN(int.from_bytes(begin[1:9], "big"))
 
 
-@pytest.mark.parametrize("ddl", ["alter table t alter v type bigint", "alter table t add w int default 7"])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "alter table t alter v type bigint",
+        pytest.param(
+            "alter table t add w int default 7",
+            marks=pytest.mark.thorough("the same test, of an ALTER that rewrites the table"),
+        ),
+    ],
+)
 def test_ddl_between_export_and_copy_takes_another_snapshot(spark, dsn, tmp_path, monkeypatch, ddl):
     """A snapshot older than a rewriting ALTER would show an empty table."""
     execute(
@@ -122,6 +129,10 @@ def test_ddl_between_export_and_copy_takes_another_snapshot(spark, dsn, tmp_path
     replicated.assert_equal("public.t")
 
 
+@pytest.mark.differs_by_major(
+    "14 makes slots by another grammar; walsenders before 18 may not notice that a table was added to their"
+    " publication, and are ended then"
+)
 def test_a_table_that_joins_later_is_handed_over_while_the_others_go_on(spark, dsn, tmp_path):
     execute(dsn, *SETUP, "create table late(id int primary key)", "insert into late values (1)")
     replicated = InProcess(spark, dsn, tmp_path, TABLES, insert_only=INSERT_ONLY)

@@ -29,8 +29,6 @@ from tests.support.random_tables import Table, random_tables, statements
 from tests.support.random_workload import Workload
 from tests.support.replicated import execute, wait_until
 
-pytestmark = pytest.mark.differs_by_major
-
 FIRST_SEED = int(os.environ.get("PGREPL_FIRST_SEED", "1"))
 SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("PGREPL_SEEDS", "2")))
 
@@ -82,6 +80,7 @@ class Ordeal:
             dsn,
             folder,
             self.names,
+            real_query=True,
             insert_only=tuple(table.sql for table in self.tables if table.kind == "insert only"),
             flush_interval_s=chance.choice((0.05, 0.1, 0.3)),
             part_bytes=chance.choice((1 << 10, 1 << 14, 1 << 20)),
