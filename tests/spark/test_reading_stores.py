@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.replication.lake.read import arrow_view_as_of, consistent_arrow
 from airflow_provider_pgrepl.replication.store_variables import AZURE_KEY, AZURE_SAS
-from tests.support.replicated import Replicated, execute, kill, wait_until
+from tests.support.landed import Landed
+from tests.support.replicated import execute
 from tests.support.spark_program import JARS, said_by
 from tests.support.stores import AzureServer, StoreServer, service_account_key, shared_access
 from tests.support.tls_front import TOKEN_HOST, tls_front
@@ -20,43 +20,39 @@ TABLES = ("public.orders", "public.items")
 AZURES_LANGUAGE = "spark.hadoop.fs.azure.fns.account.service.type BLOB"
 
 
-def copied(dsn: str, folder: Path, lake: str) -> Replicated:
-    """Points are rare in it: what is durable is newer than the newest point."""
+def landed(dsn: str, folder: Path, lake: str) -> Landed:
+    """What is durable is newer than the newest point, at which the tables are."""
     execute(
         dsn,
         "create table orders (id bigint primary key, state text, total numeric(12,2), at timestamptz)",
         "create table items (id uuid primary key default gen_random_uuid(), of bigint, tags text[])",
+    )
+    found = Landed(dsn, folder, TABLES, lake=lake, merge="merge_on_read")
+    found.begin()
+    execute(
+        dsn,
         "insert into orders select g, 'new', g / 7.0, now() from generate_series(1, 500) g",
         "insert into items (of, tags) select g, array['a', null] from generate_series(1, 500) g",
     )
-    found = Replicated(dsn, folder, TABLES, lake=lake, merge="merge_on_read")
-    found.snapshot()
-    found.catch_up()
+    found.receive()
+    assert [result.error for result in found.apply()] == [None, None]
+    execute(
+        dsn,
+        "update orders set state = 'paid' where id % 3 = 0",
+        "delete from items where of % 5 = 0",
+        "insert into orders values (1001, 'late', 1.5, now())",
+    )
+    found.receive()
+    assert counted(consistent_arrow(found.pipeline).table(TABLES[0])) == (500, 0)
+    assert counted(arrow_view_as_of(found.pipeline).table(TABLES[0])) == (501, 166)
     return found
-
-
-def change(replicated: Replicated) -> None:
-    """Durable in the changelog, and not merged: the tables have a position before it."""
-    held = {"freshness_s": 50.0, "max_staleness_s": 60.0, "points_every_s": 60.0}
-    replicated.configure(**held)
-    process = replicated.start("replicate")
-    try:
-        execute(
-            replicated.dsn,
-            "update orders set state = 'paid' where id % 3 = 0",
-            "delete from items where of % 5 = 0",
-            "insert into orders values (1001, 'late', 1.5, now())",
-        )
-        wait_until(lambda: counted(arrow_view_as_of(replicated.pipeline).table(TABLES[0])) == (501, 166))
-    finally:
-        kill(process, signal.SIGTERM)
 
 
 def counted(orders: Any) -> tuple[int, int]:
     return orders.num_rows, orders.column("state").to_pylist().count("paid")
 
 
-def check_spark_reads(replicated: Replicated) -> None:
+def check_spark_reads(replicated: Landed) -> None:
     """What Arrow reads."""
     said = said_by(PROGRAM, str(replicated.file), *TABLES)
     assert [table.get("table") for table in said] == list(TABLES), said
@@ -73,8 +69,7 @@ def keys(rows: list[str]) -> list[str]:
 
 
 def test_spark_reads_at_a_point_and_as_of_the_newest_transaction(s3_lake, dsn, tmp_path):
-    replicated = copied(dsn, tmp_path, s3_lake)
-    change(replicated)
+    replicated = landed(dsn, tmp_path, s3_lake)
     check_spark_reads(replicated)
 
 
@@ -82,8 +77,7 @@ def test_spark_reads_other_stores_with_keys_that_are_no_settings(
     other_store: StoreServer, other_lake, dsn, tmp_path, monkeypatch
 ):
     """Hadoop's own connectors ask for hosts of Google's and Microsoft's, which are the emulators here."""
-    replicated = copied(dsn, tmp_path, other_lake)
-    change(replicated)
+    replicated = landed(dsn, tmp_path, other_lake)
     with tls_front(tmp_path, other_store.hosts, other_store.port) as front:
         settings = [f"spark.driver.extraJavaOptions {front.java_options}", AZURES_LANGUAGE]
         (tmp_path / "spark-defaults.conf").write_text("\n".join(settings))
@@ -101,7 +95,7 @@ def test_spark_reads_other_stores_with_keys_that_are_no_settings(
 
 
 def test_a_session_without_the_connector_says_what_to_do(s3_lake, dsn, tmp_path):
-    replicated = copied(dsn, tmp_path, s3_lake)
+    replicated = landed(dsn, tmp_path, s3_lake)
     jars = tmp_path / "jars"
     jars.mkdir()
     for jar in JARS.glob("*.jar"):
