@@ -17,7 +17,15 @@ WITH_BOUNDS = ("c_int32", "c_date", "c_tz")
 """Each reading costs Spark half a second: other columns get one comparison each."""
 
 
-@pytest.mark.parametrize("written", [merged, widened])
+@pytest.mark.parametrize(
+    "written",
+    [
+        pytest.param(
+            merged, marks=pytest.mark.thorough("the same test, widened; integration/test_readers.py, merged")
+        ),
+        widened,
+    ],
+)
 def test_spark_finds_rows_by_each_type(
     spark: SparkSession, dsn: str, tmp_path: Path, written: Callable[[str, Path], Handed]
 ) -> None:

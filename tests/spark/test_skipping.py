@@ -31,7 +31,14 @@ LARGE = (
 MENDED = "update t set b = 'mended' where a = 2"
 
 
-@pytest.fixture(params=["encoding", "size"])
+@pytest.fixture(
+    params=[
+        "encoding",
+        pytest.param(
+            "size", marks=pytest.mark.thorough("the same test, encoding; integration/test_unsendable.py")
+        ),
+    ]
+)
 def poison(server: Server, request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[[], None]]]:
     """A database with a table t, and what writes a row 2 into it that cannot be sent."""
     if request.param == "encoding":

@@ -1,4 +1,4 @@
-"""Spark's Python workers do not start, in sessions of their own: it says so in the words that are expected."""
+"""Spark's Python workers do not start, in sessions of their own: it says so in words that are known."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
-from airflow_provider_pgrepl.replication.lake.copying import snapshot_copy
+from airflow_provider_pgrepl.replication.lake.copying import range_copies, snapshot_copy
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -280,7 +280,8 @@ def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, 
     assert replicated.states()["public.b"].error == "PrivilegeError"
 
 
-def test_ranges_that_are_finished_are_kept_when_others_fail(replicated):
+def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypatch):
+    monkeypatch.setattr(range_copies, "_PAUSES_S", (0.1, 1.0, 15.0))
     execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
     replicated.configure(snapshot_range_bytes=131072)
 
@@ -344,6 +345,7 @@ def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypa
     replicated.assert_equal("public.a", "public.b")
 
 
+@pytest.mark.thorough("test_when_the_snapshot_is_lost_finished_tables_are_kept")
 def test_a_snapshot_lost_with_nine_tables_in_the_queue_is_made_anew(replicated, monkeypatch):
     """Also those that had not begun: nobody waits for them for ever."""
     names = [f"q{number}" for number in range(9)]
