@@ -15,9 +15,8 @@ from collections.abc import Sequence
 
 from airflow_provider_pgrepl.commands import COMMANDS, Arguments, Work
 from airflow_provider_pgrepl.errors import PgReplError
-from airflow_provider_pgrepl.replication import compiled, compiled_folder, log_lines
-from airflow_provider_pgrepl.replication.app import consume, process, publish_snapshot, try_events
-from airflow_provider_pgrepl.replication.app.creek import service as creek_service
+from airflow_provider_pgrepl.replication import log_lines
+from airflow_provider_pgrepl.replication.app import app_arguments, process
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.shipped import add_commands, split
 from airflow_provider_pgrepl.trace import trace_of
@@ -55,7 +54,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _CRASHED
 
 
+def _try_events(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app import try_events
+
+    return try_events.run(pipeline, arguments)
+
+
+def _publish_snapshot(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app import publish_snapshot
+
+    return publish_snapshot.run(pipeline, arguments)
+
+
+def _consume(arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app import consume
+
+    return consume.run(arguments)
+
+
+def _creek(arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.creek import service
+
+    return service.run(arguments)
+
+
 def _warm_up(_: Arguments) -> int:
+    from airflow_provider_pgrepl.replication import compiled, compiled_folder
+
     logging.getLogger(compiled.__name__).setLevel(logging.INFO)
     compiled.ensure_compiled()
     sys.stdout.write(f"all loops are compiled, in {compiled_folder.folder()}\n")
@@ -84,20 +109,20 @@ def _parser() -> argparse.ArgumentParser:
     purpose = "print the events that a publisher would send, from recorded changes, without its target"
     command = tried.add_parser("try", help=purpose, description=purpose)
     command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
-    try_events.add_arguments(command)
-    command.set_defaults(work=try_events.run)
+    app_arguments.of_try_events(command)
+    command.set_defaults(work=_try_events)
     purpose = "send a table's rows to NATS, as a snapshot on creek's wire"
     command = commands.add_parser("publish-snapshot", help=purpose, description=purpose)
     command.add_argument("pipeline", metavar="FILE.json", help="the pipeline file")
-    publish_snapshot.add_arguments(command)
-    command.set_defaults(work=publish_snapshot.run)
+    app_arguments.of_publish_snapshot(command)
+    command.set_defaults(work=_publish_snapshot)
     purpose = "keep tables of other databases in PostgreSQL, by what comes over NATS"
     command = commands.add_parser("consume", help=purpose, description=purpose)
-    consume.add_arguments(command)
-    command.set_defaults(pipeline=None, work=consume.run)
+    app_arguments.of_consume(command)
+    command.set_defaults(pipeline=None, work=_consume)
     purpose = "stand in for creek: all that its environment variables ask for, in one process"
     command = commands.add_parser("creek", help=purpose, description=purpose)
-    command.set_defaults(pipeline=None, work=creek_service.run)
+    command.set_defaults(pipeline=None, work=_creek)
     warm_up = "compile what this host will run, before the first start waits for it"
     command = commands.add_parser("warm-up", help=warm_up, description=warm_up)
     command.set_defaults(pipeline=None, work=_warm_up)

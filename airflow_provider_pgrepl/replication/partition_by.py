@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.replication.names import show_identifier
 
+PARTITION = "_pgrepl_partition"
+"""The lake table's column. No column of a source's table may have the name."""
+
 UNITS = ("year", "month", "day")
 
 _OF_UNIT = re.compile(r"(?P<unit>[^\W\d]\w*)\s*\((?P<column>.*)\)", re.DOTALL)

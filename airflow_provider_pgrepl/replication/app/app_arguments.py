@@ -1,4 +1,4 @@
-"""The options of the three applications: known without Spark, so that a command can tell of them."""
+"""The options of the applications: known without Spark and Arrow, so that a command can tell of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 CAUGHT_UP = "caught-up"
+
+MAINTENANCE_LIMIT_S = 600.0
+"""How long maintenance joins files, unless told otherwise; what is begun then is finished."""
 
 AddArguments = Callable[[argparse.ArgumentParser], None]
 
@@ -59,6 +62,41 @@ def of_publish(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def of_publish_snapshot(parser: argparse.ArgumentParser) -> None:
+    """Which table of which publisher, and where it goes."""
+    parser.add_argument(
+        "--publisher", required=True, metavar="NAME", help="of the file's publishers, to NATS"
+    )
+    parser.add_argument("--table", required=True, metavar="TABLE", help="one of the publisher's")
+    parser.add_argument("--subject", default="", metavar="SUBJECT", help="of the snapshot; else a new one")
+
+
+def of_try_events(parser: argparse.ArgumentParser) -> None:
+    """Which publisher's events, and of which changes."""
+    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
+    parser.add_argument(
+        "--lsn",
+        metavar="X/X",
+        help="of the transaction that committed there; else of the oldest changes that are kept",
+    )
+    parser.add_argument(
+        "--limit", type=_count, metavar="N", help="so many events at most; 20 unless --lsn is given"
+    )
+
+
+def of_consume(parser: argparse.ArgumentParser) -> None:
+    """Which tables are kept where, and how far."""
+    parser.add_argument("file", metavar="FILE.json", help="which tables are kept where")
+    parser.add_argument("--until", choices=(CAUGHT_UP,), help="end when the streams are read to their end")
+    parser.add_argument(
+        "--resnapshot",
+        nargs="+",
+        default=[],
+        metavar="TABLE",
+        help="take these tables of the copy whole again, or all",
+    )
+
+
 def as_given(options: Mapping[str, object]) -> list[str]:
     """Parsed options as an application is given them again."""
     given = []
@@ -80,3 +118,9 @@ def _until(text: str) -> LSN | str:
         raise argparse.ArgumentTypeError(
             f"{text!r} is neither {CAUGHT_UP} nor an LSN (expected like 16/B374D848)"
         ) from None
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)

@@ -25,19 +25,6 @@ CONSUMER_DSN_VARIABLE = "PGREPL_CONSUMER_DSN"
 _ALL = "all"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Of the command."""
-    parser.add_argument("file", metavar="FILE.json", help="which tables are kept where")
-    parser.add_argument("--until", choices=("caught-up",), help="end when the streams are read to their end")
-    parser.add_argument(
-        "--resnapshot",
-        nargs="+",
-        default=[],
-        metavar="TABLE",
-        help="take these tables of the copy whole again, or all",
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run until stopped, or caught up; returns the exit code. Raises ConfigError, ToolError, TargetError,
     FencedError."""

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, TargetError, TargetUnavailableError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.app_arguments import of_publish_snapshot
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.publish import open_target
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
@@ -47,16 +48,7 @@ _AT_ONCE, _AT_ONCE_BYTES = 5_000, 8 << 20
 
 def main(argv: Sequence[str]) -> int:
     """Run the app; returns its exit code."""
-    return process.run("publish-snapshot", argv, add_arguments, run)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All but the pipeline file."""
-    parser.add_argument(
-        "--publisher", required=True, metavar="NAME", help="of the file's publishers, to NATS"
-    )
-    parser.add_argument("--table", required=True, metavar="TABLE", help="one of the publisher's")
-    parser.add_argument("--subject", default="", metavar="SUBJECT", help="of the snapshot; else a new one")
+    return process.run("publish-snapshot", argv, of_publish_snapshot, run)
 
 
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:

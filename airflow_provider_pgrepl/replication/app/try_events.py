@@ -29,25 +29,6 @@ from airflow_provider_pgrepl.replication.publisher_settings import PublisherSett
 _PLACE_OF = {"kafka": topic, "rabbitmq": routing_key, "nats": subject}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """All but the pipeline file."""
-    parser.add_argument("--publisher", required=True, metavar="NAME", help="of the file's publishers")
-    parser.add_argument(
-        "--lsn",
-        metavar="X/X",
-        help="of the transaction that committed there; else of the oldest changes that are kept",
-    )
-    parser.add_argument(
-        "--limit", type=_count, metavar="N", help="so many events at most; 20 unless --lsn is given"
-    )
-
-
-def _count(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return int(text)
-
-
 def run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     """Print one line of JSON for each event. Raises what reading changes does, ConfigError."""
     settings = pipeline.publisher(arguments.publisher)

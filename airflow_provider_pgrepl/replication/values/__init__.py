@@ -3,9 +3,9 @@
 Lossless or loud: what a column's `parse` returns is exactly the value whose text it was given, or it raises.
 """
 
+from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.values.partition import (
     CHANGE_IT,
-    PARTITION,
     Partitioning,
     partitioning,
 )

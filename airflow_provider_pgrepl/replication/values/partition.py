@@ -17,12 +17,9 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import TableError, one_line
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.names import show_identifier
-from airflow_provider_pgrepl.replication.partition_by import PartitionBy
+from airflow_provider_pgrepl.replication.partition_by import PARTITION, PartitionBy
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
-
-PARTITION = "_pgrepl_partition"
-"""The lake table's column. No column of a source's table may have the name."""
 
 CHANGE_IT = "change partition_by of the table in per_table, or take it out"
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import LakeError, PgReplError
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.app_arguments import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import choose, recorded
@@ -31,9 +32,6 @@ from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.replication.storage import has_delta
 
-LIMIT_S = 600.0
-"""How long files are joined, unless told otherwise; what is begun then is finished."""
-
 _JOINED_AT_A_TIME = 256 << 20
 _COPIED = (TableState.CATCHING_UP, TableState.STREAMING, TableState.PAUSED, TableState.ERRORED)
 
@@ -47,7 +45,7 @@ Tell = Callable[[MaintainedTable], object]
 def maintain(
     access: Access,
     tables: Iterable[TableName | str] = (),
-    limit_s: float = LIMIT_S,
+    limit_s: float = MAINTENANCE_LIMIT_S,
     *,
     wait: Wait,
     tell: Tell = lambda _: None,

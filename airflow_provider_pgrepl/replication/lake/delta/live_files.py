@@ -20,6 +20,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord
+from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
@@ -28,7 +29,6 @@ from airflow_provider_pgrepl.replication.storage import (
     requests_at_once,
     storage_errors,
 )
-from airflow_provider_pgrepl.replication.values import PARTITION
 
 # What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
 _FIELDS = (

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.partitioned_files import PartitionedFiles
-from airflow_provider_pgrepl.replication.values import PARTITION
+from airflow_provider_pgrepl.replication.partition_by import PARTITION
 
 LakeFiles = ParquetFiles | PartitionedFiles
 

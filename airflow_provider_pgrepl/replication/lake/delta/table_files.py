@@ -21,6 +21,7 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
     delete_files,
@@ -32,7 +33,6 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_commit_actions,
 )
-from airflow_provider_pgrepl.replication.values import PARTITION
 
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")

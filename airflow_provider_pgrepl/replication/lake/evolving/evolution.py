@@ -26,7 +26,8 @@ from airflow_provider_pgrepl.replication.lake.delta.partitions import data_files
 from airflow_provider_pgrepl.replication.lake.delta.table import BEFORE_APP, RELATION_APP, read_position
 from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved
-from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema
+from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
+from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lsn import LSN

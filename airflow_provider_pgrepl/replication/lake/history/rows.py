@@ -14,7 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import TableChoices
-from airflow_provider_pgrepl.replication.lake.history import place as history
+from airflow_provider_pgrepl.replication.lake.history import columns as history
 from airflow_provider_pgrepl.replication.lake.history.versions import EndedVersions, ended_versions
 from airflow_provider_pgrepl.replication.lake.merging.changed_rows import array_of
 from airflow_provider_pgrepl.replication.lake.merging.tuples import Ints

@@ -12,7 +12,8 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import check_ours
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table
-from airflow_provider_pgrepl.replication.lake.history import place as layout
+from airflow_provider_pgrepl.replication.lake.history import columns as layout
+from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.history.rows import closed, current_rows
 from airflow_provider_pgrepl.replication.lake.history.table import (
     add_columns,
@@ -38,7 +39,7 @@ def end_all_versions(
     Ends nothing twice: neither what a snapshot ended that never replaced the table, nor what changes did that
     never reached it. Raises LakeError, LakeTableError, FencedError.
     """
-    history = open_table(layout.history_uri(pipeline.lake_root, relation.table))
+    history = open_table(history_uri(pipeline.lake_root, relation.table))
     app = app_id(pipeline.name, epoch)
     older = [app_id(pipeline.name, Epoch(number)) for number in range(1, epoch)]
     check_ours(history, app, older, position)

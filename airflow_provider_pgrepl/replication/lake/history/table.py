@@ -23,7 +23,8 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, earlier_apps, open_table
-from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_schema, history_uri
+from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
+from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation

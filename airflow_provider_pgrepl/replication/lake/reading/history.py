@@ -15,14 +15,14 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.lake.history.place import (
+from airflow_provider_pgrepl.replication.lake.history.columns import (
     FROM_EPOCH,
     FROM_LSN,
     FROM_TS,
     TO_EPOCH,
     TO_LSN,
-    history_uri,
 )
+from airflow_provider_pgrepl.replication.lake.history.place import history_uri
 from airflow_provider_pgrepl.replication.lake.history.table import aligned
 from airflow_provider_pgrepl.replication.lake.reading import spark_overlay
 from airflow_provider_pgrepl.replication.lake.reading.closed_versions import ended_since, evolved_closed

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.lake.delta.statistics import column_pla
 from airflow_provider_pgrepl.replication.lake.row_codes import Ints, match_rows
 from airflow_provider_pgrepl.replication.lake.vectors.places import Places
 from airflow_provider_pgrepl.replication.lake.vectors.search import Search
+from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     HeldFiles,
     is_store,
@@ -34,7 +35,6 @@ from airflow_provider_pgrepl.replication.storage import (
     requests_at_once,
     storage_errors,
 )
-from airflow_provider_pgrepl.replication.values import PARTITION
 
 _BATCH_BYTES, _BATCH_ROWS = 32 << 20, 16 << 10
 """A file says how many bytes its rows take encoded; where many have one long value that is far less."""
