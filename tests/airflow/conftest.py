@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 HOME = Path(tempfile.mkdtemp(prefix="pgrepl-test-airflow-"))
+DATABASE = HOME / "airflow.db"
 atexit.register(shutil.rmtree, HOME, ignore_errors=True)
 os.environ.update(
     AIRFLOW_HOME=str(HOME),
     AIRFLOW__CORE__LOAD_EXAMPLES="False",
     AIRFLOW__CORE__UNIT_TEST_MODE="False",
     AIRFLOW__CORE__DAGS_FOLDER=str(Path(__file__).parent / "dags"),
-    AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{HOME}/airflow.db",
+    AIRFLOW__DATABASE__SQL_ALCHEMY_CONN=f"sqlite:///{DATABASE}",
     AIRFLOW__LOGGING__BASE_LOG_FOLDER=str(HOME / "logs"),
     NO_COLOR="1",
 )
@@ -30,7 +34,25 @@ SECRET = "canary-0Pen-sesame"
 
 
 @pytest.fixture(scope="session")
-def airflow_db() -> None:
+def airflow_db(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Airflow's database: one worker of the run makes it, and the others copy it."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    template = shared / "airflow.db"
+    with (shared / "airflow.db.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not template.exists():
+            _make_airflow_db()
+            unfinished = template.with_suffix(".part")
+            with closing(sqlite3.connect(DATABASE)) as made, closing(sqlite3.connect(unfinished)) as copy:
+                made.backup(copy)
+            unfinished.replace(template)
+    if not DATABASE.exists():
+        shutil.copyfile(template, DATABASE)
+
+
+def _make_airflow_db() -> None:
     from airflow.utils.db import initdb
 
     initdb()

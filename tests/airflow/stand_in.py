@@ -19,7 +19,7 @@ parser.add_argument("--take-over")
 parser.add_argument("--journal", type=Path, required=True)
 parser.add_argument("--exit", type=int)
 parser.add_argument("--ignore-term", action="store_true")
-parser.add_argument("--slow-end", type=float, default=0.0)
+parser.add_argument("--end-gate", type=Path, help="a stop waits until this file is there")
 parser.add_argument("--lines", type=Path)
 options = parser.parse_args()
 
@@ -33,14 +33,15 @@ def journal(event: str) -> None:
 def stop(*_: object) -> None:
     if options.ignore_term:
         return
-    time.sleep(options.slow_end)
+    while options.end_gate is not None and not options.end_gate.exists():
+        time.sleep(0.01)
     journal("stopped")
     print("stopped gracefully", flush=True)
     sys.exit(0)
 
 
-signal.signal(signal.SIGTERM, stop)
 pipeline = json.loads(options.pipeline.read_text(encoding="utf-8"))
+signal.signal(signal.SIGTERM, stop)
 print(f"pipeline {pipeline['name']}, DSN of {len(os.environ['PGREPL_DSN'])} characters", flush=True)
 journal("started")
 if options.lines is not None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +134,34 @@ def test_a_process_that_got_the_id_of_an_application_is_not_taken_for_it(
     assert ended(other) is AppState.DONE
 
 
+HELD_BACK = """
+import signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print("ready", flush=True)
+sys.stdin.read()
+signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+"""
+
+
+def is_signalled(pid: int) -> bool:
+    """Whether SIGTERM waits for a process that holds it back."""
+    [pending] = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
+
+
 def test_only_a_process_with_the_token_is_signalled() -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(300)", "--token", "right"]
-    with subprocess.Popen(command) as process:
+    command = [sys.executable, "-c", HELD_BACK, "--token", "right"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
         ask_to_end(process.pid, "wrong")
         ask_to_end(2**70, "right")
-        time.sleep(0.3)
-        assert process.poll() is None
+        assert not is_signalled(process.pid)
         ask_to_end(process.pid, "right")
-        assert process.wait(10) == -signal.SIGTERM
+        assert is_signalled(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(120) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -250,7 +269,7 @@ class Task:
             stop_timeout_s=20,
             who="task replicate of shop",
             launch=launcher,
-            say=lambda level, text: self.said.append((level, text)),
+            say=how.pop("say", lambda level, text: self.said.append((level, text))),
         )
         self.following = Following(self.adoption, 0.05, **how)
 
@@ -350,12 +369,20 @@ def test_whatever_differs_of_an_order_is_seen(tmp_path: Path, changed: dict[str,
     assert '"se"' not in (tmp_path / "order.json").read_text()
 
 
-def test_an_application_that_is_ending_is_waited_for(place: Place, journal: Journal) -> None:
-    first = Task(place, Launcher(journal, "--slow-end", "1")).take()
+def test_an_application_that_is_ending_is_waited_for(place: Place, journal: Journal, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
     journal.wait_for("started")
     first.app.stop()
     first.charge.release()
-    second = Task(place, Launcher(journal)).take()
+
+    def open_when_waited_for(level: int, text: str) -> None:
+        assert text == "Waiting for the application that is ending"
+        assert journal.pids("stopped") == []
+        gate.touch()
+
+    second = Task(place, Launcher(journal), say=open_when_waited_for).take()
+    assert gate.exists(), "the task waited"
     assert second.is_new
     journal.wait_for("started", count=2)
     assert journal.pids("stopped") == journal.pids("started")[:1]
@@ -386,6 +413,7 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
     assert end.handed_over
     [app] = place.apps()
     assert app.status() is AppState.RUNNING
+    journal.wait_for("started")
 
     second = Task(place, Launcher(journal)).take()
     assert second.app == app

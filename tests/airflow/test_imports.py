@@ -15,24 +15,22 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("numba", "pyarrow", "deltalake", "numpy", "pandas", "pyspark")
 
 LOOK = """
-import importlib, json, runpy, sys
+import importlib, json, os, runpy, sys
 import airflow.providers.apache.spark.operators.spark_submit, airflow.providers.common.sql.hooks.sql
 import airflow.triggers.base
 before = set(sys.modules)
-for what in sys.argv[2:]:
-    runpy.run_path(what) if what.endswith(".py") else importlib.import_module(what)
-print(json.dumps([name for name in sys.argv[1].split(",") if name in set(sys.modules) - before]))
+for looked_at, heavy in json.loads(sys.argv[1]):
+    # A process of its own for each, which has what Airflow itself brings.
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.exit(f"{looked_at}: cannot be imported")
+        continue
+    for what in looked_at:
+        runpy.run_path(what) if what.endswith(".py") else importlib.import_module(what)
+    print(json.dumps([name for name in heavy if name in set(sys.modules) - before]), flush=True)
+    sys.exit(0)
 """
-
-
-def brought_by(*what: str, heavy: tuple[str, ...] = HEAVY) -> list[str]:
-    """Which heavy packages are there once these modules, or DAG files, were imported in a new process."""
-    answer = subprocess.run(
-        [sys.executable, "-c", LOOK, ",".join(heavy), *what], capture_output=True, text=True, check=False
-    )
-    assert answer.returncode == 0, answer.stderr
-    found: list[str] = json.loads(answer.stdout.splitlines()[-1])
-    return found
 
 
 def modules(kind: str) -> list[str]:
@@ -40,20 +38,47 @@ def modules(kind: str) -> list[str]:
     return [module for group in info[kind] for module in group["python-modules"]]
 
 
+LOOKED_AT = {
+    **{kind: (modules(kind), HEAVY) for kind in ("operators", "hooks", "sensors", "triggers")},
+    "links and plugins": (
+        ["airflow_provider_pgrepl.links.task", "airflow_provider_pgrepl.plugins.documents"],
+        (*HEAVY, "markdown_it"),
+    ),
+    "example DAGs": ([str(path) for path in sorted((ROOT / "dags").glob("*.py"))], HEAVY),
+    "values": (["airflow_provider_pgrepl.replication.values"], ("pyarrow", "numba")),
+}
+
+
+@pytest.fixture(scope="module")
+def brought() -> dict[str, list[str]]:
+    """Which heavy packages are there once these modules, or DAG files, were imported."""
+    answer = subprocess.run(
+        [sys.executable, "-c", LOOK, json.dumps(list(LOOKED_AT.values()))],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    found = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("[")]
+    return dict(zip(LOOKED_AT, found, strict=True))
+
+
 @pytest.mark.parametrize("kind", ["operators", "hooks", "sensors", "triggers"])
-def test_airflow_modules_bring_nothing_heavy_into_the_process(kind: str) -> None:
-    assert brought_by(*modules(kind)) == []
+def test_airflow_modules_bring_nothing_heavy_into_the_process(
+    brought: dict[str, list[str]], kind: str
+) -> None:
+    assert LOOKED_AT[kind][0]
+    assert brought[kind] == []
 
 
-def test_links_and_plugins_bring_nothing_heavy_either() -> None:
-    modules = ("airflow_provider_pgrepl.links.task", "airflow_provider_pgrepl.plugins.documents")
-    assert brought_by(*modules, heavy=(*HEAVY, "markdown_it")) == []
+def test_links_and_plugins_bring_nothing_heavy_either(brought: dict[str, list[str]]) -> None:
+    assert brought["links and plugins"] == []
 
 
-def test_the_example_dags_bring_nothing_heavy_into_the_process() -> None:
-    assert brought_by(*map(str, sorted((ROOT / "dags").glob("*.py")))) == []
+def test_the_example_dags_bring_nothing_heavy_into_the_process(brought: dict[str, list[str]]) -> None:
+    assert LOOKED_AT["example DAGs"][0]
+    assert brought["example DAGs"] == []
 
 
-def test_the_look_would_see_what_a_module_brings() -> None:
-    brought = brought_by("airflow_provider_pgrepl.replication.values", heavy=("pyarrow", "numba"))
-    assert brought == ["pyarrow", "numba"]
+def test_the_look_would_see_what_a_module_brings(brought: dict[str, list[str]]) -> None:
+    assert brought["values"] == ["pyarrow", "numba"]

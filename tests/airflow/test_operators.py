@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,12 +13,12 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
+from tests.airflow import airflow_program
 from tests.airflow.conftest import HOME, SECRET, Journal, eventually, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
 DAGS = Path(__file__).parent / "dags"
-AIRFLOW = str(Path(sys.executable).parent / "airflow")
 
 
 def run_dag(dag_id: str, conf: dict[str, Any] | None = None) -> Any:
@@ -173,24 +171,29 @@ class Task:
     """`airflow tasks test stand_in replicate` for one run, which may be started again."""
 
     def __init__(self, run_id: str, mode: str, log: Path) -> None:
+        log.touch()
         self._log = log
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [AIRFLOW, "tasks", "test", "stand_in", "replicate", run_id, "-t", json.dumps({"mode": mode})],
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-                # A shell that runs the tests in its background has them, and all that they start, ignore it.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-            )
+        self._process = airflow_program.start(
+            ["tasks", "test", "stand_in", "replicate", run_id, "-t", json.dumps({"mode": mode})], log
+        )
 
     def log(self) -> str:
         return self._log.read_text(encoding="utf-8")
 
-    def end(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def wait(self) -> None:
+        self._process.join(180)
+        assert self._process.exitcode is not None, self.log()
+
+    def kill(self) -> None:
+        """With all that it started and that is still in its group."""
+        assert self._process.pid is not None
+        if self._process.is_alive():
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.wait()
 
 
 def existing_run(run_id: str) -> str:
@@ -231,21 +234,20 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
         eventually(lambda: "DSN of" in first.log(), "the first line of the application in the task's log")
         arguments = [process.cmdline() for process in psutil.process_iter() if is_alive(process.pid)]
         assert SECRET not in json.dumps(arguments)
-        os.killpg(first.process.pid, signal.SIGKILL)
-        first.process.wait()
+        first.kill()
 
         second = Task(run_id, "continuous", tmp_path / "second.log")
         eventually(lambda: "Reconnecting to existing job" in second.log(), "re-attachment")
         assert is_alive(pid)
-        second.process.send_signal(signal.SIGTERM)
-        assert second.process.wait(timeout=180) is not None
+        second.send_signal(signal.SIGTERM)
+        second.wait()
         assert "stopped gracefully" in second.log()
         assert not is_alive(pid)
         assert journal.pids("started")[1:] == [pid]
     finally:
-        first.end()
+        first.kill()
         if second is not None:
-            second.end()
+            second.kill()
 
 
 def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
@@ -257,18 +259,18 @@ def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
     try:
         pid = journal.wait_for("started")
         eventually(lambda: "DSN of" in first.log(), "the first line of the application in the task's log")
-        first.end()
+        first.kill()
         second = Task("manual__next_run", "continuous", tmp_path / "second.log")
         eventually(lambda: "Adopting the application that runs" in second.log(), "adoption")
         assert is_alive(pid)
-        second.process.send_signal(signal.SIGTERM)
-        second.process.wait(timeout=180)
+        second.send_signal(signal.SIGTERM)
+        second.wait()
         assert journal.pids("started") == [pid]
         assert journal.pids("stopped") == [pid]
     finally:
-        first.end()
+        first.kill()
         if second is not None:
-            second.end()
+            second.kill()
 
 
 def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal, tmp_path: Path) -> None:
@@ -277,9 +279,9 @@ def test_an_interrupted_task_stops_its_application(behave: Any, journal: Journal
     try:
         pid = journal.wait_for("started")
         eventually(lambda: "DSN of" in task.log(), "the first line of the application in the task's log")
-        task.process.send_signal(signal.SIGINT)
-        task.process.wait(timeout=180)
+        task.send_signal(signal.SIGINT)
+        task.wait()
         assert journal.pids("stopped") == [pid]
         assert not is_alive(pid)
     finally:
-        task.end()
+        task.kill()
