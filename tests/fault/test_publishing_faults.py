@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from airflow_provider_pgrepl.replication.events.change_reader import ChangeReade
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, read_record
 from demo.rabbitmq import Broker
 from tests.support.publishing import (
+    IMPATIENT,
     changing,
     connected,
     finish,
@@ -25,17 +25,12 @@ from tests.support.publishing import (
     published_more,
     publishing,
     start,
+    wait_for_failures,
 )
-from tests.support.rabbitmq import Message, Queue, applied, running_broker
+from tests.support.rabbitmq import Message, Queue, applied
 from tests.support.received import Received
-from tests.support.replicated import execute, kill, wait_until
+from tests.support.replicated import execute, kill, wait_for_end, wait_until
 from tests.support.silent_proxy import SilentProxy
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[Broker]:
-    with running_broker() as broker:
-        yield broker
 
 
 @pytest.fixture
@@ -98,39 +93,44 @@ def assert_copies_equal(received: Received, messages: list[Message]) -> None:
             assert rows == dict(cursor.fetchall())
 
 
-def test_a_publisher_killed_again_and_again(received, broker):
+@pytest.mark.real_kill
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(6, marks=pytest.mark.thorough("the parameter 2: more kills, more moments"))]
+)
+def test_every_change_arrives_when_publisher_is_killed_again_and_again(received, broker, kills):
     queue, chance = Queue(broker.uri, received.pipeline.name, received.pipeline.name), random.Random(1)
-    with changing(received):
-        for _ in range(6):
-            killed_amid_sending(received, chance)
+    with changing(received) as changes:
+        for _ in range(kills):
+            killed_amid_sending(received, changes, chance)
     finish(received)
     messages = queue.take()
     assert len({message.generation for message in messages}) > 2
     assert_all_arrived(received, messages)
 
 
-def test_a_broker_that_is_killed_and_is_away_for_a_while(received, broker):
+@pytest.mark.real_kill
+def test_every_change_arrives_when_broker_is_killed_and_away_for_a_while(received, broker):
     queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
     with changing(received), publishing(received):
-        for away_s in (0.0, 6.0):
+        for failures in (0, 2):
             published_more(received, 50)
             broker.kill()
-            time.sleep(away_s)
+            wait_for_failures(received, failures)
             broker.start()
         published_more(received, 50)
     finish(received)
     assert_all_arrived(received, queue.take())
 
 
-def test_connections_that_are_closed_and_one_that_stalls(received, broker, monkeypatch):
+def test_every_change_arrives_when_connections_are_closed_and_one_stalls(received, broker, monkeypatch):
     queue, proxy = Queue(broker.uri, received.pipeline.name, received.pipeline.name), SilentProxy(broker.port)
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri.replace(str(broker.port), str(proxy.port)))
-    with closing(proxy), changing(received), publishing(received):
+    with closing(proxy), changing(received), publishing(received, IMPATIENT):
         published_more(received, 50)
         broker.control("close_all_connections", "test")
         published_more(received, 50)
         proxy.fall_silent()
-        time.sleep(3)
+        wait_until(lambda: proxy.withheld, what="something to be lost")
         proxy.speak_again()
         published_more(received, 50)
     assert "sent again" in received.log_tail()
@@ -139,7 +139,7 @@ def test_connections_that_are_closed_and_one_that_stalls(received, broker, monke
     assert_all_arrived(received, queue.take())
 
 
-def test_a_full_queue_holds_the_publisher(received, broker):
+def test_full_queue_holds_publisher(received, broker):
     limits = {"x-max-length": 40, "x-overflow": "reject-publish"}
     queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name, **limits)
     messages: list[Message] = []
@@ -150,8 +150,8 @@ def test_a_full_queue_holds_the_publisher(received, broker):
             messages.extend(queue.take())
 
     consumer = threading.Thread(target=consume)
-    with changing(received):
-        time.sleep(4)
+    with changing(received) as changes:
+        changes.wait_for_more(120)
     consumer.start()
     try:
         finish(received)
@@ -165,22 +165,24 @@ def test_a_full_queue_holds_the_publisher(received, broker):
 
 @pytest.mark.parametrize(
     "shortage",
-    [("set_vm_memory_high_watermark", "absolute", "1MB"), ("set_disk_free_limit", "100000GB")],
-    ids=["memory", "disk"],
+    [
+        pytest.param(("set_vm_memory_high_watermark", "absolute", "1MB"), id="memory"),
+        pytest.param(
+            ("set_disk_free_limit", "100000GB"), id="disk", marks=pytest.mark.thorough("the parameter memory")
+        ),
+    ],
 )
-def test_a_broker_that_is_short_of_something_holds_the_publisher_which_can_be_stopped(
-    received, broker, shortage
-):
+def test_broker_that_lacks_memory_or_disk_holds_publisher_which_can_be_stopped(received, broker, shortage):
     queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
     with changing(received), room_again(broker), publishing(received):
         published_more(received, 20)
         broker.control(*shortage)
-        wait_until(lambda: "takes no messages just now" in received.log_tail(), 60, "the broker to block")
+        wait_until(lambda: "takes no messages just now" in received.log_tail(), what="the broker to block")
     finish(received)
     assert_all_arrived(received, queue.take())
 
 
-def test_a_second_publisher_is_refused_and_one_that_was_replaced_ends(received, broker):
+def test_second_publisher_is_refused_and_replaced_one_ends(received, broker):
     queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
     with changing(received):
         running = start(received)
@@ -192,8 +194,8 @@ def test_a_second_publisher_is_refused_and_one_that_was_replaced_ends(received, 
             other = PublisherLog(received.pipeline.lake_root, "events")
             record = read_record(received.pipeline.lake_root, "events")
             assert record is not None
-            wait_until(lambda: took(other, record), 30, "the record to be taken")
-            assert running.wait(60) == process.RETRY_MAY_HELP, received.log_tail()
+            wait_until(lambda: took(other, record), what="the record to be taken")
+            assert wait_for_end(running) == process.RETRY_MAY_HELP, received.log_tail()
         finally:
             kill(running)
     finish(received)

@@ -9,6 +9,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg2
 import psycopg2.extensions
@@ -16,35 +17,48 @@ import pytest
 
 from airflow_provider_pgrepl.replication.app import process, publish_snapshot
 from airflow_provider_pgrepl.replication.app import publish as publish_app
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.events.publishing.snapshot_requests import SnapshotRequests
 from airflow_provider_pgrepl.replication.names import TableName
 from tests.support.received import Received
-from tests.support.replicated import kill, wait_until
+from tests.support.replicated import kill, wait_for_end, wait_until
+
+IMPATIENT = Path(__file__).parents[1] / "fault" / "impatient.py"
+"""Runs a publisher whose limits of time are seconds."""
+
+
+class Changes:
+    """How often somebody has changed the source."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def wait_for_more(self, count: int) -> None:
+        wanted = self.made + count
+        wait_until(lambda: self.made >= wanted, what=f"{count} more changes of the source")
 
 
 @contextmanager
-def changing(received: Received) -> Iterator[None]:
+def changing(received: Received) -> Iterator[Changes]:
     """Both tables are changed, and the changes received, while the block runs."""
     over = threading.Event()
     chance = random.Random(5)
+    changes = Changes()
 
     def change() -> None:
-        number = 0
         with connected(received.dsn) as cursor:
             cursor.connection.autocommit = True
             while not over.wait(0.005):
                 table, key = chance.choice(("t", "other")), chance.randrange(200)
                 cursor.execute(
-                    f"insert into {table} values ({key}, {number})"
+                    f"insert into {table} values ({key}, {changes.made})"
                     " on conflict (id) do update set v = excluded.v"
                 )
                 cursor.execute(f"delete from {table} where id = {chance.randrange(200)}")
-                number += 1
+                changes.made += 1
 
     with at_work(received, change, over):
-        yield
+        yield changes
 
 
 @contextmanager
@@ -70,19 +84,20 @@ def connected(dsn: str) -> Iterator[psycopg2.extensions.cursor]:
         connection.close()
 
 
-def start(received: Received, *arguments: str) -> subprocess.Popen[bytes]:
-    return received.start("publish", "--publisher", received.publisher_name, *arguments)
+def start(received: Received, *arguments: str, script: Path | None = None) -> subprocess.Popen[bytes]:
+    given = ("--publisher", received.publisher_name, *arguments)
+    return received.start("publish", *(["publish"] if script else []), *given, script=script)
 
 
 @contextmanager
-def publishing(received: Received) -> Iterator[None]:
+def publishing(received: Received, script: Path | None = None) -> Iterator[None]:
     """A publisher as a process of its own, at work while the block runs, and asked to end after it."""
-    running = start(received)
+    running = start(received, script=script)
     try:
         yield
     finally:
         running.send_signal(signal.SIGTERM)
-        assert running.wait(150) == 0, received.log_tail()
+        assert wait_for_end(running) == 0, received.log_tail()
 
 
 class _StopRequest:
@@ -163,6 +178,16 @@ def _at_home(received: Received) -> Iterator[None]:
             handler.close()
 
 
+def wait_for_failures(received: Received, count: int = 1) -> None:
+    """Wait until the publisher has failed so many more times to connect to its target."""
+
+    def failures() -> int:
+        return received.log.read_bytes().count(b"tried again in")
+
+    wanted = failures() + count
+    wait_until(lambda: failures() >= wanted, what=f"{count} more failed attempts to connect")
+
+
 def published_more(received: Received, count: int) -> None:
     """Wait until the publisher has written down that so many more are published."""
 
@@ -171,7 +196,7 @@ def published_more(received: Received, count: int) -> None:
         return record.published if record else 0
 
     before = published()
-    wait_until(lambda: published() >= before + count, 150, f"{count} more to be published")
+    wait_until(lambda: published() >= before + count, what=f"{count} more to be published")
 
 
 def finish(received: Received, *arguments: str) -> None:
@@ -184,18 +209,13 @@ def generation(received: Received) -> int:
     return record.generation if record else 0
 
 
-def killed_amid_sending(received: Received, chance: random.Random) -> None:
-    """A publisher that is killed when the changelog has had up to 40 commits since it connected.
-
-    The tables are being changed. The publisher writes down once a second what it has published: the commits
-    do not follow that pace, so that it is killed with few and with many events that it has not written down.
-    """
+def killed_amid_sending(
+    received: Received, changes: Changes, chance: random.Random, at_most: int = 100
+) -> None:
+    """A publisher that is killed when it has connected and some changes more were made."""
     before, running = generation(received), start(received)
     try:
-        wait_until(lambda: generation(received) > before, 150, "the publisher to be connected")
-        wanted = open_changelog(received.changelog).version() + chance.randrange(40)
-        wait_until(
-            lambda: open_changelog(received.changelog).version() >= wanted, 150, "changes to be received"
-        )
+        wait_until(lambda: generation(received) > before, what="the publisher to be connected")
+        changes.wait_for_more(chance.randrange(at_most))
     finally:
         kill(running)

@@ -27,6 +27,8 @@ from demo.postgres import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 APPS = ROOT / "spark_apps"
+_HANGS_S = 300
+"""After which a test fails that would wait for good; whatever is waited for takes seconds."""
 OWN_COLUMNS = ("_pgrepl_commit_lsn", "_pgrepl_commit_ts")
 
 
@@ -63,7 +65,7 @@ class Replicated:
         with self.log.open("ab") as log:
             return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
-    def run(self, app: str, *arguments: str, timeout: float = 300) -> int:
+    def run(self, app: str, *arguments: str, timeout: float = 500) -> int:
         """Run an app to its end; returns its exit code."""
         process = self.start(app, *arguments)
         try:
@@ -129,14 +131,19 @@ def plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, memoryview) else value
 
 
+def wait_for_end(process: subprocess.Popen[bytes]) -> int:
+    """Wait until a process has ended by itself; returns its exit code."""
+    return process.wait(_HANGS_S)
+
+
 def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
     """End the app and the JVM it started, which share its process group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
-    process.wait(60)
+    process.wait(_HANGS_S)
 
 
-def wait_until(condition: Callable[[], Any], timeout: float = 150, what: str = "the condition") -> Any:
+def wait_until(condition: Callable[[], Any], timeout: float = _HANGS_S, what: str = "the condition") -> Any:
     """Wait for a state; returns what the condition gave."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:

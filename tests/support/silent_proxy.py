@@ -21,6 +21,8 @@ class SilentProxy:
         self._passing = threading.Event()
         self._passing.set()
         self._over = threading.Event()
+        self.withheld: list[bytes] = []
+        """What clients have sent that was not passed on."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -53,6 +55,8 @@ class SilentProxy:
                 for end in ready:
                     data = end.recv(_BYTES)
                     is_whole = is_whole and self._passing.is_set()
+                    if data and end is client and not is_whole:
+                        self.withheld.append(data)
                     if not data and end is client:
                         return
                     if data and is_whole:
