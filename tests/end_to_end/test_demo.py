@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 IS_THERE = {"rabbitmq": rabbitmq.programs, "nats": nats.program, "kafka": kafka.is_there}
 
 
+@pytest.mark.thorough("test_first_steps.py, and unit/test_demo.py")
 @pytest.mark.parametrize("broker", list(IS_THERE))
-def test_the_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
+def test_demo_ends_with_every_row_equal_and_leaves_nothing_running(broker):
     # Not pytest's folder: PostgreSQL's own user must be able to enter it.
     with tempfile.TemporaryDirectory(prefix="pgrepl-demo-") as folder:
         Path(folder).chmod(0o755)

@@ -11,7 +11,7 @@ SETUP = (
 )
 
 
-def test_a_snapshot_and_what_follows_make_the_lake_equal_to_the_source(dsn, tmp_path):
+def test_lake_equals_source_after_snapshot_and_changes(dsn, tmp_path):
     execute(dsn, *SETUP)
     replicated = Replicated(
         dsn, tmp_path, ("public.items", "public.history"), insert_only=("public.history",)
@@ -35,7 +35,7 @@ def test_a_snapshot_and_what_follows_make_the_lake_equal_to_the_source(dsn, tmp_
     replicated.assert_equal("public.items", "public.history")
 
 
-def test_a_lake_that_cannot_be_written_leaves_no_slot_behind(dsn, tmp_path, pg):
+def test_lake_that_cannot_be_written_leaves_no_slot_behind(dsn, tmp_path, pg):
     execute(dsn, "create table items(id int primary key)")
     (tmp_path / "lake").write_text("not a folder")
     replicated = Replicated(dsn, tmp_path, ("public.items",))

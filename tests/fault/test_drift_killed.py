@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-import time
+import subprocess
 
 import pytest
 
@@ -35,15 +35,22 @@ class Ordeal:
         seen = len(self.replicated.log.read_bytes())
         process = self.replicated.start("replicate")
         try:
-            wait_until(lambda: "receiving from slot" in self.replicated.log.read_text()[seen:])
+            wait_until(lambda: b"receiving from slot" in self.replicated.log.read_bytes()[seen:])
             for _ in range(6):
                 self.shifting.take_steps(2)
-                time.sleep(self.chance.uniform(0, 1))
+                if self.chance.random() < 0.5:
+                    self.wait_until_received(process)
                 if self.chance.random() < 0.3:
                     check_drift(self.access)
         finally:
             kill(process)
         self.shifting.take_steps(self.chance.randint(0, 5))
+
+    def wait_until_received(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait until what was done is durable, or the app has ended by itself."""
+        done = self.replicated.source_lsn()
+        execute(self.replicated.dsn, "select pg_logical_emit_message(true, 'done', '')")
+        wait_until(lambda: self.replicated.durable_lsn >= done or process.poll() is not None)
 
     def run_again(self) -> None:
         """Up to what is committed now; errored tables do not keep the others from getting there."""
@@ -53,7 +60,7 @@ class Ordeal:
             assert code in (0, 75, 78), self.replicated.log_tail()
             return code != 75
 
-        wait_until(is_done, 120, "replication to catch up")
+        wait_until(is_done, what="replication to catch up")
 
     def stopped(self) -> list[str]:
         """Errored tables, which must have had a reason; all others equal the source."""
@@ -73,6 +80,8 @@ class Ordeal:
         return names
 
 
+@pytest.mark.real_kill
+@pytest.mark.thorough("integration/test_random_drift.py, and test_kill.py")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_altered_tables_equal_the_source_or_say_why_they_stopped_though_the_app_is_killed(
     seed, spark, dsn, tmp_path

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
-from tests.support.replicated import Replicated, execute, kill
+from tests.support.replicated import Replicated, execute, kill, wait_for_end
 from tests.support.traffic import INSERT_ONLY, SETUP, TABLES, traffic
 
 DYING = Path(__file__).with_name("dying.py")
@@ -22,14 +22,15 @@ def replicated(other_lake: str, dsn: str, tmp_path: Path) -> Replicated:
     return Replicated(dsn, tmp_path, TABLES, lake=other_lake, insert_only=INSERT_ONLY, merge="merge_on_read")
 
 
-def test_a_stream_that_is_killed_and_run_again(replicated, dsn, monkeypatch):
+@pytest.mark.real_kill
+def test_lake_in_other_store_equals_source_after_kill_and_maintenance(replicated, dsn, monkeypatch):
     replicated.snapshot()
     with traffic(dsn, 1) as writing:
         writing.wait_for_more(40)
         monkeypatch.setenv("PGREPL_TEST_POINT", "rows marked and committed")
         process = replicated.start("replicate", "replicate", script=DYING)
         try:
-            assert process.wait(120) == -signal.SIGKILL, replicated.log_tail()
+            assert wait_for_end(process) == -signal.SIGKILL, replicated.log_tail()
         finally:
             kill(process)
         writing.wait_for_more(10)

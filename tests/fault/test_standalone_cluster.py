@@ -47,7 +47,8 @@ def replicated(cluster: Cluster, s3_lake: str, dsn: str, tmp_path: Path) -> OnCl
     )
 
 
-def test_executors_share_the_work_and_neither_one_nor_a_driver_that_is_killed_changes_anything(
+@pytest.mark.real_kill
+def test_executors_share_work_and_lake_equals_source_after_executor_and_driver_are_killed(
     replicated, cluster, dsn, monkeypatch
 ):
     replicated.snapshot()
@@ -97,7 +98,7 @@ def shares(replicated: OnCluster, executors: tuple[str, ...]) -> bool:
     ("version", "with_package", "said"),
     [("", False, "lacks airflow_provider_pgrepl"), ("0.0.1", True, "has airflow_provider_pgrepl 0.0.1")],
 )
-def test_executors_of_another_version_or_without_the_package_are_refused(
+def test_executors_of_another_version_or_without_package_are_refused(
     replicated, dsn, tmp_path, version, with_package, said
 ):
     """Before anything is made: there is no slot afterwards."""
@@ -108,7 +109,7 @@ def test_executors_of_another_version_or_without_the_package_are_refused(
     assert not has_slots(dsn)
 
 
-def test_a_directory_that_executors_do_not_have_is_refused(replicated, dsn):
+def test_directory_that_executors_do_not_have_is_refused(replicated, dsn):
     """Below the folder in which a process runs each has another."""
     replicated.configure(lake="/proc/self/cwd/lake")
     assert replicated.run("snapshot") == process.WILL_NOT_HELP, replicated.log_tail()
