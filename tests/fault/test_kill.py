@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.in_process import InProcess
-from tests.support.replicated import execute, kill, wait_until
+from tests.support.replicated import execute, kill, wait_for_end, wait_until
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
 DYING = Path(__file__).with_name("dying.py")
@@ -32,7 +31,7 @@ def run_until_killed(
     monkeypatch.setenv("PGREPL_TEST_POINT", point)
     process = replicated.start(app, app, *arguments, script=DYING)
     try:
-        assert process.wait(120) == -signal.SIGKILL, replicated.log_tail()
+        assert wait_for_end(process) == -signal.SIGKILL, f"{point}: {replicated.log_tail()}"
     finally:
         kill(process)
 
@@ -45,59 +44,67 @@ def run_again(replicated: InProcess, app: str, *arguments: str) -> None:
         assert code in (0, 75), replicated.log_tail()
         return code == 0
 
-    wait_until(is_done, 120, f"{app} to succeed")
+    wait_until(is_done, what=f"{app} to succeed")
 
 
-def assert_whole(replicated: InProcess) -> None:
-    replicated.assert_equal(*TABLES)
+def assert_whole(replicated: InProcess, point: str = "") -> None:
+    for table in TABLES:
+        assert not replicated.differences(table), f"{point}: {table}: {replicated.differences(table)}"
     sums = replicated.at_every_point(SUMS, *TABLES)
-    assert sums
-    assert all(row == WHOLE for row in sums), sums
+    assert sums, point
+    assert all(row == WHOLE for row in sums), (point, sums)
 
 
+@pytest.mark.real_kill
 @pytest.mark.parametrize(
-    ("replicated", "point"),
+    ("replicated", "of_snapshot", "of_replication"),
     [
-        ("rewrite", "receiving"),
-        ("rewrite", "parts written"),
-        ("rewrite", "durable and not told"),
-        ("rewrite", "merging"),
-        ("merge_on_read", "rows marked and not committed"),
-        ("merge_on_read", "rows marked and committed"),
-        ("rewrite", "one table applied"),
-        ("merge_on_read", "one table applied"),
-        ("merge_on_read", "all tables applied"),
+        pytest.param(
+            "merge_on_read",
+            "snapshot of one table committed",
+            ("durable and not told", "rows marked and not committed", "rows marked and committed"),
+            id="merge_on_read",
+        ),
+        pytest.param(
+            "rewrite",
+            "epoch begun",
+            ("receiving", "parts written", "durable and not told", "merging", "one table applied"),
+            marks=pytest.mark.thorough("the parameter merge_on_read"),
+            id="rewrite",
+        ),
+        pytest.param(
+            "merge_on_read",
+            "snapshot of one table recorded",
+            ("one table applied", "all tables applied"),
+            marks=pytest.mark.thorough("the parameter merge_on_read"),
+            id="whole tables",
+        ),
     ],
     indirect=["replicated"],
 )
-def test_replication_killed_at(point, replicated, dsn, monkeypatch):
-    replicated.snapshot()
+def test_lake_equals_source_after_each_kill(of_snapshot, of_replication, replicated, dsn, monkeypatch):
+    """One pipeline, whose snapshot and whose runs are killed one after the other, each at another point."""
     with traffic(dsn, 1) as writing:
-        writing.wait_for_more(40)
-        run_until_killed(replicated, "replicate", point, monkeypatch)
-        writing.wait_for_more(10)
-    run_again(replicated, "replicate", "--until", "caught-up")
-    assert_whole(replicated)
-
-
-@pytest.mark.parametrize(
-    "point", ["epoch begun", "snapshot of one table committed", "snapshot of one table recorded"]
-)
-def test_snapshot_killed_at(point, replicated, dsn, monkeypatch):
-    with traffic(dsn, 2) as writing:
         writing.wait_for_more(20)
-        run_until_killed(replicated, "snapshot", point, monkeypatch)
+        run_until_killed(replicated, "snapshot", of_snapshot, monkeypatch)
         writing.wait_for_more(20)
         run_again(replicated, "snapshot")
         writing.wait_for_more(20)
     run_again(replicated, "replicate", "--until", "caught-up")
-    assert {str(record.state) for record in replicated.states().values()} == {"streaming"}
-    assert_whole(replicated)
+    assert {str(record.state) for record in replicated.states().values()} == {"streaming"}, of_snapshot
+    assert_whole(replicated, of_snapshot)
+    for seed, point in enumerate(of_replication, 2):
+        with traffic(dsn, seed) as writing:
+            writing.wait_for_more(40)
+            run_until_killed(replicated, "replicate", point, monkeypatch)
+            writing.wait_for_more(10)
+        run_again(replicated, "replicate", "--until", "caught-up")
+        assert_whole(replicated, point)
 
 
-def test_one_table_after_another_is_added_and_taken_anew_by_runs_that_are_killed(
-    replicated, dsn, monkeypatch
-):
+@pytest.mark.real_kill
+@pytest.mark.thorough("test_lake_equals_source_after_each_kill")
+def test_tables_killed_while_added_and_resnapshotted_are_finished_by_next_run(replicated, dsn, monkeypatch):
     """The old version of a table stays as it was, and what was begun is finished by running it again."""
     execute(dsn, "create table late (id int primary key)", "insert into late values (1)")
     replicated.snapshot()
@@ -124,17 +131,21 @@ def test_one_table_after_another_is_added_and_taken_anew_by_runs_that_are_killed
     assert_whole(replicated)
 
 
+@pytest.mark.real_kill
+@pytest.mark.thorough("test_lake_equals_source_after_each_kill")
 @pytest.mark.parametrize("replicated", ["rewrite", "merge_on_read"], indirect=True)
-def test_replication_killed_at_random_times(replicated, dsn):
+def test_lake_equals_source_after_kills_at_random_times(replicated, dsn):
+    """Once while the app starts, and then while it is at work: after so many points, and random traffic."""
     replicated.snapshot()
     chance = random.Random()
-    with traffic(dsn, 3):
-        for _ in range(3):
+    with traffic(dsn, 3) as writing:
+        for points in (0, 1, 2):
             seen = len(replicated.log.read_bytes())
             process = replicated.start("replicate")
             try:
-                wait_until(lambda: "receiving from slot" in replicated.log.read_text()[seen:])  # noqa: B023
-                time.sleep(chance.uniform(0, 6))
+                wait_until(lambda: b"receiving from slot" in replicated.log.read_bytes()[seen:])  # noqa: B023
+                replicated.wait_for_points(points, *TABLES)
+                writing.wait_for_more(chance.randrange(60))
             finally:
                 kill(process)
     run_again(replicated, "replicate", "--until", "caught-up")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.replication.app.process import STOP_LIMIT_S
 from tests.support.in_process import InProcess
-from tests.support.replicated import execute, kill, wait_until
+from tests.support.replicated import execute, kill, wait_for_end, wait_until
 from tests.support.silent_proxy import silent_proxy
 from tests.support.traffic import INSERT_ONLY, SETUP, SUMS, TABLES, WHOLE, traffic
 
+IMPATIENT = Path(__file__).with_name("impatient.py")
 END_SENDERS = (
     "select pg_terminate_backend(pid, 5000) from pg_stat_activity"
     " where datname = current_database() and application_name like 'pgrepl%'",
@@ -32,13 +31,14 @@ def replicated(spark, dsn, tmp_path: Path) -> InProcess:
     return pipeline
 
 
-def test_asked_to_end_it_tells_the_slot_all_that_is_durable(replicated, dsn):
+@pytest.mark.real_kill
+def test_app_that_is_asked_to_end_confirms_all_that_is_durable(replicated, dsn):
     with traffic(dsn, 1):
         process = replicated.start("replicate")
         try:
             replicated.wait_for_points(3, *TABLES)
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, replicated.log_tail()
+            assert wait_for_end(process) == 0, replicated.log_tail()
         finally:
             kill(process)
         assert "Traceback" not in replicated.log_tail()
@@ -49,17 +49,18 @@ def test_asked_to_end_it_tells_the_slot_all_that_is_durable(replicated, dsn):
     assert all(row == WHOLE for row in replicated.at_every_point(SUMS, *TABLES))
 
 
-def test_asked_to_end_while_the_source_is_silent_it_ends(replicated, dsn):
+@pytest.mark.real_kill
+@pytest.mark.thorough("integration/test_stop_signal.py, and the test above")
+def test_app_that_is_asked_to_end_ends_when_source_is_silent(replicated, dsn):
     with silent_proxy(dsn) as (proxy, through), traffic(dsn, 1):
         replicated.dsn = through
-        process = replicated.start("replicate")
+        process = replicated.start("replicate", "replicate", script=IMPATIENT)
         try:
             replicated.wait_for_points(3, *TABLES)
             proxy.fall_silent()
-            # The state database is asked every two seconds: by now somebody waits for its answer.
-            time.sleep(3)
+            wait_until(lambda: any(map(is_query, proxy.withheld)), what="a statement without an answer")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(STOP_LIMIT_S + 30) in (0, 75), replicated.log_tail()
+            assert wait_for_end(process) in (0, 75), replicated.log_tail()
         finally:
             kill(process)
             replicated.dsn = dsn
@@ -68,7 +69,13 @@ def test_asked_to_end_while_the_source_is_silent_it_ends(replicated, dsn):
     replicated.assert_equal(*TABLES)
 
 
-def test_one_that_slept_while_another_took_over_ends_and_changes_nothing(replicated, dsn):
+def is_query(sent: bytes) -> bool:
+    """Whether it is a simple query of PostgreSQL's protocol; streams send other messages."""
+    return sent.startswith(b"Q")
+
+
+@pytest.mark.real_kill
+def test_app_that_slept_while_another_took_over_ends_and_changes_nothing(replicated, dsn):
     with traffic(dsn, 2) as writing:
         sleeper = replicated.start("replicate")
         try:
@@ -81,7 +88,7 @@ def test_one_that_slept_while_another_took_over_ends_and_changes_nothing(replica
             wait_until(lambda: replicated.run("replicate", "--until", "caught-up") == 0)
             before = versions(replicated)
             os.killpg(sleeper.pid, signal.SIGCONT)
-            assert sleeper.wait(60) == 75, replicated.log_tail()
+            assert wait_for_end(sleeper) == 75, replicated.log_tail()
         finally:
             kill(sleeper)
     assert versions(replicated) == before

@@ -189,11 +189,19 @@ class InProcess(Received):
     def wait_for_points(self, more: int, *tables: str) -> None:
         """Wait until so many more consistent points of these tables are recorded."""
 
-        def count() -> int:
-            return sum(set(tables) <= set(point.tables) for point in Points(self.pipeline.lake_root).all())
+        # Those that were seen once count: old ones are deleted meanwhile.
+        seen: set[tuple[int, int]] = set()
 
-        wanted = count() + more
-        wait_until(lambda: count() >= wanted, what=f"{more} consistent points")
+        def look() -> int:
+            seen.update(
+                point.order
+                for point in Points(self.pipeline.lake_root).all()
+                if set(tables) <= set(point.tables)
+            )
+            return len(seen)
+
+        wanted = look() + more
+        wait_until(lambda: look() >= wanted, what=f"{more} consistent points")
 
     def at_every_point(self, sql: str, *tables: str) -> list[dict[str, Any]]:
         """The one row that a query gives at each recorded consistent point of these tables, oldest first."""

@@ -44,6 +44,8 @@ _BREAKS_THE_SUMS = (
     "insert into accounts values (-1, 'never', 1000000)",
     "delete from savings where no = 3",
 )
+_PAUSE_S = 0.15
+"""The longest between two transactions of a session: others need the time to get on."""
 _EXPECTED = (
     psycopg2.errors.DeadlockDetected,
     psycopg2.errors.UniqueViolation,
@@ -54,9 +56,10 @@ class Traffic:
     """Sessions that write until stopped."""
 
     def __init__(self, dsn: str, seed: int, sessions: int = 3) -> None:
-        self._dsn = dsn
+        self._dsn, self._seed = dsn, seed
         self._stop = threading.Event()
-        self._keys = itertools.count(1000)
+        # Of no other traffic on the same tables, as are the names of transactions.
+        self._keys = itertools.count(1000 + seed * 1_000_000)
         self.committed = 0
         self.error: BaseException | None = None
         self._threads = [
@@ -80,16 +83,19 @@ class Traffic:
     def wait_for_more(self, transactions: int) -> None:
         """Wait until so many more are committed."""
         wanted = self.committed + transactions
-        wait_until(lambda: self.committed >= wanted or self.error is not None)
+        wait_until(
+            lambda: self.committed >= wanted or self.error is not None,
+            what=f"{transactions} more transactions",
+        )
 
     def _run(self, chance: random.Random, session: int) -> None:
         connection = psycopg2.connect(self._dsn)
         try:
             with connection.cursor() as cursor:
                 for number in itertools.count():
-                    if self._stop.wait(chance.random() * 0.05):
+                    if self._stop.wait(chance.random() * _PAUSE_S):
                         return
-                    self._transaction(cursor, chance, f"{session}.{number}")
+                    self._transaction(cursor, chance, f"{self._seed}.{session}.{number}")
         except BaseException as error:
             self.error = error
         finally:
