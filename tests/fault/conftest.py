@@ -1,4 +1,7 @@
-"""Brokers that a worker keeps for all of its tests of this ring, which kill them and start them again."""
+"""Brokers that the tests of a file share, which kill them and start them again.
+
+Of a module and not of the session: xdist then gives the file to one worker, and one broker is started for it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.support.rabbitmq import running_broker
 _Server = TypeVar("_Server", bound=ServerProcess)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka_broker() -> Iterator[KafkaBroker]:
     """A Kafka that soon aborts transactions that take too long; a test may have left it stopped."""
     with running_kafka("transaction.abort.timed.out.transaction.cleanup.interval.ms=500") as broker:
@@ -29,7 +32,7 @@ def kafka(kafka_broker: KafkaBroker) -> KafkaBroker:
     return _at_work(kafka_broker)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def rabbitmq() -> Iterator[Broker]:
     """A RabbitMQ; a test may have left it stopped."""
     with running_broker() as broker:
