@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyroaring import BitMap64
 
 from airflow_provider_pgrepl.errors import LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.reader import live_files
@@ -17,12 +18,15 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, begin_epoch, mark
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_properties
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
+from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
+from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import durable
 from tests.support.announced import relation
@@ -206,6 +210,15 @@ def test_each_commit_of_a_lake_table_is_on_the_disk(disk: RecordedDisk, tmp_path
     left = f"{disk.cut_to(tmp_path / 'compacted')}/public/t"
     assert DeltaTable(left).version() == table.version()
     assert ids(left) == ids(uri)
+
+
+def test_deletion_vector_is_on_the_disk_when_its_commit_is(disk: RecordedDisk, tmp_path: Path) -> None:
+    table = open_table(copied(disk.folder, 1, 2, 3))
+    properties = commit_properties(APP, LSN(20), "changes")
+    replace_rows(table, APP, LSN(20), FileRows(table), {0: BitMap64([1])}, [], properties)
+    left = FileRows(open_table(f"{disk.cut_to(tmp_path / 'left')}/public/t"))
+    assert left.files[0].vector is not None
+    assert [value for rows in left.all_of(0) for value in rows["id"].to_pylist()] == [1, 3]
 
 
 def test_checkpoints_are_on_the_disk(disk: RecordedDisk, tmp_path: Path) -> None:

@@ -1,0 +1,80 @@
+"""receiving/receiver.py: which LSN the slot is told while a changelog commit takes long."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.source.connection import rows
+from tests.support.received import Received, wait_until_seen
+from tests.support.replicated import execute, wait_until
+
+_WRITTEN = """
+SELECT r.write_lsn::text FROM pg_catalog.pg_stat_replication r
+    JOIN pg_catalog.pg_replication_slots s ON s.active_pid = r.pid WHERE s.slot_name = %s
+"""
+
+
+@pytest.fixture
+def received(dsn: str, tmp_path: Path) -> Received:
+    execute(dsn, "create table t(id int primary key)")
+    pipeline = Received(dsn, tmp_path, ("public.t",), flush_interval_s=0.05)
+    pipeline.begin()
+    return pipeline
+
+
+class HeldCommits:
+    """Lets no transaction into the changelog until `go` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        append = ChangelogWriter.append
+
+        def held(writer: ChangelogWriter, *arguments: Any, durable_lsn: LSN, **more: Any) -> None:
+            if durable_lsn > writer.durable_lsn:
+                self.begun.set()
+                assert self.go.wait(120)
+            append(writer, *arguments, durable_lsn=durable_lsn, **more)
+
+        monkeypatch.setattr(ChangelogWriter, "append", held)
+
+
+def written_lsn(received: Received) -> LSN:
+    """The LSN that the receiver last told the server it has received."""
+    with received.source() as source:
+        (text,) = rows(source, _WRITTEN, (received.pipeline.slot,))[0]
+    return LSN.parse(text or "0/0")
+
+
+def test_received_lsn_is_not_confirmed_before_the_changelog_commit(
+    received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has got status messages that say how much was received, and none that confirms it."""
+    before = received.durable_lsn
+    held = HeldCommits(monkeypatch)
+    receiver = Receiver(dsn, received.pipeline)
+    receiver.start()
+    try:
+        execute(dsn, "insert into t select generate_series(1, 100)")
+        target = received.source_lsn()
+        assert held.begun.wait(120)
+
+        def told() -> bool:
+            receiver.request_keepalive()
+            return before < receiver.progress.received_lsn <= written_lsn(received)
+
+        wait_until(told, 120, "the server to know what was received")
+        assert received.slot().confirmed_flush_lsn <= received.durable_lsn == before
+    finally:
+        held.go.set()
+    wait_until_seen(receiver, target)
+    receiver.stop()
+    assert receiver.error is None
+    assert received.slot().confirmed_flush_lsn == received.durable_lsn > before
+    assert len(received.changelog_rows("I")) == 100
