@@ -91,6 +91,7 @@ def test_an_unchanged_value_keeps_the_lakes_until_one_is_sent() -> None:
     assert outcome(BY_KEY, unchanged) == [("1", "1", "=")]
     assert outcome(BY_KEY, unchanged, update("1", "sent")) == [("1", "1", "sent")]
     assert outcome(BY_KEY, update("1", "sent"), unchanged) == [("1", "1", "sent")]
+    assert outcome(BY_KEY, update("1", "sent"), unchanged, unchanged) == [("1", "1", "sent")]
     assert outcome(BY_KEY, insert("1", "sent"), unchanged) == [(None, "1", "sent")]
 
 
@@ -102,6 +103,11 @@ def test_an_unchanged_key_is_taken_from_the_old_key() -> None:
 def test_rows_that_swap_a_deferrable_key_are_told_apart_by_their_old_rows() -> None:
     swap = update("2", "a", old=("1", "a")), update("1", "b", old=("2", "b"))
     assert outcome(FULL, *swap) == [("1", "2", "a"), ("2", "1", "b")]
+
+
+def test_old_rows_with_null_and_with_empty_text_are_distinguished() -> None:
+    swap = update("1", "", old=("2", "")), update("2", None, old=("1", None))
+    assert outcome(FULL, *swap) == [("1", "2", None), ("2", "1", "")]
 
 
 def test_with_full_identity_a_row_that_moves_on_is_not_taken_for_the_lakes_row() -> None:
