@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
+from airflow_provider_pgrepl.replication.lake.evolving.evolution import Evolution
+from airflow_provider_pgrepl.replication.lake.evolving.relation_timeline import read_relations
 from airflow_provider_pgrepl.replication.lake.evolving.translation import evolved, translated
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values import lake_schema
@@ -81,3 +87,16 @@ def test_lake_rows_get_the_default_and_wider_types_and_keep_what_was_dropped():
         {"id": 1, "gone": "x", "r": 1.100000023841858, "added": 7, "_pgrepl_commit_lsn": 5},
         {"id": 2, "gone": None, "r": None, "added": 7, "_pgrepl_commit_lsn": 6},
     ]
+
+
+def test_evolved_table_says_in_which_relation_the_changes_above_its_position_begin(tmp_path: Path):
+    """DDL may come in the middle of the next transaction, and the process may end before that is applied."""
+    choices = PIPELINE.choices(BEFORE.table)
+    uri, app = f"{tmp_path}/public/t", app_id("p", Epoch(1))
+    schema = lake_schema(BEFORE, choices)
+    commit_snapshot(uri, schema, [], LSN(10), "p", Epoch(1), relation_version=BEFORE.version)
+    table = open_table(uri)
+    assert read_relations(table) == (BEFORE.version, BEFORE.version)
+    Evolution(BEFORE, AFTER, choices, str(tmp_path), app).evolve(table, None)
+    assert read_relations(open_table(uri)) == (AFTER.version, BEFORE.version)
+    assert read_position(open_table(uri), app) == 10
