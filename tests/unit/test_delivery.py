@@ -101,3 +101,30 @@ def test_who_applies_by_the_rule_has_the_last_word_of_each_key(
             if of == key:
                 last = max(last, (generation, number))
         assert last[1] == max(number for number, of in enumerate(keys) if of == key)
+
+
+class Holding(OutOfOrder):
+    """Takes nothing by itself."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+
+    def _take(self, sending: Sending, taken: set[int]) -> None:
+        """Left to the test."""
+
+
+def test_batch_is_noted_only_when_all_of_its_events_are_acknowledged() -> None:
+    """What is noted goes into the publisher's record, and is not sent again by the next run."""
+    target, noted = Holding(), list[int]()
+    delivery = Delivery(target, lambda _: False, PublisherProgress(), lambda: 1)
+    delivery.connect()
+    delivery.send([event(0, 0), event(1, 1)], lambda number, _: noted.append(number))
+    delivery.finish(0.0)
+    assert noted == []
+    (sending,) = target._under_way
+    sending.settle(1)
+    delivery.finish(0.0)
+    assert noted == []
+    sending.settle(0)
+    delivery.finish(0.0)
+    assert noted == [2]

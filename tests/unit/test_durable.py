@@ -115,8 +115,13 @@ def test_a_writer_takes_over_what_a_dead_one_left_unflushed(
         one.flush()
     successor = ChangelogWriter(one.uri)
     assert successor.durable_lsn == 108
-    left = DeltaTable(str(disk.cut_to(tmp_path / "left") / "changelog"))
+    folder = disk.cut_to(tmp_path / "left") / "changelog"
+    left = DeltaTable(str(folder))
     assert left.transaction_version("pgrepl-durable-lsn") == 108
+    # The fence says this LSN too: what the dead writer wrote has to be whole as well.
+    files = [file for file in Path(one.uri).rglob("*.*") if file.suffix in (".json", ".parquet")]
+    assert len(files) == 1 + left.version() + 1
+    assert all((folder / file.relative_to(one.uri)).read_bytes() == file.read_bytes() for file in files)
 
 
 def test_a_commit_is_durable_with_all_before_it_whoever_made_them(disk: RecordedDisk, tmp_path: Path) -> None:
