@@ -11,12 +11,17 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError
+from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.debezium import encoding
 from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values.family import Unholdable
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
@@ -50,6 +55,18 @@ def test_by_columns_and_one_by_one_are_the_same(history: tuple[list[Table], pa.T
     tables, rows = history
     by_columns = made(tables, rows, 0, with_schemas=with_schemas)
     assert by_columns == made(tables, rows, _MANY, with_schemas=with_schemas)
+
+
+@pytest.mark.parametrize("few", [0, _MANY], ids=["by columns", "one by one"])
+def test_value_that_an_update_did_not_send_is_unavailable_and_not_null(few: int):
+    texts = (Column(name, place, 25, -1, "text") for place, name in ((2, "tx"), (3, "note")))
+    of = (Column("id", 1, 23, -1, "integer", is_key=True), *texts)
+    record = RelationRecord.of_catalog(Relation(7, TableName("public", "t"), of))
+    row = {"epoch": 1, "commit_lsn": 9, "xid": 3, "commit_ts": 0, "ordinal": 0, "relation_id": 7, "op": "U"}
+    row |= {"relation_version": record.version, "new": ["1", None, None], "unchanged": [1]}
+    rows = pa.Table.from_pylist([row], schema=ROW_SCHEMA)
+    ((_, _, _, (body,)),) = made([Table(record, [], TableChoices())], rows, few, with_schemas=False)
+    assert body["after"] == {"id": 1, "tx": "__debezium_unavailable_value", "note": None}
 
 
 @pytest.mark.parametrize(
