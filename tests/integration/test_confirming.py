@@ -11,6 +11,7 @@ import pytest
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
 from airflow_provider_pgrepl.replication.source.connection import rows
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
@@ -78,3 +79,40 @@ def test_received_lsn_is_not_confirmed_before_the_changelog_commit(
     assert receiver.error is None
     assert received.slot().confirmed_flush_lsn == received.durable_lsn > before
     assert len(received.changelog_rows("I")) == 100
+
+
+def test_durable_lsn_is_not_confirmed_before_redelivered_transactions_are_compared(
+    received: Received, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shows that a source was set back would not be sent again at the next start."""
+    with monkeypatch.context() as silent:
+        silent.setattr(Receiver, "_send_status", lambda _: None)
+        execute(dsn, "insert into t values (1)")
+        received.receive()
+    confirmed, durable = received.slot().confirmed_flush_lsn, received.durable_lsn
+    assert confirmed is not None
+    assert confirmed < durable
+    compare, drop = threading.Event(), ResentCheck.drop
+
+    def held(check: ResentCheck, *arguments: Any) -> Any:
+        assert compare.wait(120)
+        return drop(check, *arguments)
+
+    monkeypatch.setattr(ResentCheck, "drop", held)
+    receiver = Receiver(dsn, received.pipeline)
+    receiver.start()
+    try:
+
+        def told() -> bool:
+            receiver.request_keepalive()
+            return written_lsn(received) >= durable
+
+        wait_until(told, 120, "the server to know what was received before")
+        assert received.slot().confirmed_flush_lsn == confirmed
+    finally:
+        compare.set()
+    wait_until_seen(receiver, received.source_lsn())
+    receiver.stop()
+    assert receiver.error is None
+    assert received.slot().confirmed_flush_lsn == received.durable_lsn >= durable
+    assert len(received.changelog_rows("I")) == 1
