@@ -1,0 +1,30 @@
+"""source/connection.py: what is said of PostgreSQL's errors."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from airflow_provider_pgrepl.replication.source.connection import describe
+
+SECRET = "ann@example.com"
+
+
+class ServerError(Exception):
+    """An error as psycopg2 raises it."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.pgcode, self.diag = code, SimpleNamespace(message_primary=message)
+
+
+@pytest.mark.parametrize("code", ["22P02", "23505", "23514", "P0001"])
+def test_error_of_a_class_that_quotes_values_is_described_by_its_code_alone(code: str) -> None:
+    assert describe(ServerError(code, f"Key (mail)=({SECRET})")) == f"ServerError (SQLSTATE {code})"
+
+
+def test_error_of_another_class_is_described_by_its_message() -> None:
+    assert describe(ServerError("42P01", 'relation "t" does not exist')) == (
+        'relation "t" does not exist (SQLSTATE 42P01)'
+    )
