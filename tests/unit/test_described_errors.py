@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from airflow_provider_pgrepl.replication.source.connection import describe
+from airflow_provider_pgrepl.replication.source.connection import _refused, describe
 
 SECRET = "ann@example.com"
 
@@ -28,3 +28,10 @@ def test_error_of_another_class_is_described_by_its_message() -> None:
     assert describe(ServerError("42P01", 'relation "t" does not exist')) == (
         'relation "t" does not exist (SQLSTATE 42P01)'
     )
+
+
+def test_refused_connection_does_not_repeat_the_password() -> None:
+    """libpq quotes parts of a connection string that it could not use."""
+    error = _refused("host=db user=me password=hunter22", 'invalid value "hunter22" of an option')
+    assert "hunter22" not in f"{error.message} {error.hint}"
+    assert 'invalid value "***" of an option' in error.message
