@@ -35,10 +35,9 @@ from hypothesis import Phase, settings
 ROOT = Path(__file__).parents[1]
 PACKAGE = "airflow_provider_pgrepl"
 COPIED = (PACKAGE, "tests", "demo", "spark_apps", "pyproject.toml")
-MUTATIONS = ROOT / "tests" / "mutations.toml"
-CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- mutations -->", "<!-- /mutations -->"
 
+_KINDS = ("failure", "error", "skipped")
 _LIMIT_S = 900.0
 _COMPILED = "@loop("
 _LIBRARIES = (
@@ -101,10 +100,9 @@ class Outcome:
         return f"{self.passed} passed, {self.failed} failed, {self.errors} errors, {self.skipped} skipped"
 
 
-def read_mutations(path: Path = MUTATIONS) -> list[Mutation]:
+def read_mutations(path: Path = ROOT / "tests" / "mutations.toml") -> list[Mutation]:
     """Return the mutations of a file in its order."""
-    tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    return [Mutation(name, **table) for name, table in tables.items()]
+    return [Mutation(name, **table) for name, table in tomllib.loads(path.read_text("utf-8")).items()]
 
 
 class Copy:
@@ -128,7 +126,7 @@ class Copy:
         """Apply a mutation within the block; gives the environment in which tests are to run."""
         path, source = self._folder / mutation.path, ROOT / mutation.path
         text = mutation.apply(source.read_text(encoding="utf-8"))
-        self._forget_bytecode(path)
+        _forget_bytecode(path)
         path.write_text(text, encoding="utf-8")
         try:
             with self._own_compiled(needed=_COMPILED in text) as environment:
@@ -136,7 +134,7 @@ class Copy:
         finally:
             # With its times, by which numba knows that what it compiled is of this text.
             shutil.copy2(source, path)
-            self._forget_bytecode(path)
+            _forget_bytecode(path)
 
     def run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Outcome:
         """Run tests of tier `test`, in a process forked from this one, which has imported the libraries."""
@@ -152,10 +150,6 @@ class Copy:
             _run_pytest(self._folder, output, {"PYTHONPATH": str(self._folder), **environment}, command)
         _wait(child, began + _LIMIT_S)
         return _read_report(report, time.monotonic() - began, output.read_text(errors="replace"))
-
-    def _forget_bytecode(self, path: Path) -> None:
-        for file in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            file.unlink()
 
     @contextlib.contextmanager
     def _own_compiled(self, *, needed: bool) -> Iterator[dict[str, str]]:
@@ -195,6 +189,11 @@ def _run_pytest(folder: Path, output: Path, environment: Mapping[str, str], comm
         os._exit(code)
 
 
+def _forget_bytecode(path: Path) -> None:
+    for file in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        file.unlink()
+
+
 def _wait(child: int, deadline: float) -> None:
     """Wait for a process; kill it, and what it started in its session, after the deadline."""
     while not os.waitpid(child, os.WNOHANG)[0]:
@@ -212,9 +211,6 @@ def _read_report(report: Path, seconds: float, output: str) -> Outcome:
     failed, errors, skipped = (sum(case.find(kind) is not None for case in cases) for kind in _KINDS)
     clean = sum(all(case.find(kind) is None for kind in _KINDS) for case in cases)
     return Outcome(clean, failed, errors, skipped, seconds, output)
-
-
-_KINDS = ("failure", "error", "skipped")
 
 
 def _check_unmutated(copy: Copy, mutations: Sequence[Mutation]) -> list[str]:
@@ -243,7 +239,7 @@ def _row(mutation: Mutation, seconds: float) -> str:
     return f"| {mutation.name} | {mutation.breaks} | `{mutation.killed_by}` | {seconds:.0f} |"
 
 
-def write_table(table: str, path: Path = CONTRIBUTING) -> None:
+def write_table(table: str, path: Path = ROOT / "CONTRIBUTING.md") -> None:
     """Put a table between the markers of a document.
 
     :raises ValueError: if the document has no markers
@@ -268,7 +264,6 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutate", description="Run mutations.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which mutations; by default all")
     parser.add_argument("--write", action="store_true", help="write the table into CONTRIBUTING.md")
-    parser.add_argument("--show", action="store_true", help="show what pytest prints under each mutation")
     options = parser.parse_args(argv)
     if options.write and options.names:
         parser.error("--write needs all mutations")
@@ -287,9 +282,8 @@ def main(argv: Sequence[str]) -> int:
         for mutation in mutations:
             is_killed, outcome = _try(copy, mutation)
             print(f"{mutation.name}: {'killed' if is_killed else 'SURVIVED'}: {outcome}", file=sys.stderr)
-            if options.show or not is_killed:
-                print(outcome.output, file=sys.stderr)
             if not is_killed:
+                print(outcome.output, file=sys.stderr)
                 survivors.append(mutation.name)
             rows.append(_row(mutation, outcome.seconds))
     table = "\n".join(rows)
