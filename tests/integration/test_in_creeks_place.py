@@ -26,6 +26,8 @@ from tests.support.jetstream import CreekStream
 from tests.support.replicated import execute, wait_until
 
 SLOT = "creek_slot"
+SPARK_S = 400.0
+"""Limit of what waits for two sessions of Spark, one after the other, on a busy machine."""
 
 
 class CreeksPlace:
@@ -58,7 +60,7 @@ class CreeksPlace:
         ]
 
     def wait_for(self, *wanted: tuple[str, str, int]) -> None:
-        wait_until(lambda: set(wanted) <= set(self.seen()), what=f"{wanted}")
+        wait_until(lambda: set(wanted) <= set(self.seen()), SPARK_S, f"{wanted}")
 
     def states(self) -> dict[str, str]:
         with Store(self.dsn, "look at states") as store:
@@ -149,13 +151,13 @@ def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, mon
         # Its first row is written before the service has looked.
         execute(creeks.dsn, "select _creek.add_table('creek_pub', 'lines')", "insert into lines values (1)")
         creeks.wait_for(("lines", "c", 1))
-        wait_until(lambda: creeks.states().get("public.lines") == "streaming")
+        wait_until(lambda: creeks.states().get("public.lines") == "streaming", SPARK_S)
         for app in ("publish", "replicate"):
             os.kill(children(f"{app}.py")[0], signal.SIGKILL)
         execute(creeks.dsn, "insert into lines values (2)", "delete from orders where id = 1")
         creeks.wait_for(("lines", "c", 2), ("orders", "d", 1))
         execute(creeks.dsn, "select _creek.remove_table('creek_pub', 'lines')")
-        wait_until(lambda: creeks.states()["public.lines"] == "removed")
+        wait_until(lambda: creeks.states()["public.lines"] == "removed", SPARK_S)
         execute(creeks.dsn, "insert into lines values (3)", "insert into orders values (4)")
         creeks.wait_for(("orders", "c", 4))
         assert ("lines", "c", 3) not in creeks.seen()
@@ -174,7 +176,7 @@ def test_the_image_is_changed_and_nothing_is_lost_whatever_is_killed(creeks, mon
 @pytest.mark.thorough("test_another_deployment_leaves_this_ones_lake_alone runs the service and its apps")
 def test_a_first_start_makes_the_publication_and_a_later_one_goes_on(creeks, monkeypatch):
     def first() -> None:
-        wait_until(lambda: creeks.states().get("public.orders") == "streaming")
+        wait_until(lambda: creeks.states().get("public.orders") == "streaming", SPARK_S)
         execute(creeks.dsn, "insert into orders values (1)")
         creeks.wait_for(("orders", "c", 1))
 
@@ -194,19 +196,19 @@ def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatc
     execute(creeks.dsn, "create table heap (id int)", "create table good (id int primary key)")
 
     def act() -> None:
-        wait_until(lambda: creeks.states().get("public.orders") == "streaming")
+        wait_until(lambda: creeks.states().get("public.orders") == "streaming", SPARK_S)
         execute(creeks.dsn, "alter publication creek_pub add table heap, good")
-        wait_until(lambda: "public.heap cannot be taken" in creeks.log.read_text())
-        wait_until(lambda: creeks.states().get("public.good") == "streaming")
+        wait_until(lambda: "public.heap cannot be taken" in creeks.log.read_text(), SPARK_S)
+        wait_until(lambda: creeks.states().get("public.good") == "streaming", SPARK_S)
         execute(creeks.dsn, "insert into orders values (1)", "insert into good values (1)")
         creeks.wait_for(("orders", "c", 1), ("good", "c", 1))
 
     def again() -> None:
-        wait_until(lambda: "the others go on" in creeks.log.read_text())
+        wait_until(lambda: "the others go on" in creeks.log.read_text(), SPARK_S)
         execute(creeks.dsn, "insert into orders values (2)", "alter table good rename to better")
         creeks.wait_for(("orders", "c", 2))
-        wait_until(lambda: creeks.states().get("public.better") == "streaming")
-        wait_until(lambda: creeks.states().get("public.good") == "removed")
+        wait_until(lambda: creeks.states().get("public.better") == "streaming", SPARK_S)
+        wait_until(lambda: creeks.states().get("public.good") == "removed", SPARK_S)
 
     assert run_while(creeks, act, monkeypatch) == process.DONE
     assert run_while(creeks, again, monkeypatch) == process.DONE
@@ -214,7 +216,7 @@ def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatc
 
 def test_another_deployment_leaves_this_ones_lake_alone(creeks, monkeypatch):
     def act() -> None:
-        wait_until(lambda: creeks.states().get("public.orders") == "streaming")
+        wait_until(lambda: creeks.states().get("public.orders") == "streaming", SPARK_S)
         execute(creeks.dsn, "insert into orders values (1)")
         creeks.wait_for(("orders", "c", 1))
 
