@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 JARS = ROOT / ".jars"
 END = "{}"
 """The line after the last of an answer."""
-_LONGEST_S = 900.0
+_LONGEST_S = 560.0
+"""Less than pytest allows a test."""
+_OF_SEVERAL_TESTS_S = 1800.0
 
 
 def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | None = None) -> list[Any]:
@@ -35,7 +37,7 @@ def said_by(program: Path, *arguments: str, jars: Path = JARS, folder: Path | No
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=_LONGEST_S,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -77,7 +79,7 @@ def asking(program: Path, *arguments: str, folder: Path) -> Iterator[Callable[[s
         raise AssertionError(f"the program ended: {log.read_text()[-3000:]}")
 
     # Ends a program that hangs, and with it what waits for its answer.
-    end = threading.Timer(_LONGEST_S, process.kill)
+    end = threading.Timer(_OF_SEVERAL_TESTS_S, process.kill)
     end.start()
     try:
         yield ask
