@@ -125,6 +125,17 @@ def other_lake(other_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> str
     return other_store.new_lake()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unflushed() -> Iterator[None]:
+    """Let no flush of the tests' own process reach the disk: one takes 5 ms, a commit of a table needs several.
+
+    Tests of what is flushed when have an `os.fsync` of their own; the apps that tests start flush.
+    """
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "fsync", lambda _: None)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def no_store_given() -> Iterator[None]:
     """A task of Airflow's that ran in this process had it reach a store: not so in the next test."""

@@ -4,7 +4,7 @@
 |---|---|---|
 | fast | `make test-fast` | unit, property and integration, without Spark, brokers and stores |
 | test | `make test` | one test of each mechanism; those that differ by major on the oldest and the newest |
-| rest | second part of `make test-all` | what `test` leaves out: majors, Kafka, object stores, more seeds |
+| rest | second part of `make test-all` | what `test` leaves out; more examples of Hypothesis |
 | all | `make test-all`, and `pytest` by itself | both |
 """
 
@@ -29,7 +29,10 @@ STARTS_SPARK = ("end_to_end", "fault", "spark")
 
 def parametrize_majors(metafunc: pytest.Metafunc) -> None:
     """Run a test that is marked `differs_by_major` on each major."""
-    if len(MAJORS) > 1 and any(metafunc.definition.iter_markers("differs_by_major")):
+    marks = list(metafunc.definition.iter_markers("differs_by_major"))
+    if not all(mark.args for mark in marks):
+        raise pytest.UsageError(f"{metafunc.definition.nodeid}: say in differs_by_major(…) what differs")
+    if len(MAJORS) > 1 and marks:
         metafunc.fixturenames.append("major")
         metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
 
@@ -53,7 +56,9 @@ def _is_in(item: pytest.Item, tier: str) -> bool:
     thorough = _is_thorough(item)
     if tier == "fast":
         return not thorough and _is_fast(item)
-    return tier == "all" or thorough is (tier == "rest")
+    if tier == "rest":
+        return thorough or getattr(getattr(item, "function", None), "is_hypothesis_test", False)
+    return tier == "all" or not thorough
 
 
 def _is_thorough(item: pytest.Item) -> bool:

@@ -16,9 +16,6 @@ from tests.support.kafka import running_kafka
 from tests.support.published import Published, begin_publishing
 from tests.support.rabbitmq import running_broker
 from tests.support.registry import Registry, running_registry
-from tests.support.unflushed import unflushed
-
-__all__ = ["unflushed"]
 
 _KAFKA = (
     "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"

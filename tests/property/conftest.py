@@ -11,9 +11,6 @@ import pytest
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from demo.postgres import Server
 from tests.conftest import closing_connection
-from tests.support.unflushed import unflushed
-
-__all__ = ["unflushed"]
 
 
 @pytest.fixture(scope="module")
