@@ -127,7 +127,7 @@ def other_lake(other_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> str
 
 @pytest.fixture(scope="session", autouse=True)
 def unflushed() -> Iterator[None]:
-    """Let no flush of the tests' own process reach the disk: one takes 5 ms, a commit of a table needs several.
+    """Let no flush of the tests' own process reach the disk: one takes 5 ms, a commit needs several.
 
     Tests of what is flushed when have an `os.fsync` of their own; the apps that tests start flush.
     """
