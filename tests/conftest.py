@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
@@ -24,7 +25,7 @@ from airflow_provider_pgrepl.replication.store_variables import use_store
 from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
-from tests.selection import MAJORS, TIERS, parametrize_majors, select
+from tests.selection import MAJORS, TIERS, parametrize_majors, ring, select
 from tests.support import class_archive
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
@@ -125,15 +126,25 @@ def other_lake(other_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> str
     return other_store.new_lake()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def unflushed() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def unflushed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no flush of the tests' own process reach the disk: one takes 5 ms, a commit needs several.
 
-    Tests of what is flushed when have an `os.fsync` of their own; the apps that tests start flush.
+    Tests of what is flushed when have an `os.fsync` of their own; fault tests and the apps that tests start flush.
     """
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, "fsync", lambda _: None)
-        yield
+    if ring(request.node) != "fault":
+        monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def logger_levels() -> Iterator[None]:
+    """Restore the levels of loggers: the apps, which run in the tests' own process, set ours and their clients'."""
+    ours = ("", "airflow_provider_pgrepl", "airflow_provider_pgrepl.replication.compiled")
+    loggers = [*map(logging.getLogger, (*ours, "py4j", "pika", "nats", "confluent_kafka", "httpx2"))]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

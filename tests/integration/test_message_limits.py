@@ -55,7 +55,7 @@ def test_of_a_large_one_prefix_and_size_are_kept_and_the_log_says_so_once(
         ("", 0, 0),
     ]
     assert read_messages(received.pipeline).schema == MESSAGE_SCHEMA
-    said = [record.message for record in caplog.records if "is left out" in record.message]
+    said = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
     assert len(said) == 3
     assert not any("\n" in line for line in said)
     assert [row["new"] for row in received.changelog_rows("M")][1] == ["ü", None, "1001"]

@@ -88,7 +88,7 @@ def test_a_reception_believes_it_when_it_comes_a_second_time(
         assert reception.failed.wait(300)
         reception.stop()
     assert isinstance(reception.error, UnsendableError)
-    assert sum("trying once more" in record.message for record in caplog.records) == 1
+    assert sum("trying once more" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_values_of_more_than_1_gb_as_text_are_no_lost_connection(dsn: str, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_preflight_warns_of_an_encoding_whose_texts_may_be_unsendable(
         check_source(encoded, received.pipeline)
     with closing_connection(encoded) as connection:
         encoding = connection.info.parameter_status("server_encoding")
-    said = [record.message for record in caplog.records if encoding in record.message]
+    said = [record.getMessage() for record in caplog.records if encoding in record.getMessage()]
     assert len(said) == (0 if encoding == "LATIN1" else 1)
 
 

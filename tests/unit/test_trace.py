@@ -172,8 +172,9 @@ def test_command_line_ends_with_a_trace() -> None:
     program = """
 import sys
 from airflow_provider_pgrepl import __main__ as main
+from airflow_provider_pgrepl.replication import compiled
 from tests.support.canary import raise_unexpected
-main.compiled.ensure_compiled = raise_unexpected
+compiled.ensure_compiled = raise_unexpected
 sys.exit(main.main(["warm-up"]))
 """
     ended = subprocess.run(
