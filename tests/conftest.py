@@ -18,7 +18,7 @@ import psycopg2.extensions
 import pytest
 
 from airflow_provider_pgrepl.replication.lake.session import build_session
-from airflow_provider_pgrepl.replication.lake.session_settings import WORKERS
+from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM, WORKERS
 from airflow_provider_pgrepl.replication.lake.spark_jars import JARS_VARIABLE
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.store_variables import use_store
@@ -41,8 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if options := class_archive.options():
-        os.environ.setdefault("SPARK_SUBMIT_OPTS", options)
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"{SMALL_JVM} {class_archive.options()}".strip())
     is_worker = hasattr(config, "workerinput")
     if not is_worker:
         config.pluginmanager.register(Report(config))
@@ -130,7 +129,7 @@ def other_lake(other_store: StoreServer, monkeypatch: pytest.MonkeyPatch) -> str
 def unflushed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let no flush of the tests' own process reach the disk: one takes 5 ms, a commit needs several.
 
-    Tests of what is flushed when have an `os.fsync` of their own; fault tests and the apps that tests start flush.
+    Tests of what is flushed when have an `os.fsync` of their own; fault tests and the apps flush.
     """
     if ring(request.node) != "fault":
         monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -138,7 +137,7 @@ def unflushed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture(autouse=True)
 def logger_levels() -> Iterator[None]:
-    """Restore the levels of loggers: the apps, which run in the tests' own process, set ours and their clients'."""
+    """Restore the levels of loggers: apps that run in the tests' own process set ours and their clients'."""
     ours = ("", "airflow_provider_pgrepl", "airflow_provider_pgrepl.replication.compiled")
     loggers = [*map(logging.getLogger, (*ours, "py4j", "pika", "nats", "confluent_kafka", "httpx2"))]
     levels = [logger.level for logger in loggers]

@@ -39,6 +39,7 @@ BUDGETS_S = {
     },
 }
 """Seconds of all workers together, on two idle cores."""
+_SAMPLE_S = 2.0
 MOST_UNSTABLE = 3
 """A run with more tests that passed only when run again has failed."""
 
@@ -113,15 +114,15 @@ class Measured:
         self._process = psutil.Process()
         self._programs: dict[int, tuple[str, float]] = {}
         self._fixtures: dict[str, float] = {}
-        self._cpu_before = 0.0
+        self._cpu_before = self._total = self._sampled_at = 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        threading.Thread(target=self._sample_each_second, daemon=True).start()
+        threading.Thread(target=self._sample_often, daemon=True).start()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
         self._fixtures = {}
-        self._cpu_before = self._sample()
+        self._cpu_before = self._sampled()
         item.user_properties.append(("fixtures", self._fixtures))
         return (yield)
 
@@ -130,7 +131,7 @@ class Measured:
         try:
             return (yield)
         finally:
-            item.user_properties.append(("cpu", self._sample() - self._cpu_before))
+            item.user_properties.append(("cpu", self._sampled() - self._cpu_before))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[Any]:
@@ -142,15 +143,19 @@ class Measured:
 
     def pytest_sessionfinish(self) -> None:
         self._ended.set()
-        programs: Counter[str] = Counter({"ended within a second": self._sample()})
+        programs: Counter[str] = Counter({"not seen in a sample": self._sample()})
         for name, cpu in self._programs.values():
             programs[name] += cpu
-            programs["ended within a second"] -= cpu
+            programs["not seen in a sample"] -= cpu
         getattr(self._config, "workeroutput", {})["programs"] = dict(programs)
 
-    def _sample_each_second(self) -> None:
-        while not self._ended.wait(1):
+    def _sample_often(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
             self._sample()
+
+    def _sampled(self) -> float:
+        """Return the CPU seconds as of a sample that is half a second old at most: each costs some itself."""
+        return self._total if time.monotonic() - self._sampled_at < _SAMPLE_S / 4 else self._sample()
 
     def _sample(self) -> float:
         """Return the CPU seconds of this process, of those below it, and of those that they waited for."""
@@ -163,4 +168,5 @@ class Measured:
                     total += own + times.children_user + times.children_system
                     name = "the tests' own processes" if process == self._process else process.name()
                     self._programs[process.pid] = (name, own)
+            self._total, self._sampled_at = total, time.monotonic()
         return total

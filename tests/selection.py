@@ -64,6 +64,8 @@ def _is_in(item: pytest.Item, tier: str) -> bool:
 def _is_thorough(item: pytest.Item) -> bool:
     if any(item.iter_markers("thorough")) or _values(item).get("seed", 1) > 1:
         return True
+    if "seed" in _values(item) and _major(item) != MAJORS[-1]:
+        return True
     return _major(item) not in (MAJORS[0], MAJORS[-1]) or not FETCHED_BY_TEST_ALL.isdisjoint(_fixtures(item))
 
 

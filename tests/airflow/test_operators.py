@@ -124,6 +124,7 @@ def test_the_task_log_keeps_levels_and_one_time_and_the_failure_says_the_last_er
 @pytest.mark.parametrize(
     ("dag_id", "task_id"), [("stand_in", "replicate"), ("stand_in_snapshot", "snapshot")]
 )
+@pytest.mark.thorough("test_publish_operator, test_hosting")
 def test_what_an_application_leaves_is_in_xcom_and_its_links_are_beside_the_task(
     behave: Any, journal: Journal, dag_id: str, task_id: str
 ) -> None:
@@ -250,6 +251,7 @@ def test_a_killed_task_leaves_its_application_running_and_the_next_try_re_attach
             second.kill()
 
 
+@pytest.mark.thorough("the next try re-attaches; adoption in test_hosting")
 def test_the_next_run_adopts_the_application_that_nobody_is_in_charge_of(
     behave: Any, journal: Journal, tmp_path: Path
 ) -> None:

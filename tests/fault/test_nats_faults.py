@@ -105,6 +105,7 @@ def test_every_change_arrives_when_publisher_is_killed_again_and_again(received,
 
 
 @pytest.mark.real_kill
+@pytest.mark.thorough("test_publishing_faults: publisher and broker are killed")
 def test_every_json_message_arrives_when_publisher_and_server_are_killed(received, jetstream):
     given = {"target": "nats", "format": "json", "stream": "plain"}
     received.configure(publishers={"events": given})

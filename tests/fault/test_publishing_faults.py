@@ -122,6 +122,7 @@ def test_every_change_arrives_when_broker_is_killed_and_away_for_a_while(receive
     assert_all_arrived(received, queue.take())
 
 
+@pytest.mark.thorough("test_nats_faults: a connection stalls")
 def test_every_change_arrives_when_connections_are_closed_and_one_stalls(received, broker, monkeypatch):
     queue, proxy = Queue(broker.uri, received.pipeline.name, received.pipeline.name), SilentProxy(broker.port)
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri.replace(str(broker.port), str(proxy.port)))
@@ -172,6 +173,7 @@ def test_full_queue_holds_publisher(received, broker):
         ),
     ],
 )
+@pytest.mark.thorough("a full queue holds the publisher")
 def test_broker_that_lacks_memory_or_disk_holds_publisher_which_can_be_stopped(received, broker, shortage):
     queue = Queue(broker.uri, received.pipeline.name, received.pipeline.name)
     with changing(received), room_again(broker), publishing(received):

@@ -75,6 +75,7 @@ def is_query(sent: bytes) -> bool:
 
 
 @pytest.mark.real_kill
+@pytest.mark.thorough("integration/test_receiver: a second receiver fences the first")
 def test_app_that_slept_while_another_took_over_ends_and_changes_nothing(replicated, dsn):
     with traffic(dsn, 2) as writing:
         sleeper = replicated.start("replicate")

@@ -214,6 +214,7 @@ def test_a_table_that_cannot_be_taken_leaves_the_others_alone(creeks, monkeypatc
     assert run_while(creeks, again, monkeypatch) == process.DONE
 
 
+@pytest.mark.thorough("the other tests of this file")
 def test_another_deployment_leaves_this_ones_lake_alone(creeks, monkeypatch):
     def act() -> None:
         wait_until(lambda: creeks.states().get("public.orders") == "streaming", SPARK_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from tests.support.handed import Handed
 
@@ -10,6 +11,7 @@ TEXT = b'ab,\n"cd'
 BYTES = b"\x00\xff\x5c\x0a"
 
 
+@pytest.mark.thorough("the table of 1,600 columns; large messages in test_message_limits")
 def test_rows_of_100_mb_are_copied_and_streamed(dsn, run, tmp_path):
     """Text full of quotes and newlines, which CSV writes twice; bytea, which the stream sends as hexadecimal
     digits; then an update that does not send them again, and one of the key."""

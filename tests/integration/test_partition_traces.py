@@ -207,7 +207,9 @@ SENT_SINCE_15 = ("emptied before it was attached", "its rows rewritten, granted 
 
 ONE_OF_EACH = pytest.mark.thorough("the same test away without, and running with an event trigger")
 with_and_without_event_trigger = pytest.mark.parametrize(
-    "event_trigger", [False, True], ids=["", "event trigger"]
+    "event_trigger",
+    [pytest.param(False, id="", marks=pytest.mark.thorough("the same with the event trigger")), True],
+    ids=["", "event trigger"],
 )
 
 

@@ -254,6 +254,7 @@ def test_rows_that_are_deleted_softly_are_in_no_snapshot(published):
     assert rows == [{"id": 2, "v": "b"}]
 
 
+@pytest.mark.thorough("the other requests of this file")
 def test_nobody_answers_for_what_is_not_published(published):
     published.publisher(tables=["public.other"], on_error="skip_and_record")
     execute(published.dsn, "insert into other values (1, repeat('x', 150000))")

@@ -38,6 +38,7 @@ def views_at(pipelines: list[Landed], lsn: LSN | None = None) -> list[ArrowAsOf]
     return [arrow_view_as_of(one.pipeline, lsn=lsn) for one in pipelines]
 
 
+@pytest.mark.thorough("spark/test_streaming_scenarios: two pipelines are independent")
 def test_both_show_the_same_transactions_at_an_lsn_that_both_have(dsn, pipelines):
     """One merges after each step and the other never again; each has received more or less than the other."""
     with transfers(dsn, seed=3) as running:

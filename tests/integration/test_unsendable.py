@@ -91,6 +91,7 @@ def test_a_reception_believes_it_when_it_comes_a_second_time(
     assert sum("trying once more" in record.getMessage() for record in caplog.records) == 1
 
 
+@pytest.mark.thorough("the other unsendable values of this file")
 def test_values_of_more_than_1_gb_as_text_are_no_lost_connection(dsn: str, tmp_path: Path) -> None:
     """A bytea of 512 MiB and one byte, which the server writes as 1 GiB and four."""
     execute(

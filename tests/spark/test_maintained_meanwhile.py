@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
 from airflow_provider_pgrepl.replication.app.operations.maintained import Maintained
@@ -14,6 +16,7 @@ from tests.support.replicated import execute
 TABLES = ("public.rewritten", "public.marked", "public.kept")
 
 
+@pytest.mark.thorough("integration/test_maintain")
 def test_a_lake_is_maintained_while_it_is_written(spark, dsn: str, tmp_path: Path) -> None:
     for table in TABLES:
         execute(

@@ -114,6 +114,7 @@ def test_no_table_waits_for_the_merge_of_another(replicated, gate):
     replicated.assert_equal(*TABLES)
 
 
+@pytest.mark.thorough("test_consistent_read, and the other paces of this file")
 def test_points_show_whole_transactions_though_one_table_is_slow(replicated, gate):
     numbers = itertools.count(1)
     with replicated.replicating() as running:

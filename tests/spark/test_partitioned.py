@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from deltalake import QueryBuilder
 
 from airflow_provider_pgrepl.replication.app import process
@@ -92,6 +93,7 @@ def check(replicated: InProcess, dsn: str) -> None:
         assert len(check_partitions(replicated.lake_path(f"public.{name}"), record.relation, choices)) > 3
 
 
+@pytest.mark.thorough("unit/test_partitioned_tables, and the next test")
 def test_a_partitioned_table_holds_the_rows_of_the_source(spark, dsn: str, tmp_path: Path) -> None:
     execute(dsn, *SETUP)
     policies = {f"public.{name}": {"partition_by": by} for name, by in BY.items()}

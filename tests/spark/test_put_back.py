@@ -142,7 +142,7 @@ def test_a_folder_that_was_put_back_is_brought_forward_again(replicated, changed
     [
         pytest.param([0], id="newest", marks=pytest.mark.thorough("the same test, newest three")),
         pytest.param([0, 1, 2], id="newest three"),
-        pytest.param([2], id="below others"),
+        pytest.param([2], id="below others", marks=pytest.mark.thorough("the same test, newest three")),
     ],
 )
 def test_commits_that_were_emptied_are_made_again(fresh, spark, emptied):

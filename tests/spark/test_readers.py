@@ -26,6 +26,7 @@ WITH_BOUNDS = ("c_int32", "c_date", "c_tz")
         widened,
     ],
 )
+@pytest.mark.thorough("integration/test_readers, with four readers")
 def test_spark_finds_rows_by_each_type(
     spark: SparkSession, dsn: str, tmp_path: Path, written: Callable[[str, Path], Handed]
 ) -> None:

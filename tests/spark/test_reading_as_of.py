@@ -82,6 +82,7 @@ def test_views_show_every_table_at_one_point(
         create_views(spark, replicated.pipeline, variant=["public.item.id"])
 
 
+@pytest.mark.thorough("test_spark_shows_at_each_moment_what_the_source_did")
 def test_history_through_spark_is_that_of_arrow(
     spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_history_through_spark_is_that_of_arrow(
     assert at_point.where("_pgrepl_to_lsn is null").count() == 2
 
 
+@pytest.mark.thorough("integration/test_reading_across_drift")
 def test_spark_reads_across_safe_ddl_what_arrow_reads(
     spark: SparkSession, dsn: str, pg: Connection, tmp_path: Path
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
@@ -134,6 +136,7 @@ def test_row_filters_column_lists_and_unpublished_columns_are_honoured_by_copy_a
     assert "secret" not in replicated.lake_rows("public.listed").column_names
 
 
+@pytest.mark.thorough("integration/test_publication_moved")
 def test_a_publication_that_left_deletes_out_for_a_while_is_not_caught_up_with(dsn, spark, tmp_path):
     execute(
         dsn,

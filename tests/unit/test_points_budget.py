@@ -142,6 +142,7 @@ def bytes_on_disk(lake: Path) -> int:
     return sum(file.stat().st_size for file in (lake / "public/hot").glob("*.parquet"))
 
 
+@pytest.mark.thorough("the shorter histories of this file")
 def test_an_hour_of_a_hot_table_stays_within_its_budget(tmp_path: Path) -> None:
     """A batch each 20 seconds, which rewrites the table; maintenance looks every 40 seconds."""
     settings = {"name": "shop", "lake": str(tmp_path), "tables": ["public.*"], "points_bytes": 10.0}
