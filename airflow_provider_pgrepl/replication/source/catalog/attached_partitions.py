@@ -178,6 +178,16 @@ def _may_be_there_again(leaf: _Node, links: list[_Node], told_by: int) -> bool:
     )
 
 
+def _may_be_unsent(connection: Connection) -> bool:
+    """Return True if this server's walsenders may not send the rows of a table that was attached.
+
+    Before PostgreSQL 15, ATTACH PARTITION does not invalidate what a walsender remembers of a table. If it
+    has decoded a row of the table before, it takes the table for unpublished until it ends.
+    (rel_sync_cache_relation_cb in src/backend/replication/pgoutput/pgoutput.c)
+    """
+    return bool(connection.server_version < 150000)
+
+
 def _has_earlier_row(
     connection: Connection,
     part: Partition,
@@ -196,8 +206,10 @@ def _has_earlier_row(
             # Any code, or that its owner can add some.
             if not trusts_owners and shut_owners_out(connection, connection, {part.oid: part.table}) != {}:
                 return True
-            is_again = bool(told_by) and _may_be_there_again(leaf, links, told_by)
-            if is_again and not _keeps_its_first_row(connection, part, leaf):
+            may_lack_rows = _may_be_unsent(connection) or (
+                bool(told_by) and _may_be_there_again(leaf, links, told_by)
+            )
+            if may_lack_rows and not _keeps_its_first_row(connection, part, leaf):
                 return True
             return any(_is_earlier(connection, part, leaf, link) for link in links)
         except (psycopg2.Error, SourceError):
