@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ FETCHED_BY_TEST_ALL = frozenset({"gateway", "other_store", "kafka", "kafka_broke
 """Fixtures of servers that only `make test-all` fetches or builds."""
 NOT_FAST = frozenset({"spark", "broker", "jetstream", "debian", "airflow_db"})
 """Fixtures that take seconds to start."""
-STARTS_SPARK = ("end_to_end", "fault", "spark")
-"""Rings whose tests mostly wait for processes of their own, longest first."""
+STARTS_SPARK = ("spark", "end_to_end", "fault")
+"""Rings whose tests mostly wait, those that take longest on one worker first."""
+SPARK_SESSIONS = 2
+"""Workers that start a Spark session of their own: a JVM needs 40 s of CPU time until it is warm."""
 
 
 def parametrize_majors(metafunc: pytest.Metafunc) -> None:
@@ -96,8 +99,12 @@ def ring(item: pytest.Item) -> str:
 
 
 def _group(item: pytest.Item) -> str:
-    """Return the name of what one worker runs: a test, or a file's tests if they share something."""
+    """Return the name of what one worker runs: a test, or tests that share something dear."""
     assert isinstance(item, pytest.Function)
+    if "spark" in _fixtures(item):
+        return f"spark-{zlib.crc32(item.path.name.encode()) % SPARK_SESSIONS}"
+    if "broker" in _fixtures(item) and ring(item) == "integration":
+        return "rabbitmq"
     definitions = item._fixtureinfo.name2fixturedefs.values()
     shares = any(found and found[-1].scope == "module" for found in definitions)
     return f"{item.path.name}-{_major(item)}" if shares or ring(item) not in STARTS_SPARK else item.nodeid
