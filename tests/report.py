@@ -1,4 +1,4 @@
-"""The end of a run: seconds of each ring beside its budget, missing parts, unstable tests.
+"""The report at the end of a run: seconds and budget of each ring, missing parts, unstable tests.
 
 With `--times` the run also measures fixtures and the CPU time of all processes that tests start, and leaves
 them in `.pytest_cache/times-TIER.json`; `tests/times.py` makes tables of these.
@@ -45,7 +45,7 @@ MOST_UNSTABLE = 3
 
 
 class Report:
-    """What the controller of a run gathers from the tests' reports."""
+    """The report that the controller of a run makes of the tests' reports."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.tier = str(config.getoption("tier"))
@@ -107,7 +107,7 @@ class Report:
 
 
 class Measured:
-    """What a process that runs tests measures with `--times`: fixtures, and CPU of all that it started."""
+    """A meter of fixtures and CPU in a process that runs tests with `--times`."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

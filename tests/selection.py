@@ -1,4 +1,4 @@
-"""Which tests a run has, on which PostgreSQL majors, and how xdist's workers share them.
+"""The selection of a run's tests and PostgreSQL majors, and their distribution to xdist's workers.
 
 | tier | command | tests |
 |---|---|---|
