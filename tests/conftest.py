@@ -136,14 +136,11 @@ def unflushed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(autouse=True)
-def logger_levels() -> Iterator[None]:
-    """Restore the levels of loggers: apps that run in the tests' own process set ours and their clients'."""
-    ours = ("", "airflow_provider_pgrepl", "airflow_provider_pgrepl.replication.compiled")
-    loggers = [*map(logging.getLogger, (*ours, "py4j", "pika", "nats", "confluent_kafka", "httpx2"))]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+def logger_levels() -> None:
+    """Reset the levels of loggers: apps that run in the tests' own process set ours and their clients'."""
+    ours = ("airflow_provider_pgrepl", "airflow_provider_pgrepl.replication.compiled")
+    for name in (*ours, "py4j", "pika", "nats", "confluent_kafka", "httpx2"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
 
 
 @pytest.fixture(autouse=True)
