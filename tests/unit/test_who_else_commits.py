@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP
@@ -130,3 +132,20 @@ def test_a_marker_says_nothing_of_how_far_the_changelog_was_durable(
         meanwhile.setattr("airflow_provider_pgrepl.replication.changelog.writer.open_changelog", slowly)
         mark(one.uri)
     assert read_durable_lsn_before(one.uri, DeltaTable(one.uri).version() + 1) == 208
+
+
+@pytest.mark.parametrize("is_overtaken", [True, False])
+def test_marker_fails_only_if_no_other_commit_moved_the_version(
+    disk: RecordedDisk, monkeypatch: pytest.MonkeyPatch, *, is_overtaken: bool
+) -> None:
+    one = Written(new_changelog(disk.folder))
+
+    def fail(*_: Any, **__: Any) -> None:
+        if is_overtaken:
+            one.transaction(100, r7=3)
+            one.flush()
+        raise CommitFailedError("too many attempts")
+
+    monkeypatch.setattr(DeltaTable, "create_write_transaction", fail)
+    with nullcontext() if is_overtaken else pytest.raises(LakeUnavailableError):
+        mark(one.uri)

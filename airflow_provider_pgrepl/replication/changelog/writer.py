@@ -112,9 +112,11 @@ def _apps(commit: CommitRecord, published: int) -> list[Transaction]:
 def mark(uri: str) -> None:
     """Commit nothing, so that the version moves and the applier looks at its tables again.
 
+    Does nothing if commits of a receiver, which may come faster than a marker, move the version meanwhile.
     Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
+    version = int(table.version())
     try:
         commit = CommitRecord(
             "marker",
@@ -130,6 +132,9 @@ def mark(uri: str) -> None:
         )
         # With what a writer before it may have left: only so many commits are looked at later.
         durable.flush_newest(uri)
+    except CommitFailedError as error:
+        if int(open_changelog(uri).version()) <= version:
+            raise _unwritable(error) from error
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
