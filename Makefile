@@ -129,7 +129,7 @@ test-rest: fetch classes ## What `make test` leaves out: every major, Kafka, obj
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 .PHONY: test-all
-test-all: ## `make test`, then `make test-rest`: 35 minutes
+test-all: ## `make test`, then `make test-rest`: 48 minutes
 	@$(MAKE) test
 	@$(MAKE) test-rest
 

@@ -19,23 +19,24 @@ import pytest
 
 RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to_end")
 BUDGETS_S = {
-    "fast": {"unit": 150, "property": 120, "integration": 210},
+    "fast": {"unit": 140, "property": 70, "integration": 330},
     "test": {
-        "unit": 160,
-        "property": 120,
-        "integration": 450,
-        "airflow": 130,
-        "spark": 450,
-        "fault": 330,
-        "end_to_end": 110,
+        "unit": 140,
+        "property": 70,
+        "integration": 1100,
+        "airflow": 150,
+        "spark": 480,
+        "fault": 220,
+        "end_to_end": 60,
     },
     "rest": {
+        "unit": 150,
         "property": 400,
         "integration": 1400,
-        "airflow": 300,
-        "spark": 1600,
-        "fault": 1600,
-        "end_to_end": 450,
+        "airflow": 250,
+        "spark": 1200,
+        "fault": 2500,
+        "end_to_end": 600,
     },
 }
 """Seconds of all workers together, on two idle cores."""
