@@ -214,7 +214,7 @@ def check_true(source: Source, found: list[dict], begin: int = 0) -> None:
         assert row["new"] == [None if place in left else one for place, one in enumerate(truth)]
 
 
-@examples(400)
+@examples(2000)
 @given(sources(), st.data())
 def test_what_is_filled_in_is_true_and_all_that_was_sent_is(source: Source, data: st.DataObject):
     rows = source.table()
