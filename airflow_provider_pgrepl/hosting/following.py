@@ -64,8 +64,7 @@ class Following:
     def begin(self) -> str:
         """Adopt or launch; the handle by which a later try finds the application."""
         self._found = self._adoption.take()
-        if self.was_asked_to_stop:
-            self._found.app.stop()
+        self._pass_on_stop()
         return self._found.app.token
 
     def status(self, handle: object) -> AppState:
@@ -88,6 +87,7 @@ class Following:
             if app is None:
                 return End(AppState.LOST, None, "", None)
             self._found = self._adoption.take_known(app)
+            self._pass_on_stop()
         end = self._follow(self._found.app)
         self._found.charge.release()
         self._found = None
@@ -98,9 +98,12 @@ class Following:
         return self._adoption.place.find(handle) is not None
 
     def stop(self) -> None:
-        """Ask it to end; returns at once."""
+        """Ask it to end; returns at once. A task may be asked before it is in charge of an application."""
         self.was_asked_to_stop = True
-        if self._found is not None:
+        self._pass_on_stop()
+
+    def _pass_on_stop(self) -> None:
+        if self.was_asked_to_stop and self._found is not None:
             self._found.app.stop()
 
     def stop_and_wait(self) -> None:

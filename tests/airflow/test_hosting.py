@@ -425,3 +425,14 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
     os.utime(app.folder / supervise.HANDED_OVER, (long_ago, long_ago))
     assert ended(app) is AppState.DONE
     assert journal.pids("stopped") == journal.pids("started")
+
+
+def test_a_stop_that_comes_before_a_task_is_in_charge_reaches_the_application(
+    place: Place, journal: Journal
+) -> None:
+    app = launch(place, journal)
+    journal.wait_for("started")
+    following = Task(place, Launcher(journal)).following
+    following.stop()
+    assert following.follow(app.token).status is AppState.DONE
+    assert journal.pids("stopped") == journal.pids("started")
