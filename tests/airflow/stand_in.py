@@ -33,6 +33,8 @@ def journal(event: str) -> None:
 def stop(*_: object) -> None:
     if options.ignore_term:
         return
+    # Linux sends the parent's end once for each of its threads that was seen to end before the next.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while options.end_gate is not None and not options.end_gate.exists():
         time.sleep(0.01)
     journal("stopped")
