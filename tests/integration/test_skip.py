@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.errors import (
     ConfigError,
     GapError,
     LakeError,
+    LakeUnavailableError,
     SlotError,
 )
 from airflow_provider_pgrepl.replication.app.operations import skip
@@ -29,6 +31,7 @@ from airflow_provider_pgrepl.replication.lake.read import arrow_as_of
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.receiving import skipping
+from airflow_provider_pgrepl.replication.storage import durable
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_bytes
@@ -199,6 +202,26 @@ def test_one_that_died_between_changelog_and_slot_is_finished(
     kept.assert_equal(U)
     assert kept.bring_forward(T).error_kind == "GapError"
     assert len(kept.changelog_rows("G")) == 2
+
+
+def test_the_slot_is_not_moved_past_a_gap_that_the_disk_does_not_take(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    poison(kept)
+    lsn = kept.unsendable()
+    with monkeypatch.context() as patched:
+        patched.setattr(skip, "pass_gaps", lambda *_: None)
+        skip_transaction(kept.access, lsn, [U])
+        patched.setattr(durable, "flush_newest", refuse)
+        with kept.source() as source, pytest.raises(LakeUnavailableError):
+            skipping.pass_gaps(source, kept.pipeline)
+    assert kept.slot().confirmed_flush_lsn <= lsn
+    with kept.source() as source:
+        skipping.pass_gaps(source, kept.pipeline)
+    assert kept.slot().confirmed_flush_lsn == lsn + 1
 
 
 def test_a_slot_that_was_made_anew_is_not_moved_to_a_gap(kept: Kept) -> None:
