@@ -55,7 +55,7 @@ class Report:
         self.seconds: Counter[str] = Counter()
         self.tests: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
-        self.unstable: list[str] = []
+        self.unstable: list[tuple[str, str]] = []
         self.measured: dict[str, dict[str, Any]] = defaultdict(dict)
         self.programs: Counter[str] = Counter()
 
@@ -66,7 +66,7 @@ class Report:
         if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
             self.missing[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]
-            self.unstable.append(report.nodeid)
+            self.unstable.append((report.nodeid, str(report.longrepr)))
         measured = self.measured[report.nodeid]
         measured[report.when or ""] = report.duration
         measured.update(dict(report.user_properties))
@@ -98,8 +98,9 @@ class Report:
             )
         for why, count in self.missing.items():
             write(f"not run: {count} tests: {why}", yellow=True)
-        for test in self.unstable:
-            write(f"unstable, passed or failed when run again: {test}", yellow=True)
+        for test, failure in self.unstable:
+            write(f"unstable, passed or failed when run again: {test}; at first:", yellow=True)
+            write(failure)
         if len(self.unstable) > MOST_UNSTABLE:
             write(f"failed: more than {MOST_UNSTABLE} tests were unstable", red=True)
 

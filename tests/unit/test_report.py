@@ -39,7 +39,7 @@ def reported(node: str, seconds: float = 1.0, outcome: str = "passed", why: str 
         duration=seconds,
         outcome="skipped" if skipped else outcome,
         skipped=skipped,
-        longrepr=("file", 1, f"Skipped: {why}"),
+        longrepr=("file", 1, f"Skipped: {why}") if skipped else "assert 1 == 2",
         user_properties=[("cpu", 2.0), ("fixtures", {"spark": 3.0})],
     )
 
@@ -80,6 +80,7 @@ def test_run_fails_when_more_tests_were_unstable_than_allowed(report, tmp_path, 
         report.pytest_runtest_logreport(reported(f"tests/fault/test_a.py::test_{number}", outcome="rerun"))
     unstable = [line for line in lines_of(report) if line.startswith("unstable")]
     assert len(unstable) == MOST_UNSTABLE + more
+    assert lines_of(report).count("assert 1 == 2") == len(unstable)
     assert finish(report, tmp_path) == (pytest.ExitCode.TESTS_FAILED if more else pytest.ExitCode.OK)
 
 
