@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.store_variables import use_store
 from demo.postgres import Server
 from demo.versitygw import Gateway
 from tests.report import Measured, Report
-from tests.selection import MAJORS, TIERS, parametrize_majors, ring, select
+from tests.selection import MAJORS, TIERS, mark_group, parametrize_majors, ring, select
 from tests.support import class_archive
 from tests.support.debian_server import TEMPLATE, debian_server
 from tests.support.s3 import new_lake, running_gateway
@@ -51,6 +51,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     parametrize_majors(metafunc)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    mark_group(item)
 
 
 @pytest.hookimpl(trylast=True)

@@ -60,14 +60,15 @@ class Report:
         self.programs: Counter[str] = Counter()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = report.nodeid.split("/")[1]
+        test = _without_group(report.nodeid)
+        name = test.split("/")[1]
         self.seconds[name] += report.duration
         self.tests[name] += report.when == "call"
         if report.skipped and isinstance(report.longrepr, tuple) and not hasattr(report, "wasxfail"):
             self.missing[str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]
-            self.unstable.append((report.nodeid, str(report.longrepr)))
-        measured = self.measured[report.nodeid]
+            self.unstable.append((test, str(report.longrepr)))
+        measured = self.measured[test]
         measured[report.when or ""] = report.duration
         measured.update(dict(report.user_properties))
 
@@ -106,6 +107,11 @@ class Report:
 
     def _elapsed(self) -> float:
         return time.monotonic() - self.began
+
+
+def _without_group(nodeid: str) -> str:
+    """Return the test's own id; xdist adds `@group`."""
+    return nodeid.rpartition("@")[0] if nodeid.rfind("@") > nodeid.rfind("]") else nodeid
 
 
 class Measured:

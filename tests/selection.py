@@ -40,6 +40,12 @@ def parametrize_majors(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("major", MAJORS, indirect=True, scope="session")
 
 
+def mark_group(item: pytest.Item) -> None:
+    """Mark what one worker is to run together. When tests are selected xdist has read the marks already."""
+    if (group := _group(item)) != item.nodeid:
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests of other tiers, and order the rest so that some wait while others compute."""
     tier = config.getoption("tier")
@@ -47,7 +53,6 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = set(items) - set(kept)
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     for item in kept:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
         if any(item.iter_markers("real_kill")):
             item.add_marker(pytest.mark.flaky(reruns=1))
     waiting = [item for name in STARTS_SPARK for item in kept if ring(item) == name]

@@ -85,7 +85,7 @@ def test_run_fails_when_more_tests_were_unstable_than_allowed(report, tmp_path, 
 
 
 def test_measured_runs_become_tables(report, tmp_path):
-    report.pytest_runtest_logreport(reported("tests/spark/test_b.py::test_dear", 40.0))
+    report.pytest_runtest_logreport(reported("tests/spark/test_b.py::test_dear@spark-0", 40.0))
     report.programs.update({"java": 12.0})
     finish(report, tmp_path)
     measured = (tmp_path / ".pytest_cache" / "times-test.json").read_text()
