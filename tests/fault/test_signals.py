@@ -42,7 +42,8 @@ def test_app_that_is_asked_to_end_confirms_all_that_is_durable(replicated, dsn):
         finally:
             kill(process)
         assert "Traceback" not in replicated.log_tail()
-        assert not replicated.slot().active
+        # The walsender reads what the app confirmed, and then that it has gone.
+        wait_until(lambda: not replicated.slot().active, what="the end of the walsender")
         assert replicated.slot().confirmed_flush_lsn == replicated.durable_lsn
     replicated.catch_up()
     replicated.assert_equal(*TABLES)
