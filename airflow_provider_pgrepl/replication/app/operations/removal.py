@@ -66,9 +66,9 @@ def _removable(
     records = choose(store, pipeline.name, tables)
     _refuse_last(store, pipeline.name, records)
     if drop_lake_tables:
-        epoch = read_epoch(changelog_uri(pipeline.lake_root)).epoch
+        read_epoch(changelog_uri(pipeline.lake_root))
         chosen = [record.table for record in records]
-        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name, epoch)
+        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name)
     return records
 
 
@@ -133,5 +133,9 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: w
             f" batch in time ({busy.message})",
             "run the same again: it goes on where it stopped",
         ) from None
+    # Again: another program may have written there while the batch was awaited.
+    dropping.check_droppable(root, tables, access.pipeline.name)
+    for path in dropping.files_of_others(root, tables):
+        log.warning("%s was not written by this pipeline, and is kept", path)
     for table in dropping.drop_lake_tables(root, tables):
         log.info("lake table %s is dropped", table)

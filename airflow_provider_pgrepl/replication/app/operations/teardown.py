@@ -21,6 +21,8 @@ from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
     drop_lake_tables,
     drop_system_folder,
+    files_of_others,
+    present_tables,
 )
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -118,8 +120,22 @@ class _Teardown:
             )
         if self.drop_lake and known is not None and known.lake != self.pipeline.lake_root:
             raise ConfigError(f"pipeline {known.name} is recorded with the lake {known.lake}, not this one")
-        if self.drop_lake and self._epoch is not None:
-            check_droppable(self.pipeline.lake_root, self._tables(), self.pipeline.name, self._epoch.epoch)
+        if self.drop_lake:
+            self._check_lake()
+
+    def _check_lake(self) -> None:
+        """Raise LakeError when there is no evidence that the lake, or a table in it, is this pipeline's."""
+        root, name = self.pipeline.lake_root, self.pipeline.name
+        if self._epoch is not None:
+            check_droppable(root, self._tables(), name)
+            return
+        records = self.store.read_tables(name).values() if self._recorded else ()
+        if any(record.position_lsn is not None for record in records):
+            raise LakeError(
+                f"nothing was dropped: tables of pipeline {name} were copied into the lake {root}, but there"
+                " is no changelog in it. It is not mounted on this host, or was moved or deleted",
+                "mount it and run this again; if the lake is gone, run teardown without --drop-lake",
+            )
 
     def _slots(self, dry_run: bool) -> None:
         name = self._recorded.slot if self._recorded else self.pipeline.slot
@@ -185,13 +201,20 @@ class _Teardown:
             if self._epoch is not None:
                 self.result.kept.append(f"the lake {root}: a snapshot into it would begin a new epoch")
             return
-        if self._epoch is None and self._recorded is None:
-            return
-        tables = sorted(self._tables())
+        if self._epoch is None:
+            return  # Nothing in it is shown to be this pipeline's.
+        tables = present_tables(root, self._tables())
+        others = files_of_others(root, tables)
         if not dry_run:
             drop_lake_tables(root, tables)
+            # So that a repetition does not take a lake that is dropped for one that is not mounted.
+            for table in self.store.read_tables(self.pipeline.name) if self._recorded else ():
+                self.store.remove_table(self.pipeline.name, table)
             drop_system_folder(root)
-        self._done(f"the lake {root} with {len(tables)} tables and the changelog")
+        for table in tables:
+            self._done(f"lake table {root}/{table.path}")
+        self._done(f"the changelog of the lake {root}")
+        self.result.kept += [f"{path}, which this pipeline has not written" for path in others]
 
     def _tables(self) -> set[TableName]:
         """All that the pipeline ever had in the lake, as far as state or points remember."""
