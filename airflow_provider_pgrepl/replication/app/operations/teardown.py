@@ -27,10 +27,12 @@ from airflow_provider_pgrepl.replication.lake.dropping import (
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot import record as slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
@@ -139,17 +141,25 @@ class _Teardown:
 
     def _slots(self, dry_run: bool) -> None:
         name = self._recorded.slot if self._recorded else self.pipeline.slot
-        if read_slot(self.source, name) is not None:
-            if self._is_ours(name, "slot"):
-                self._done(f"slot {name}")
-            else:
-                self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's")
-        if not dry_run and self._is_ours(name, "slot"):
-            self.deadline.retry(lambda: drop_slot(self.source, name))
+        found = read_slot(self.source, name)
+        reason = None if found is None else slot.reason_to_keep(self.source, found)
+        is_ours = self._is_ours(name, "slot")
+        if found is not None and is_ours and reason is None:
+            self._done(f"slot {name}")
+        elif found is not None:
+            why = f": {reason}" if reason else ""
+            self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's{why}")
+        if not dry_run and is_ours:
+            if reason is None:
+                self.deadline.retry(lambda: drop_slot(self.source, name))
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
         was_there = event_trigger.is_present(self.source, self.pipeline.name)
+        for name, function in event_trigger.read_foreign(self.source, self.pipeline.name):
+            self.result.kept.append(
+                f"event trigger {name}, which this pipeline has not made: it calls {function}"
+            )
         if read_server(self.source).in_recovery:
             if was_there:
                 self.result.kept.append("the event trigger: tear down with the primary for a source")
@@ -170,8 +180,11 @@ class _Teardown:
         found = read_identity(self.source, name)
         if found is None:
             return
-        if not self._owns_publication(name, found[0]):
-            self.result.kept.append(f"publication {name}, which this pipeline has not made")
+        oid = None if self._epoch is None else self._epoch.publication_oid
+        reason = publication.reason_to_keep(self.source, name, self.pipeline.name, oid)
+        if reason is not None or not self._owns_publication(name, found[0]):
+            why = f": {reason}" if reason and self._is_ours(name, "publication") else ""
+            self.result.kept.append(f"publication {name}, which this pipeline has not made{why}")
             return
         if read_server(self.source).in_recovery:
             self.result.kept.append(f"publication {name}: drop it on the primary")
