@@ -258,7 +258,7 @@ def test_a_publication_that_was_only_used_stays(dsn, tmp_path):
     assert left(kept) == {"publications": ["theirs"]}
 
 
-@pytest.mark.parametrize("purpose", ["replicate", "snapshot"])
+@pytest.mark.parametrize("purpose", ["replicate", "snapshot", "publish events"])
 def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose):
     before = left(kept)
     with kept.access.store(purpose) as app:

@@ -83,8 +83,7 @@ class _Teardown:
 
     def run(self, *, dry_run: bool) -> TornDown:
         if not dry_run:
-            waiting.lock(self.store, self.pipeline.name, "replicate", self.deadline)
-            waiting.lock(self.store, self.pipeline.name, "snapshot", self.deadline)
+            waiting.lock_all(self.store, self.pipeline.name, self.deadline)
         self._recorded = _recorded(self.store, self.pipeline.name)
         self._epoch = self._read_epoch()
         self._check_place()
