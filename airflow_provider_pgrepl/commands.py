@@ -120,11 +120,14 @@ def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
 
     access = Access.from_environment(pipeline)
     skipped = skip_transaction(access, arguments.lsn, arguments.untouched, dry_run=not arguments.yes)
-    return _say(skipped.to_text()) if arguments.yes else _ask(f"with --yes:\n{skipped.to_text()}")
+    if arguments.yes:
+        return _say(skipped.to_text())
+    done = "nothing was skipped; the changelog has all transactions before this one now"
+    return _ask(f"with --yes:\n{skipped.to_text()}", done)
 
 
-def _ask(what: str) -> int:
-    sys.stderr.write(f"{what}\nnothing was changed: run the same with --yes to do it\n")
+def _ask(what: str, done: str = "nothing was changed") -> int:
+    sys.stderr.write(f"{what}\n{done}: run the same with --yes to do it\n")
     return process.WILL_NOT_HELP
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -111,19 +110,21 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def copy_dags(folder: Path) -> list[Path]:
     """Copy the example DAGs and their pipeline file; what is there is never overwritten.
 
-    Raises ConfigError, with nothing copied, when a file of that name is there; ToolError without examples.
+    Raises ConfigError, with nothing copied, when a file or link of that name is there; ToolError without
+    examples.
     """
     examples = applications.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
         raise ToolError("the example DAGs are missing", "reinstall the wheel of airflow-provider-pgrepl")
     sources = [*sorted(examples.glob("*.py")), examples / "pipeline.json"]
     targets = [folder / source.name for source in sources]
-    if taken := [str(target) for target in targets if target.exists()]:
+    if taken := [str(target) for target in targets if os.path.lexists(target)]:
         raise ConfigError(
             f"already there: {', '.join(taken)}",
             "name a folder of their own, as dags/pgrepl, or move these away",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for source, target in zip(sources, targets, strict=True):
-        shutil.copyfile(source, target)
+        with target.open("xb") as copy:  # neither through a link, nor over what came meanwhile
+            copy.write(source.read_bytes())
     return targets

@@ -110,13 +110,13 @@ class PgReplicationHook(DbApiHook):
 
     def list_tables(self, patterns: Sequence[str]) -> list[TableName]:
         """The tables that a pipeline's `tables` stand for. Raises ConfigError, TableError."""
-        pipeline = Pipeline(name=_ROLE, lake="/", tables=tuple(patterns))
+        pipeline = Pipeline(name=_ROLE, lake="/unused", tables=tuple(patterns))
         with self._connected() as connection:
             return [relation.table for relation in resolve_tables(connection, pipeline)]
 
     def create_publication(self, name: str, tables: Sequence[str]) -> None:
         """Publish these tables (or patterns). Raises PublicationError when the name is taken."""
-        pipeline = Pipeline(name=_ROLE, lake="/", tables=tuple(tables), publication=name)
+        pipeline = Pipeline(name=_ROLE, lake="/unused", tables=tuple(tables), publication=name)
         with self._connected() as connection:
             publication.create_publication(connection, name, resolve_tables(connection, pipeline))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import posixpath
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import TYPE_CHECKING, get_type_hints
@@ -117,6 +118,11 @@ def _check_catalog_names(pipeline: Pipeline) -> None:
         _check_table("target_tables", text, pattern_allowed=False)
 
 
+def _is_root(lake: str) -> bool:
+    """Whether a path leads to `/`, by whatever dots and slashes."""
+    return lake.startswith("/") and posixpath.normpath(lake).strip("/") == ""
+
+
 def _check_lake(pipeline: Pipeline) -> None:
     if not pipeline.lake.strip():
         raise ConfigError("lake: is empty", "give the path under which the lake tables are to be")
@@ -124,6 +130,11 @@ def _check_lake(pipeline: Pipeline) -> None:
         raise ConfigError(
             "lake: the URI holds credentials",
             "those of a store come from the environment or an Airflow connection, never from the file",
+        )
+    if _is_root(pipeline.lake):
+        raise ConfigError(
+            "lake: is the root of the file system, in which folders of others lie",
+            "give a folder for this pipeline alone, as /srv/lake",
         )
     if pipeline.lake != pipeline.lake.strip():
         raise ConfigError("lake: begins or ends with a blank", "give the path without it")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, LakeError, Retry
 from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
@@ -113,7 +113,11 @@ def test_a_dropped_lake_table_goes_with_its_history_and_reading_it_says_so(dsn, 
     execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
     kept = Kept(dsn, tmp_path, ("public.*",))
     kept.take(A, B)
-    write_deltalake(f"{kept.lake_path(A)}~history", pa.table({"id": [1]}))
+    ours = CommitProperties(
+        custom_metadata={"pgrepl": '{"kind": "history"}'},
+        app_transactions=[Transaction(f"{kept.pipeline.name}:1", 1)],
+    )
+    write_deltalake(f"{kept.lake_path(A)}~history", pa.table({"id": [1]}), commit_properties=ours)
     kept.write_point(kept.source_lsn(), A, B)
     remove_tables(kept.access, [A], drop_lake_tables=True)
     assert sorted(path.name for path in place(kept, A).parent.iterdir()) == ["b"]
@@ -128,7 +132,7 @@ def test_a_dropped_lake_table_goes_with_its_history_and_reading_it_says_so(dsn, 
 def test_a_delta_table_that_is_not_ours_is_not_dropped(kept):
     place(kept, A).rename(place(kept, A).parent / "moved")
     write_deltalake(kept.lake_path(A), pa.table({"id": [1]}))
-    with pytest.raises(LakeError, match="has not written it"):
+    with pytest.raises(LakeError, match="has not written all of it"):
         remove_tables(kept.access, [A, B][:1], drop_lake_tables=True)
     assert kept.states()[A] == "streaming"
     assert DeltaTable(kept.lake_path(A)).version() == 0

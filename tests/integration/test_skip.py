@@ -285,7 +285,8 @@ def test_the_command_says_what_it_costs_and_does_so_with_yes(
         in said
     )
     assert f"not changed by it, as you say: {U}\n" in said
-    assert "nothing was changed" in said
+    assert "nothing was changed" not in said, "what was due before it is received"
+    assert "nothing was skipped; the changelog has all transactions before this one now" in said
     assert kept.states() == {T: "streaming", U: "streaming"}
     assert main([*command, "--yes"]) == 0
     assert f"the transaction at {lsn} " in capsys.readouterr().out

@@ -80,9 +80,9 @@ def test_a_table_whose_owner_is_not_told_is_not_dropped(faulty, s3_lake):
     append_delta(f"{s3_lake}/public/t", pa.table({"a": [1]}))
     faulty.next("AccessDenied")
     with pytest.raises(LakeUnavailableError, match="the store denies access"):
-        check_droppable(s3_lake, [TableName("public", "t")], "p", 1)
-    with pytest.raises(LakeError, match="has not written it"):
-        check_droppable(s3_lake, [TableName("public", "t")], "p", 1)
+        check_droppable(s3_lake, [TableName("public", "t")], "p")
+    with pytest.raises(LakeError, match="has not written all of it"):
+        check_droppable(s3_lake, [TableName("public", "t")], "p")
 
 
 def test_what_is_dropped_is_gone_with_all_that_is_below_it(s3_lake):

@@ -22,9 +22,12 @@ from airflow_provider_pgrepl.errors import (
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.conftest import closing_connection
 from tests.support.kept import Kept
 from tests.support.replicated import execute, wait_until
@@ -123,9 +126,86 @@ def test_it_can_be_run_again_after_any_step(kept):
     with kept.source() as source:
         source.cursor().execute("select pg_drop_replication_slot(%s)", (kept.pipeline.slot,))
     Path(kept.pipeline.lake_root).rename(Path(kept.pipeline.lake_root).with_name("gone"))
-    done = teardown(kept.access, drop_lake=True)
+    done = teardown(kept.access)
     assert left(kept) == {}
     assert done.dropped[-1] == f"what was recorded of pipeline {kept.pipeline.name}"
+
+
+def test_lake_that_is_not_mounted_is_not_dropped_and_the_state_stays(kept):
+    """Its tables would be orphaned on the volume, and the report would say that they are gone."""
+    root = Path(kept.pipeline.lake_root)
+    root.rename(root.with_name("volume"))
+    write_deltalake(kept.lake_path(A), pa.table({"id": [1]}))
+    for dry_run in (True, False):
+        with pytest.raises(LakeError, match="there is no changelog in it") as caught:
+            teardown(kept.access, drop_lake=True, dry_run=dry_run)
+    assert "without --drop-lake" in caught.value.hint
+    assert left(kept).keys() == {"slots", "publications", "schemas"}
+    assert kept.states() == {A: "streaming", B: "streaming"}
+    assert DeltaTable(kept.lake_path(A)).version() == 0
+
+
+def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, monkeypatch):
+    class EndedError(Exception):
+        """Stands for the end of the process."""
+
+    def end(*_):
+        raise EndedError
+
+    with monkeypatch.context() as patched, pytest.raises(EndedError):
+        patched.setattr(Store, "forget_pipeline", end)
+        teardown(kept.access, drop_lake=True)
+    assert not Path(kept.pipeline.lake_root).exists()
+    assert teardown(kept.access, drop_lake=True).dropped == [
+        f"what was recorded of pipeline {kept.pipeline.name}"
+    ]
+    assert left(kept) == {}
+
+
+def test_folder_named_as_ours_without_a_changelog_is_kept(dsn, tmp_path):
+    never = Kept(dsn, tmp_path, ("public.*",))
+    with Store(dsn, "test") as store:
+        store.migrate()
+        store.register(never.pipeline, system_identifier(dsn), True, True)
+    never.set_states(A, TableState.PENDING)
+    mine = Path(never.pipeline.lake_root, "_pgrepl", "pipeline.json")
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    write_deltalake(never.lake_path(A), pa.table({"id": [1]}))
+    teardown(never.access, drop_lake=True)
+    assert mine.read_text() == "mine"
+    assert DeltaTable(never.lake_path(A)).version() == 0
+
+
+def test_lake_table_that_another_program_appended_to_since_is_kept(kept):
+    """Also of a table that was removed from the pipeline: its rows may be nowhere else."""
+    kept.set_states(A, TableState.REMOVED)
+    write_deltalake(
+        kept.lake_path(A), pa.table({"id": pa.array([1], pa.int32())}), mode="append", schema_mode="merge"
+    )
+    with pytest.raises(LakeError, match=r"/public/a \(version 1 was written by another program \(WRITE\)"):
+        teardown(kept.access, drop_lake=True)
+    assert Path(kept.changelog).exists()
+
+
+def test_dropped_lake_names_each_table_and_each_file_that_stays(kept):
+    (Path(kept.lake_path(A)) / "report-2019.csv").write_text("mine")
+    planned = teardown(kept.access, drop_lake=True, dry_run=True)
+    assert teardown(kept.access, drop_lake=True) == planned
+    root = kept.pipeline.lake_root
+    assert [what for what in planned.dropped if root in what] == [
+        f"lake table {root}/public/a",
+        f"lake table {root}/public/b",
+        f"the changelog of the lake {root}",
+    ]
+    assert planned.kept == [f"{root}/public/a/report-2019.csv, which this pipeline has not written"]
+    files = [str(path.relative_to(root)) for path in Path(root).rglob("*") if path.is_file()]
+    assert files == ["public/a/report-2019.csv"]
+
+
+def system_identifier(dsn):
+    with connect(dsn, "test") as connection:
+        return read_server(connection).system_identifier
 
 
 def test_a_schema_that_records_nothing_goes_too(kept):
@@ -178,7 +258,7 @@ def test_a_publication_that_was_only_used_stays(dsn, tmp_path):
     assert left(kept) == {"publications": ["theirs"]}
 
 
-@pytest.mark.parametrize("purpose", ["replicate", "snapshot"])
+@pytest.mark.parametrize("purpose", ["replicate", "snapshot", "publish events"])
 def test_an_app_that_runs_is_named_and_nothing_is_dropped_under_it(kept, purpose):
     before = left(kept)
     with kept.access.store(purpose) as app:
@@ -247,7 +327,7 @@ def test_the_wrong_server_or_lake_is_refused(kept):
 def test_a_lake_table_that_somebody_else_has_made_keeps_all_from_being_dropped(kept):
     Path(kept.lake_path(A)).rename(Path(kept.lake_path(A)).with_name("moved"))
     write_deltalake(kept.lake_path(A), pa.table({"id": [1]}))
-    with pytest.raises(LakeError, match="has not written it"):
+    with pytest.raises(LakeError, match=r"has not written all of it: \S+/public/a \(no commit in its"):
         teardown(kept.access, drop_lake=True)
     with kept.source() as source:
         assert read_slot(source, kept.pipeline.slot) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class Root:
 
     def file(self, rows: pa.Table) -> WrittenFile:
         self.folder.mkdir(exist_ok=True)
-        name = f"file-{len(list(self.folder.iterdir()))}.parquet"
+        name = f"part-{uuid.uuid4()}.zstd.parquet"
         pq.write_table(rows, self.folder / name)
         size = (self.folder / name).stat().st_size
         return WrittenFile(name, size, len(rows), json.dumps({"numRecords": len(rows)}))
@@ -210,7 +211,7 @@ def test_a_fault_of_the_table_is_not_taken_for_one_of_the_storage(root: Root) ->
 def test_a_table_that_lost_a_file_is_said_to_be_damaged(root: Root) -> None:
     root.snapshot(10, 1, 2)
     table = open_table(root.uri)
-    (root.folder / "file-0.parquet").unlink()
+    next(root.folder.glob("*.parquet")).unlink()
     with pytest.raises(LakeTableError, match="files is gone"):
         compact(table, FIRST, at_least=2)
 

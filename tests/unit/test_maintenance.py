@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, PostCommitHookProperties, write_deltalake
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA, EpochRecord, changelog_uri
@@ -33,9 +35,13 @@ def pipeline(lake: Path, **settings: float) -> Pipeline:
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
 
 
+OURS = CommitProperties(app_transactions=[Transaction("shop:1", 1)])
+
+
 def overwrite(lake: Path, value: int, table: str = "a") -> int:
     """A new version that holds nothing but `value`, in a file of its own."""
-    write_deltalake(f"{lake}/public/{table}", pa.table({"n": pa.array([value])}), mode="overwrite")
+    rows = pa.table({"n": pa.array([value])})
+    write_deltalake(f"{lake}/public/{table}", rows, mode="overwrite", commit_properties=OURS)
     version: int = DeltaTable(f"{lake}/public/{table}").version()
     return version
 
@@ -95,7 +101,9 @@ def test_a_folder_that_may_not_be_looked_into_keeps_nothing_of_others(open_folde
     for value in range(3):
         overwrite(open_folder, value)
     for value in range(3):
-        write_deltalake(f"{open_folder}/other/b", pa.table({"n": [value]}), mode="overwrite")
+        write_deltalake(
+            f"{open_folder}/other/b", pa.table({"n": [value]}), mode="overwrite", commit_properties=OURS
+        )
     (open_folder / closed).mkdir()
     with as_somebody_who_may_not_enter(open_folder, open_folder / closed):
         done = eager(open_folder).run(soon())
@@ -152,7 +160,7 @@ def test_a_removed_file_outlives_its_removal_by_the_grace(tmp_path: Path) -> Non
 
 def test_what_a_writer_has_not_committed_yet_stays_until_it_is_an_orphan(tmp_path: Path) -> None:
     overwrite(tmp_path, 1)
-    (tmp_path / "public/a/part-unfinished.parquet").write_bytes(b"PAR1")
+    (tmp_path / f"public/a/part-{uuid.uuid4()}.zstd.parquet").write_bytes(b"PAR1")
     assert eager(tmp_path).run(soon() + timedelta(hours=23)).files == 0
     assert eager(tmp_path).run(soon() + timedelta(hours=25)).files == 1
     assert DeltaTable(f"{tmp_path}/public/a").to_pandas()["n"].tolist() == [1]
@@ -322,3 +330,109 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
         found = consistent_arrow(str(tmp_path), point.lsn).table("public.a")["n"].to_pylist()
         assert sorted(found) == expected[point.lsn]
     assert sorted(DeltaTable(uri).to_pandas()["n"].tolist()) == sorted(state)
+
+
+# What is not the pipeline's.
+
+
+def old(file: Path) -> Path:
+    """A file that was written a month ago."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"x")
+    os.utime(file, (0, 0))
+    return file
+
+
+def test_old_files_that_people_put_into_a_tables_folder_stay(tmp_path: Path) -> None:
+    table = tmp_path / "public" / "a"
+    overwrite(tmp_path, 1)
+    theirs = [
+        old(table / name)
+        for name in ("orders-2019.parquet", "photo.bin", f"export/part-{uuid.uuid4()}.zstd.parquet")
+    ]
+    ours = old(table / f"part-{uuid.uuid4()}.zstd.parquet")
+    assert eager(tmp_path).run(soon()).files == 1
+    assert (ours.exists(), [file.exists() for file in theirs]) == (False, [True] * 3)
+
+
+def test_what_lies_behind_a_link_or_in_a_nested_table_stays(tmp_path: Path) -> None:
+    table = tmp_path / "public" / "a"
+    overwrite(tmp_path, 1)
+    nested = f"{table}/sales/x"
+    for value in range(2):
+        write_deltalake(nested, pa.table({"n": [value]}), mode="overwrite")
+    for file in Path(nested).glob("*.parquet"):
+        os.utime(file, (0, 0))
+    archived = old(tmp_path.with_name(f"{tmp_path.name}-archive") / f"part-{uuid.uuid4()}.zstd.parquet")
+    (table / "archive").symlink_to(archived.parent)
+    (table / f"part-{uuid.uuid4()}.zstd.parquet").symlink_to(archived)
+    assert eager(tmp_path).run(soon()).files == 0
+    assert archived.exists()
+
+
+@pytest.mark.parametrize("kind", ["another program", "another pipeline", "a link"])
+def test_tables_of_others_are_left_alone_and_named(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    theirs = tmp_path / ("elsewhere/t" if kind == "a link" else "lake/bi/t")
+    app = "other:1" if kind == "another pipeline" else "shop:1"
+    apps = [] if kind == "another program" else [Transaction(app, 1)]
+    for value in range(3):
+        about = CommitProperties(app_transactions=apps)
+        write_deltalake(str(theirs), pa.table({"n": [value]}), mode="overwrite", commit_properties=about)
+    if kind == "a link":
+        (tmp_path / "lake/bi").mkdir(parents=True)
+        (tmp_path / "lake/bi/t").symlink_to(theirs)
+    maintenance = eager(tmp_path / "lake")
+    for _ in range(2):
+        done = maintenance.run(soon())
+        assert (done.files, done.failed, list(done.left_alone)) == (0, {}, ["bi/t"])
+    assert len(parquet_files(theirs)) == 3
+    assert len([record for record in caplog.records if "left alone" in record.message]) == 1
+    assert "bi/t" not in maintenance.measure()
+
+
+def test_version_whose_point_another_process_deleted_is_held_for_readers(tmp_path: Path) -> None:
+    """`pgrepl maintain` a second after the application: a query may read at that point."""
+    points = Points(str(tmp_path))
+    for value in range(4):
+        pin(points, value, overwrite(tmp_path, value), ago=timedelta(hours=9 - value))
+    reader = DeltaTable(f"{tmp_path}/public/a", version=1)
+    hold = timedelta(minutes=2)
+
+    def maintained(now: datetime) -> MaintenanceResult:
+        return Maintenance(
+            pipeline(tmp_path, points_keep_h=6.5, points_keep_all_h=0.1), grace=NOTHING, hold=hold
+        ).run(now)
+
+    assert maintained(soon()).points == 3
+    assert maintained(soon() + timedelta(seconds=1)).files == 0
+    assert reader.to_pandas()["n"].tolist() == [1]
+    assert maintained(soon() + hold).files >= 3
+
+
+def test_host_clock_that_is_ahead_shortens_no_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ahead(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Ahead:
+            return cls.fromtimestamp((datetime.now(tz) + timedelta(minutes=20)).timestamp(), tz)
+
+    (tmp_path / "_pgrepl").mkdir()
+    overwrite(tmp_path, 0)
+    reader = DeltaTable(f"{tmp_path}/public/a")
+    overwrite(tmp_path, 1)
+    monkeypatch.setattr("airflow_provider_pgrepl.replication.lake.maintenance.datetime", Ahead)
+    maintenance = Maintenance(pipeline(tmp_path))
+    assert (maintenance.run().files, maintenance.keep_budget().files) == (0, 0)
+    assert reader.to_pandas()["n"].tolist() == [0]
+    assert list((tmp_path / "_pgrepl").iterdir()) == []
+
+
+def test_removal_by_a_writer_whose_clock_is_behind_keeps_its_grace(tmp_path: Path) -> None:
+    overwrite(tmp_path, 0)
+    overwrite(tmp_path, 1)
+    commit = tmp_path / "public/a/_delta_log" / f"{1:020d}.json"
+    stamped = re.sub(r'"deletionTimestamp":\d+', '"deletionTimestamp":1000', commit.read_text())
+    commit.write_text(stamped)
+    assert Maintenance(pipeline(tmp_path)).run(soon()).files == 0
+    assert Maintenance(pipeline(tmp_path)).run(soon() + timedelta(minutes=16)).files == 1

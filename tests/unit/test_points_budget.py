@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.maintenance import HOLD, Maintenance
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
-from airflow_provider_pgrepl.replication.lake.points_budget import LetGo, left_for_points, within_budget
+from airflow_provider_pgrepl.replication.lake.points_budget import left_for_points, within_budget
 from airflow_provider_pgrepl.replication.lsn import LSN
 
 NOW = datetime(2026, 1, 2, 12, 0, 30, tzinfo=UTC)
 SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 DAY = 24 * HOUR
 MIB = 1 << 20
+OURS = CommitProperties(app_transactions=[Transaction("shop:1", 1)])
 
 
 def every(interval: timedelta, since: timedelta) -> list[ConsistentPoint]:
@@ -116,13 +117,6 @@ def test_points_of_two_epochs_are_not_taken_for_one_another():
     assert thinned(old, at_most(1)) == old
 
 
-def test_versions_that_were_let_go_stay_for_a_while():
-    let_go = LetGo(2 * MINUTE)
-    assert let_go.needed({"public/a": {1, 2}}, {"public/a": {2}}, NOW) == {"public/a": {1, 2}}
-    assert let_go.needed({"public/a": {2}}, {"public/a": {2}}, NOW + MINUTE) == {"public/a": {1, 2}}
-    assert let_go.needed({"public/a": {2}}, {"public/a": {2}}, NOW + 2 * MINUTE) == {"public/a": {2}}
-
-
 class Hot:
     """A table of a lake, of which each merge rewrites all: about 1 MiB."""
 
@@ -133,7 +127,7 @@ class Hot:
     def merge(self) -> int:
         """Return a new version."""
         rows = pa.table({"v": pa.array([random.randbytes(MIB)])})
-        write_deltalake(self._table or self._uri, rows, mode="overwrite")
+        write_deltalake(self._table or self._uri, rows, mode="overwrite", commit_properties=OURS)
         self._table = self._table or DeltaTable(self._uri)
         return int(self._table.version())
 

@@ -177,6 +177,16 @@ def test_the_example_dags_are_copied_and_nothing_is_overwritten(
     assert not (folder / "drift.py").exists()
 
 
+def test_example_dags_are_not_written_through_a_dangling_link(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags" / "tables.py").symlink_to(tmp_path / "elsewhere.py")
+    assert main(["dags", "--copy-to", str(tmp_path / "dags")]) == 78
+    assert "tables.py" in capsys.readouterr().err
+    assert not (tmp_path / "elsewhere.py").exists()
+
+
 @pytest.mark.parametrize("form", [["--conf", "{}"], ["--conf={}"], ["-c", "{}"]])
 def test_a_driver_keeps_its_python_where_executors_have_another(
     tmp_path: Path, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]

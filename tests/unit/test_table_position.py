@@ -153,26 +153,26 @@ def test_a_reader_does_not_take_another_version_for_the_points(tmp_path: Path, u
 def test_a_table_goes_back_to_before_an_empty_commit(uri: str, emptied: tuple[int, ...]) -> None:
     for version in emptied:
         commit_file(uri, version).write_bytes(b"")
-    settle_log(uri)
+    settle_log(uri, "p")
     table = DeltaTable(uri)
     assert (table.version(), table.transaction_version(APP)) == (emptied[0] - 1, 10 * (emptied[0] - 1))
     assert sorted(table.to_pandas()["n"]) == list(range(emptied[0]))
     write(uri, 5, 40)
-    settle_log(uri)
+    settle_log(uri, "p")
     assert DeltaTable(uri).version() == emptied[0]
 
 
 def test_a_table_goes_back_to_before_a_half_commit(uri: str) -> None:
     whole = commit_file(uri, 4).read_bytes()
     commit_file(uri, 4).write_bytes(whole[: len(whole) // 2])
-    settle_log(uri)
+    settle_log(uri, "p")
     assert DeltaTable(uri).transaction_version(APP) == 30
 
 
 def test_an_empty_commit_that_a_checkpoint_covers_is_no_damage(uri: str) -> None:
     DeltaTable(uri).create_checkpoint()
     commit_file(uri, 2).write_bytes(b"")
-    settle_log(uri)
+    settle_log(uri, "p")
     assert sorted(DeltaTable(uri).to_pandas()["n"]) == list(range(5))
 
 
@@ -184,35 +184,35 @@ def test_a_file_that_is_gone_is_found_without_reading_it(uri: str) -> None:
 
 
 def test_a_handle_is_used_as_long_as_the_table_is_as_it_was_left(uri: str, tmp_path: Path) -> None:
-    table, left = open_newest(uri)
+    table, left = open_newest(uri, APP)
     assert left is None
     write(uri, 5, 50)
-    again, left = open_newest(uri)
+    again, left = open_newest(uri, APP)
     assert (again is table, left, again.version()) == (True, 4, 5)
     assert leave(again, uri) == commit_fingerprint(uri, 5) != ""
     shutil.copytree(uri, tmp_path / "kept")
     write(uri, 6, 60)
-    leave(open_newest(uri)[0], uri)
+    leave(open_newest(uri, APP)[0], uri)
     shutil.rmtree(uri)
     shutil.copytree(tmp_path / "kept", uri)
     write(uri, 6, 61)
-    back, left = open_newest(uri)
+    back, left = open_newest(uri, APP)
     assert (left, back is again, back.transaction_version(APP)) == (None, False, 61)
     forget(uri)
 
 
 def test_a_handle_does_not_go_on_over_an_empty_commit_of_another_process(uri: str) -> None:
-    open_newest(uri)
+    open_newest(uri, APP)
     write(uri, 5, 50)
     commit_file(uri, 5).write_bytes(b"")
-    table, left = open_newest(uri)
+    table, left = open_newest(uri, APP)
     assert (left, table.version(), table.transaction_version(APP)) == (None, 4, 40)
     forget(uri)
 
 
 def test_a_handle_whose_newest_commit_was_emptied_is_opened_anew(uri: str) -> None:
-    open_newest(uri)
+    open_newest(uri, APP)
     commit_file(uri, 4).write_bytes(b"")
-    table, left = open_newest(uri)
+    table, left = open_newest(uri, APP)
     assert (left, table.transaction_version(APP)) == (None, 30)
     forget(uri)

@@ -1,67 +1,121 @@
-"""Lake tables that are given up: the folder goes, with all versions and the history."""
+"""Lake tables that are given up: what the pipeline wrote goes, with all versions and the history."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
-from deltalake.exceptions import DeltaError, TableNotFoundError
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
-from airflow_provider_pgrepl.replication.changelog.layout import system_folder
-from airflow_provider_pgrepl.replication.lake.delta.table import app_id
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, system_folder
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import foreign_commit
+from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    Owner,
+    is_link,
+    is_written_name,
+    read_ownership,
+    table_files,
+)
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
-from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
+    delete_files,
     delete_tree,
     is_refusal,
     is_store,
     log_path,
     open_delta,
     open_storage,
+    read_commit_actions,
+    read_parquet,
     refusal,
     storage_errors,
 )
 
+_COMMIT = re.compile(r"(\d{20})\.json")
+_VERSION = re.compile(r"\.?(\d{20})\..+")
+_CHECKPOINT = re.compile(r"\d{20}\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 
-def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str, epoch: int) -> None:
-    """Raises LakeError, naming all, for Delta tables that this pipeline has not written up to this epoch."""
-    unknown = [
-        f"{lake_root}/{table.path}"
-        for table in tables
-        if not _may_be_ours(f"{lake_root}/{table.path}", pipeline, epoch)
-    ]
-    if unknown:
+
+def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str) -> None:
+    """Raise LakeError, naming each, for folders that are not shown to hold this pipeline's data alone.
+
+    Raises LakeUnavailableError when the storage does not answer: nothing is known then.
+    """
+    kept = []
+    for table in tables:
+        for path in (table.path, history_path(table)):
+            reason = _reason_to_keep(f"{lake_root}/{path}", pipeline)
+            if reason is not None:
+                kept.append(f"{lake_root}/{path} ({reason})")
+    if kept:
         raise LakeError(
-            f"not dropped, because pipeline {pipeline} has not written it: {', '.join(unknown)}",
-            "move it away, or drop it yourself",
+            f"nothing was dropped, because pipeline {pipeline} has not written all of it: {'; '.join(kept)}",
+            "move that folder away, or delete it yourself if nobody needs it, then run this again",
         )
 
 
-def _may_be_ours(uri: str, pipeline: str, epoch: int) -> bool:
+def _reason_to_keep(uri: str, pipeline: str) -> str | None:
+    """Why a folder must not be dropped; None when all in it that will be is the pipeline's."""
+    found = read_ownership(uri, pipeline)
+    if found.owner is Owner.NOBODY:
+        return None
+    if found.owner is not Owner.PIPELINE:
+        return found.reason
     try:
-        table = open_delta(uri)
-    except TableNotFoundError:
-        return True
+        version = int(open_delta(uri).version())
     except (DeltaError, OSError) as error:
         if is_refusal(error):
-            # Whose it is cannot be known before the storage answers.
             raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
-        return True  # what an earlier try has left
-    apps = (app_id(pipeline, Epoch(number)) for number in range(1, epoch + 1))
-    return any(table.transaction_version(app) is not None for app in apps)
+        return f"the table cannot be opened ({type(error).__name__}), so who wrote it last is not known"
+    commit = foreign_commit(uri, version, None)
+    if commit is None:
+        return None
+    return f"version {commit.version} was written by another program ({commit.operation})"
+
+
+def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
+    """Return the tables that have a folder in the lake, or a history there, in order of their names."""
+    filesystem, root = open_storage(lake_root)
+    with storage_errors(lake_root):
+        return [
+            table
+            for table in sorted(tables)
+            if any(_is_folder(filesystem, f"{root}/{path}") for path in (table.path, history_path(table)))
+        ]
+
+
+def files_of_others(lake_root: str, tables: Iterable[TableName]) -> list[str]:
+    """Return the files and links in the tables' folders that dropping the tables leaves where they are."""
+    filesystem, root = open_storage(lake_root)
+    found = []
+    for table in tables:
+        for path in (history_path(table), table.path):
+            with storage_errors(f"{lake_root}/{path}"):
+                if _is_folder(filesystem, f"{root}/{path}"):
+                    own = set(_own_files(filesystem, f"{root}/{path}"))
+                    others = set(table_files(filesystem, f"{root}/{path}")) - own
+                    found += [f"{lake_root}/{path}/{name}" for name in sorted(others)]
+    return found
 
 
 def drop_lake_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
-    """Delete these tables and their histories; says which of them were there. May be called again.
+    """Delete these tables and their histories; return which of them were there. Can be repeated.
 
-    Nobody may be writing them. Raises LakeError, LakeUnavailableError.
+    Call `check_droppable` right before. Nobody may be writing the tables. Files of others stay where they
+    are, and so do folders that are symbolic links. Raises LakeError, LakeUnavailableError.
     """
     filesystem, root = open_storage(lake_root)
     dropped = []
     for table in tables:
-        found = [_delete(filesystem, f"{root}/{path}") for path in (history_path(table), table.path)]
+        found = [_drop_table(lake_root, path) for path in (history_path(table), table.path)]
         if any(found):
             dropped.append(table)
         _delete_if_empty(filesystem, f"{root}/{table.path.partition('/')[0]}")
@@ -69,31 +123,117 @@ def drop_lake_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableN
 
 
 def drop_system_folder(lake_root: str) -> None:
-    """Delete the changelog, the points and all else that is the pipeline's own; then the root, if empty.
+    """Delete the points and all else that is the pipeline's own, the changelog last; then the root, if empty.
 
+    Only after the changelog has been read and names this pipeline: it is the evidence, also for a repetition.
     Raises LakeError, LakeUnavailableError.
     """
     filesystem, root = open_storage(lake_root)
-    _delete(filesystem, open_storage(system_folder(lake_root))[1])
+    folder, changelog = (open_storage(uri(lake_root))[1] for uri in (system_folder, changelog_uri))
+    if is_link(system_folder(lake_root)):
+        raise LakeError(f"{system_folder(lake_root)} is a symbolic link, and was not dropped", "remove it")
+    with storage_errors(folder):
+        for info in filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+            if info.path == changelog:
+                continue
+            if info.type == fs.FileType.Directory and not Path(info.path).is_symlink():
+                delete_tree(filesystem, info.path)
+            else:
+                delete_files(filesystem, [info.path])
+        _delete_with_log_last(filesystem, changelog, list(table_files(filesystem, changelog)))
+        if is_store(filesystem) or _is_folder(filesystem, folder):
+            delete_tree(filesystem, folder)
     _delete_if_empty(filesystem, root)
 
 
-def _delete(filesystem: fs.FileSystem, folder: str) -> bool:
-    """Its log first: what is half deleted is then no table any more."""
-    there = False
-    for place in (log_path(folder), folder):
-        with storage_errors(place):
-            if filesystem.get_file_info(place).type == fs.FileType.Directory:
-                delete_tree(filesystem, place)
-                there = True
-    return there
+def _drop_table(lake_root: str, path: str) -> bool:
+    filesystem, root = open_storage(f"{lake_root}/{path}")
+    if is_link(f"{lake_root}/{path}"):
+        return False
+    with storage_errors(root):
+        if not _is_folder(filesystem, root):
+            return False
+        own = list(_own_files(filesystem, root))
+        _delete_with_log_last(filesystem, root, own)
+        if is_store(filesystem) and next(table_files(filesystem, root), None) is None:
+            delete_tree(filesystem, root)  # Azure may have folders, which are left.
+    return True
+
+
+def _delete_with_log_last(filesystem: fs.FileSystem, root: str, files: Iterable[str]) -> None:
+    """Delete data files, then the log from its newest version down: wherever this is interrupted, what is
+    left still opens and shows whose it was."""
+    names = list(files)
+    delete_files(filesystem, [f"{root}/{name}" for name in names])
+    entries = filesystem.get_file_info(fs.FileSelector(log_path(root), recursive=True, allow_not_found=True))
+    logged = sorted((info.path for info in entries if info.type == fs.FileType.File), key=_log_order)
+    oldest = [path for path in logged if _log_order(path)[:2] == _log_order(logged[-1])[:2]]
+    delete_files(filesystem, logged[: len(logged) - len(oldest)])
+    delete_files(filesystem, oldest)
+    if not is_store(filesystem):
+        _remove_empty_folders(Path(root))
+
+
+def _log_order(path: str) -> tuple[int, int, int]:
+    """Other files first, then entries of versions, newest first, a commit before its version's checkpoint."""
+    name = path.rpartition("/")[2]
+    match = _VERSION.fullmatch(name)
+    if match is None or name.startswith("."):
+        return 0, 0, 0
+    return 1, -int(match[1]), int(_CHECKPOINT.fullmatch(name) is not None)
+
+
+def _own_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
+    """The files in a table's folder that its log names, or that only our writers name so; no links."""
+    logged = _logged_files(filesystem, root)
+    for name in table_files(filesystem, root):
+        if (name in logged or is_written_name(name)) and (
+            is_store(filesystem) or not Path(root, name).is_symlink()
+        ):
+            yield name
+
+
+def _logged_files(filesystem: fs.FileSystem, root: str) -> set[str]:
+    found: set[str] = set()
+    for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
+        if match := _COMMIT.fullmatch(info.base_name):
+            with suppress(ValueError, FileNotFoundError):
+                found |= _paths(read_commit_actions(filesystem, root, int(match[1])))
+        elif _CHECKPOINT.fullmatch(info.base_name):
+            with suppress(pa.ArrowException):
+                rows = read_parquet(filesystem, info.path, ["add", "remove"])
+                found |= _paths(rows.to_pylist())
+    return found
+
+
+def _paths(actions: Iterable[dict[str, Any]]) -> set[str]:
+    return {
+        unquote(action[kind]["path"])
+        for action in actions
+        for kind in ("add", "remove")
+        if action.get(kind) is not None
+    }
+
+
+def _remove_empty_folders(folder: Path) -> None:
+    if not folder.is_dir():
+        return
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            _remove_empty_folders(entry)
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def _is_folder(filesystem: fs.FileSystem, folder: str) -> bool:
+    return bool(filesystem.get_file_info(folder).type == fs.FileType.Directory)
 
 
 def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
     with storage_errors(folder):
         if is_store(filesystem):
             return  # It has no folders but by what is in them.
-        if filesystem.get_file_info(folder).type != fs.FileType.Directory:
+        if not _is_folder(filesystem, folder) or Path(folder).is_symlink():
             return
         if not filesystem.get_file_info(fs.FileSelector(folder)):
             filesystem.delete_dir(folder)

@@ -14,20 +14,22 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.changelog.compaction import join_closed_hours
+from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.points_budget import (
-    LetGo,
     budget,
     left_for_points,
     versions_by_path,
     within_budget,
 )
+from airflow_provider_pgrepl.replication.lake.released_points import released_versions
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import log_path, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage.clock import storage_lead
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +55,8 @@ _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 class MaintenanceResult:
     """What one run took away; `failed` holds the error of each place that could not be seen to.
 
-    `changelog_files` went with their hours, `joined_files` into others with the same rows.
+    `changelog_files` went with their hours, `joined_files` into others with the same rows. `left_alone`: why
+    a folder in the place of a lake table was not maintained, by its path.
     """
 
     points: int = 0
@@ -62,6 +65,7 @@ class MaintenanceResult:
     files: int = 0
     log_entries: int = 0
     failed: dict[str, PgReplError] = field(default_factory=dict)
+    left_alone: dict[str, str] = field(default_factory=dict)
 
 
 class Maintenance:
@@ -84,8 +88,9 @@ class Maintenance:
         self._grace, self._orphan_age, self._log_age = grace, orphan_age, log_age
         self._changelog_grace = changelog_grace
         self._files: dict[str, TableFiles] = {}
-        self._let_go = LetGo(hold)
         self._hold = hold
+        self._lead: timedelta | None = None
+        self._left_alone: dict[str, str] = {}
 
     def run(
         self,
@@ -102,8 +107,8 @@ class Maintenance:
         `reader_version` is the changelog version that the slowest reader of versions is done with; without
         it the changelog's files and log stay. What fails in one place stops no other and is in the result.
         """
-        now = now or datetime.now(UTC)
-        done = MaintenanceResult()
+        now = now or self._now(look=True)
+        done = MaintenanceResult(left_alone=self._left_alone)
         with _failing_alone(_POINTS, done):
             self._maintain_tables(done, now)
         if needed_above is not None:
@@ -131,7 +136,7 @@ class Maintenance:
         """
         done = MaintenanceResult()
         with _failing_alone(_POINTS, done):
-            self._maintain_tables(done, now or datetime.now(UTC), only_over=True)
+            self._maintain_tables(done, now or self._now(), only_over=True)
         return done
 
     def measure(self) -> dict[str, TableBytes]:
@@ -139,7 +144,8 @@ class Maintenance:
         return {path: files.measured for path, files in self._files.items() if not path.startswith("_")}
 
     def _maintain_tables(self, done: MaintenanceResult, now: datetime, *, only_over: bool = False) -> None:
-        paths = [path for path in self._table_paths(done) if self._is_readable(path, done)]
+        paths = self._own_paths(done, only_known=only_over)
+        paths = [path for path in paths if self._is_readable(path, done)]
         if only_over:
             paths = [path for path in paths if self._is_over(path, now)]
             if not paths:
@@ -160,7 +166,6 @@ class Maintenance:
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
         points = Points(settings.lake_root)
-        before = versions_by_path(points.all())
         # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
         with _failing_alone(_POINTS, done):
             done.points = points.thin(
@@ -171,7 +176,17 @@ class Maintenance:
             done.points += points.rewrite(
                 lambda points: within_budget(points, now, lambda kept: self._fits(kept, now), keep)
             )
-        return self._let_go.needed(before, versions_by_path(points.all()), now)
+        needed = versions_by_path(points.all())
+        for path, versions in released_versions(settings.lake_root, now - self._hold).items():
+            needed.setdefault(path, set()).update(versions)
+        return needed
+
+    def _now(self, *, look: bool = False) -> datetime:
+        """The time, which is never ahead of the storage's clock as of the last run."""
+        now = datetime.now(UTC)
+        if look or self._lead is None:
+            self._lead = storage_lead(system_folder(self._pipeline.lake_root), now)
+        return now - self._lead
 
     def _fits(self, points: Sequence[ConsistentPoint], now: datetime) -> bool:
         """Whether no table has more than its budget in versions that only these points keep."""
@@ -204,6 +219,9 @@ class Maintenance:
         if self._is_over(path, now):
             grace, log_age = min(grace, self._hold), min(log_age, grace)
         grace, log_age = max(grace, unread), max(log_age, unread)
+        if path == _POINTS:
+            # The next run, of whatever process, reads in them which versions were released meanwhile.
+            grace, log_age = max(grace, self._hold), max(log_age, self._hold)
         done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
         done.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
@@ -232,6 +250,24 @@ class Maintenance:
             with _failing_alone(schema, done), storage_errors(f"{self._pipeline.lake_root}/{schema}"):
                 paths += (f"{schema}/{table}" for table in _folders(filesystem, f"{root}/{schema}"))
         return [path for path in paths if self._is_table(path, done)]
+
+    def _own_paths(self, done: MaintenanceResult, *, only_known: bool) -> list[str]:
+        """Of the tables, those that this pipeline has written: nothing is deleted in a folder of others."""
+        own = []
+        for path in self._table_paths(done):
+            if only_known and path in self._left_alone:
+                continue
+            with _failing_alone(path, done):
+                reason = self._files_of(path).reason_to_leave(self._pipeline.name)
+                if reason is None:
+                    own.append(path)
+                    self._left_alone.pop(path, None)
+                    continue
+                self._files.pop(path)
+                if self._left_alone.get(path) != reason:
+                    log.warning("%s is left alone by maintenance: %s", path, reason)
+                    self._left_alone[path] = reason
+        return own
 
     def _publisher_paths(self, done: MaintenanceResult) -> list[str]:
         """Of the tables in which publishers of events write down where they are."""

@@ -6,7 +6,7 @@ lose little with a point: between two of them they lay the changelog over the ol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
@@ -64,27 +64,6 @@ def versions_by_path(points: Iterable[ConsistentPoint]) -> dict[str, set[int]]:
         for key, version in point.tables.items():
             versions.setdefault(path_of(key), set()).add(version)
     return versions
-
-
-class LetGo:
-    """Versions whose points have gone stay for a while: somebody may be reading them."""
-
-    def __init__(self, hold: timedelta) -> None:
-        self._hold = hold
-        self._since: dict[tuple[str, int], datetime] = {}
-
-    def needed(
-        self, before: Mapping[str, set[int]], after: Mapping[str, set[int]], now: datetime
-    ) -> dict[str, set[int]]:
-        """What is kept, with what was let go (kept before, and not after) less than `hold` ago."""
-        for path, versions in before.items():
-            for version in versions - after.get(path, set()):
-                self._since.setdefault((path, version), now)
-        self._since = {place: since for place, since in self._since.items() if now - since < self._hold}
-        needed = {path: set(versions) for path, versions in after.items()}
-        for path, version in self._since:
-            needed.setdefault(path, set()).add(version)
-        return needed
 
 
 def _spaced(points: Sequence[ConsistentPoint], now: datetime, spacing: timedelta) -> list[ConsistentPoint]:

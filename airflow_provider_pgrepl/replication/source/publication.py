@@ -102,11 +102,40 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     return Publication(oid, pubname, tables, all_tables, insert, update, delete, truncate, via_root)
 
 
-def create_publication(connection: Connection, name: str, relations: Iterable[Relation]) -> None:
+_MAKER = """
+SELECT p.oid::bigint, r.rolname::text, pg_catalog.obj_description(p.oid, 'pg_publication')
+FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner WHERE p.pubname = %s
+"""
+
+
+def reason_to_keep(connection: Connection, name: str, pipeline: str, known_oid: int | None) -> str | None:
+    """Return why a publication of this name must stay; None if this pipeline made it, or there is none.
+
+    It is the pipeline's if it has `known_oid`, that of the lake's epoch, or the comment that
+    `create_publication` gives it: both are lost when another role drops it and creates one of its name.
+    """
+    with source_errors(f"reading publication {name}"):
+        found = rows(connection, _MAKER, (name,))
+    if not found:
+        return None
+    oid, owner, comment = found[0]
+    if oid == known_oid or comment == _comment(pipeline):
+        return None
+    return f"role {owner} owns it, and neither its oid nor its comment is that of pipeline {pipeline}"
+
+
+def _comment(pipeline: str) -> str:
+    return f"made by airflow-provider-pgrepl for pipeline {pipeline}"
+
+
+def create_publication(
+    connection: Connection, name: str, relations: Iterable[Relation], *, made_for: str | None = None
+) -> None:
     """Publish all changes of these tables, those of partitions under their partitioned table's name, with
     stored generated columns where the server can.
 
-    Raises PublicationError when the name is taken, PrivilegeError when a right is missing.
+    `made_for`: the pipeline, which the publication's comment then names. Raises PublicationError when the
+    name is taken, PrivilegeError when a right is missing.
     """
     options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
     if connection.server_version >= GENERATED_COLUMNS_SINCE:
@@ -114,13 +143,25 @@ def create_publication(connection: Connection, name: str, relations: Iterable[Re
     command = f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {_listed(relations)} WITH ({options})"
     with source_errors(f"creating publication {name}"):
         try:
+            _execute(connection, "BEGIN")
             _execute(connection, command)
+            if made_for is not None:
+                _execute(
+                    connection,
+                    f"COMMENT ON PUBLICATION {quote_identifier(name)} IS '{_comment(made_for)}'",
+                )
+            _execute(connection, "COMMIT")
         except psycopg2.errors.DuplicateObject:
+            _execute(connection, "ROLLBACK")
             raise PublicationError(
                 f"a publication named {name} exists already",
                 "give the pipeline another publication name, or publication_mode: use to replicate what that"
                 " one publishes",
             ) from None
+        except BaseException:
+            if not connection.closed:
+                _execute(connection, "ROLLBACK")
+            raise
 
 
 def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_s: float) -> list[Relation]:

@@ -57,6 +57,13 @@ SELECT EXISTS (SELECT FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a
         AND coalesce(a.backend_start = held.started, true))
 """
 
+_HELD = """
+SELECT held.purpose FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
+WHERE held.pipeline = %(pipeline)s AND held.pid <> pg_catalog.pg_backend_pid()
+    AND coalesce(a.backend_start = held.started, true)
+ORDER BY 1
+"""
+
 _TAKE_KEY = "SELECT 1 WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
 _RELEASE_KEY = "SELECT pg_catalog.pg_advisory_unlock(%(key)s)"
 _KEY_HOLDER = """
@@ -118,6 +125,13 @@ class PipelineLocks(StateConnection):
         with state_errors("looking at the pipeline's lock"):
             values = {"pipeline": pipeline, "purpose": purpose}
             return bool(row(self._connection, _IS_HELD, values)[0])
+
+    def held_by_others(self, pipeline: str) -> list[Purpose]:
+        """Return for what other processes hold locks of the pipeline now; empty without a schema."""
+        if not migrations.is_set_up(self._connection):
+            return []
+        with state_errors("looking at the pipeline's locks"):
+            return [purpose for (purpose,) in rows(self._connection, _HELD, {"pipeline": pipeline})]
 
     def unlock(self, pipeline: str, purpose: Purpose) -> None:
         """Release a lock that `lock` took."""

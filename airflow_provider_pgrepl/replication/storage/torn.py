@@ -71,18 +71,25 @@ class Torn:
         )
 
 
-def find_torn(uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool) -> Torn:
+def find_torn(
+    uri: str,
+    app: str | None = None,
+    is_whole: Callable[[Actions], bool] = bool,
+    told: int | None = _NONE,
+) -> Torn:
     """Look at what came after the last sound checkpoint. Raises LakeError, LakeUnavailableError.
 
     `app`: the app id under which the table's writer counts its commits; `is_whole`: whether a commit's
-    actions are all there, as far as the writer can tell.
+    actions are all there, as far as the writer can tell. `told`: the newest version that a consistent point
+    or the state names; None when that is not known. Only commits above it are torn by a data file that is
+    missing or short: the file of a commit that was reported is on the disk, and may only be out of sight.
     """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
         return Torn(uri)
     with storage_errors(uri):
         base, unsound = _checkpoints(root / LOG_FOLDER)
-        commits = _torn_commits(root, base, app, is_whole)
+        commits = _torn_commits(root, base, app, is_whole, told)
         return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
 
 
@@ -115,7 +122,9 @@ def _has_wrong_hint(folder: Path, sound: int) -> bool:
         return True
 
 
-def _torn_commits(root: Path, base: int, app: str | None, is_whole: Callable[[Actions], bool]) -> list[int]:
+def _torn_commits(
+    root: Path, base: int, app: str | None, is_whole: Callable[[Actions], bool], told: int | None
+) -> list[int]:
     folder = root / LOG_FOLDER
     versions = [version for version in commit_versions(folder) if version > base]
     # Without a checkpoint, a log that does not begin at 0 is not one that a crash has left.
@@ -128,7 +137,9 @@ def _torn_commits(root: Path, base: int, app: str | None, is_whole: Callable[[Ac
             break
         read[version] = actions
     whole = _without_empty_end(read, app)
-    whole = whole[: len(whole) - _lacking_files(root, [read[version] for version in whole])]
+    lacking = _lacking_files(root, [read[version] for version in whole])
+    if lacking and told is not None and whole[-lacking] > told:
+        whole = whole[:-lacking]
     return versions[len(whole) :]
 
 

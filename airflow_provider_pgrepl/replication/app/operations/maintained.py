@@ -92,6 +92,7 @@ class Maintained:
         ]
         if self.app_runs:
             lines.append("the replication app runs: it drops hours of the changelog and deletes its files")
+        lines += [f"{path}: left alone: {reason}" for path, reason in rest.left_alone.items()]
         lines += [f"{place}: failed: {error}" for place, error in rest.failed.items()]
         return "\n".join(lines)
 
@@ -108,5 +109,6 @@ class Maintained:
             "pgrepl let consistent points go": rest.points,
             "pgrepl deleted files": rest.files,
             "pgrepl deleted log entries": rest.log_entries,
+            "pgrepl left alone": dict(rest.left_alone),
             "pgrepl failed at": {place: str(error) for place, error in self.failures.items()},
         }

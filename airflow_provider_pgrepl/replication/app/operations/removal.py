@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 
-from airflow_provider_pgrepl.errors import BusyError, ConfigError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError, NoChangelogError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake import dropping
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.publication import reason_to_keep
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -66,9 +67,9 @@ def _removable(
     records = choose(store, pipeline.name, tables)
     _refuse_last(store, pipeline.name, records)
     if drop_lake_tables:
-        epoch = read_epoch(changelog_uri(pipeline.lake_root)).epoch
+        read_epoch(changelog_uri(pipeline.lake_root))
         chosen = [record.table for record in records]
-        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name, epoch)
+        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name)
     return records
 
 
@@ -106,10 +107,22 @@ def _unpublish(access: Access, store: Store, records: Sequence[TableRecord]) -> 
         return
     others = [record for record in store.read_tables(name).values() if record.state is not TableState.REMOVED]
     with access.source("remove") as source:
+        reason = reason_to_keep(source, recorded.publication, name, _publication_oid(access))
+        if reason is not None:
+            log.warning("publication %s was not altered: %s", recorded.publication, reason)
+            return
         tables = {record.table for record in records} | _renamed(source, records, others)
         left = drop_tables(source, recorded.publication, tables, access.pipeline.lock_timeout_s)
     for table in left:
         log.info("table %s is no longer in publication %s", table, recorded.publication)
+
+
+def _publication_oid(access: Access) -> int | None:
+    """The oid of the epoch's publication; None without a changelog."""
+    try:
+        return read_epoch(changelog_uri(access.pipeline.lake_root)).publication_oid
+    except NoChangelogError:
+        return None
 
 
 def _renamed(
@@ -133,5 +146,9 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: w
             f" batch in time ({busy.message})",
             "run the same again: it goes on where it stopped",
         ) from None
+    # Again: another program may have written there while the batch was awaited.
+    dropping.check_droppable(root, tables, access.pipeline.name)
+    for path in dropping.files_of_others(root, tables):
+        log.warning("%s was not written by this pipeline, and is kept", path)
     for table in dropping.drop_lake_tables(root, tables):
         log.info("lake table %s is dropped", table)

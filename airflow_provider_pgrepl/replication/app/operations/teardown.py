@@ -21,14 +21,18 @@ from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
     drop_lake_tables,
     drop_system_folder,
+    files_of_others,
+    present_tables,
 )
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot import record as slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
@@ -79,8 +83,7 @@ class _Teardown:
 
     def run(self, *, dry_run: bool) -> TornDown:
         if not dry_run:
-            waiting.lock(self.store, self.pipeline.name, "replicate", self.deadline)
-            waiting.lock(self.store, self.pipeline.name, "snapshot", self.deadline)
+            waiting.lock_all(self.store, self.pipeline.name, self.deadline)
         self._recorded = _recorded(self.store, self.pipeline.name)
         self._epoch = self._read_epoch()
         self._check_place()
@@ -118,22 +121,44 @@ class _Teardown:
             )
         if self.drop_lake and known is not None and known.lake != self.pipeline.lake_root:
             raise ConfigError(f"pipeline {known.name} is recorded with the lake {known.lake}, not this one")
-        if self.drop_lake and self._epoch is not None:
-            check_droppable(self.pipeline.lake_root, self._tables(), self.pipeline.name, self._epoch.epoch)
+        if self.drop_lake:
+            self._check_lake()
+
+    def _check_lake(self) -> None:
+        """Raise LakeError when there is no evidence that the lake, or a table in it, is this pipeline's."""
+        root, name = self.pipeline.lake_root, self.pipeline.name
+        if self._epoch is not None:
+            check_droppable(root, self._tables(), name)
+            return
+        records = self.store.read_tables(name).values() if self._recorded else ()
+        if any(record.position_lsn is not None for record in records):
+            raise LakeError(
+                f"nothing was dropped: tables of pipeline {name} were copied into the lake {root}, but there"
+                " is no changelog in it. It is not mounted on this host, or was moved or deleted",
+                "mount it and run this again; if the lake is gone, run teardown without --drop-lake",
+            )
 
     def _slots(self, dry_run: bool) -> None:
         name = self._recorded.slot if self._recorded else self.pipeline.slot
-        if read_slot(self.source, name) is not None:
-            if self._is_ours(name, "slot"):
-                self._done(f"slot {name}")
-            else:
-                self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's")
-        if not dry_run and self._is_ours(name, "slot"):
-            self.deadline.retry(lambda: drop_slot(self.source, name))
+        found = read_slot(self.source, name)
+        reason = None if found is None else slot.reason_to_keep(self.source, found)
+        is_ours = self._is_ours(name, "slot")
+        if found is not None and is_ours and reason is None:
+            self._done(f"slot {name}")
+        elif found is not None:
+            why = f": {reason}" if reason else ""
+            self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's{why}")
+        if not dry_run and is_ours:
+            if reason is None:
+                self.deadline.retry(lambda: drop_slot(self.source, name))
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
         was_there = event_trigger.is_present(self.source, self.pipeline.name)
+        for name, function in event_trigger.read_foreign(self.source, self.pipeline.name):
+            self.result.kept.append(
+                f"event trigger {name}, which this pipeline has not made: it calls {function}"
+            )
         if read_server(self.source).in_recovery:
             if was_there:
                 self.result.kept.append("the event trigger: tear down with the primary for a source")
@@ -154,8 +179,11 @@ class _Teardown:
         found = read_identity(self.source, name)
         if found is None:
             return
-        if not self._owns_publication(name, found[0]):
-            self.result.kept.append(f"publication {name}, which this pipeline has not made")
+        oid = None if self._epoch is None else self._epoch.publication_oid
+        reason = publication.reason_to_keep(self.source, name, self.pipeline.name, oid)
+        if reason is not None or not self._owns_publication(name, found[0]):
+            why = f": {reason}" if reason and self._is_ours(name, "publication") else ""
+            self.result.kept.append(f"publication {name}, which this pipeline has not made{why}")
             return
         if read_server(self.source).in_recovery:
             self.result.kept.append(f"publication {name}: drop it on the primary")
@@ -185,13 +213,20 @@ class _Teardown:
             if self._epoch is not None:
                 self.result.kept.append(f"the lake {root}: a snapshot into it would begin a new epoch")
             return
-        if self._epoch is None and self._recorded is None:
-            return
-        tables = sorted(self._tables())
+        if self._epoch is None:
+            return  # Nothing in it is shown to be this pipeline's.
+        tables = present_tables(root, self._tables())
+        others = files_of_others(root, tables)
         if not dry_run:
             drop_lake_tables(root, tables)
+            # So that a repetition does not take a lake that is dropped for one that is not mounted.
+            for table in self.store.read_tables(self.pipeline.name) if self._recorded else ():
+                self.store.remove_table(self.pipeline.name, table)
             drop_system_folder(root)
-        self._done(f"the lake {root} with {len(tables)} tables and the changelog")
+        for table in tables:
+            self._done(f"lake table {root}/{table.path}")
+        self._done(f"the changelog of the lake {root}")
+        self.result.kept += [f"{path}, which this pipeline has not written" for path in others]
 
     def _tables(self) -> set[TableName]:
         """All that the pipeline ever had in the lake, as far as state or points remember."""

@@ -37,6 +37,19 @@ def lock(store: Store, pipeline: str, purpose: Purpose, deadline: Deadline) -> N
     deadline.retry(lambda: store.lock(pipeline, purpose))
 
 
+def lock_all(store: Store, pipeline: str, deadline: Deadline) -> None:
+    """Take the pipeline's locks for every purpose: those of its apps, and of each publisher that runs.
+
+    Raises BusyError, which names who holds one.
+    """
+    for purpose in ("replicate", "snapshot"):
+        lock(store, pipeline, purpose, deadline)
+    # A publisher that starts meanwhile finds its pipeline gone, or holds a lock by the next look.
+    while held := store.held_by_others(pipeline):
+        for purpose in held:
+            lock(store, pipeline, purpose, deadline)
+
+
 def wait_until_let_go(store: Store, pipeline: str, since: datetime, deadline: Deadline) -> None:
     """Wait until the replication app works by the states that were set before `since`, by the clock of the
     state database: a batch has begun later, so that none of before is running, or no app is.

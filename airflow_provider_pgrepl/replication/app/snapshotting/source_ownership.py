@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.state.store import Store
 
@@ -46,9 +46,11 @@ class SourceOwnership:
             if ours is not None
             else known is not None and known.slot == pipeline.slot
         )
-        if found is not None and not slot_ours:
+        reason = None if found is None else reason_to_keep(self.source, found)
+        if found is not None and (not slot_ours or reason):
             raise SlotError(
-                f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}",
+                f"the replication slot {pipeline.slot} exists and was not made by pipeline {pipeline.name!r}"
+                f"{f': {reason}' if reason else ''}",
                 "set `slot` to a name that is free, or drop that slot if nobody needs it",
             )
         found_publication = publication.read_identity(self.source, pipeline.publication)
@@ -60,9 +62,12 @@ class SourceOwnership:
             and found_publication is not None
             and (known.publication, known.publication_oid) == (pipeline.publication, found_publication[0])
         )
-        if creates and found_publication is not None and not publication_ours:
+        oid = None if known is None else known.publication_oid
+        reason = publication.reason_to_keep(self.source, pipeline.publication, pipeline.name, oid)
+        if creates and found_publication is not None and (not publication_ours or reason):
             raise PublicationError(
-                f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}",
+                f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}"
+                f"{f': {reason}' if reason else ''}",
                 'set `publication` to a name that is free, or `publication_mode` to "use"',
             )
         self.store.register(
@@ -80,7 +85,9 @@ class SourceOwnership:
         if pipeline.publication_mode == "create":
             if found is not None:
                 publication.drop_publication(self.source, pipeline.publication)
-            publication.create_publication(self.source, pipeline.publication, relations)
+            publication.create_publication(
+                self.source, pipeline.publication, relations, made_for=pipeline.name
+            )
             return
         if found is None:
             raise PublicationError(

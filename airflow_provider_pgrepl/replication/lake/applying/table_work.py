@@ -117,7 +117,7 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
 
 
 def _apply(work: TableWork, paths: list[str], upto_lsn: LSN) -> TableResult:
-    table, left = open_newest(work.uri)
+    table, left = open_newest(work.uri, work.app, work.version)
     position = _position(table, work)
     if position < work.position:
         work.close()
@@ -216,7 +216,8 @@ def _open(work: TableWork, table: DeltaTable, left: int | None) -> EvolvingTable
     built, first = _relations(work, table)
     if left is None:
         check_columns(table, lake_schema(built, work.choices), built)
-    history = None if work.history_uri is None else open_newest(work.history_uri)[0]
+    # A snapshot does not bring a history back: none of its commits goes for a file that is out of sight.
+    history = None if work.history_uri is None else open_newest(work.history_uri, work.app)[0]
     if history is not None:
         check_history(table, history, work.relation, work.app)
     return EvolvingTable(

@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.drift.hidden_columns import without_exc
 from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
 from airflow_provider_pgrepl.replication.lake.delta.comments import commented, commit_comments
+from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
@@ -130,6 +131,8 @@ class SnapshotCopy:
             raise ranges
         started = time.monotonic()
         choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
+        # Before the first file is written: it would stay in a folder that is not ours.
+        check_replaceable(f"{lake_root}/{relation.table.path}", self._pipeline.name)
         keeps_history = choices.policy.history
         if keeps_history:
             prepare_history(relation, self._pipeline, *self._moment)

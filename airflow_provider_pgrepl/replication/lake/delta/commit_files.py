@@ -13,6 +13,7 @@ from dataclasses import replace
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
+from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, read_ownership
 from airflow_provider_pgrepl.replication.storage import commit_mark, log_path, open_storage, storage_errors
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
@@ -30,19 +31,29 @@ def commit_fingerprint(uri: str, version: int) -> str:
         return commit_mark(uri, version)
 
 
-def settle_log(uri: str) -> None:
+def settle_log(uri: str, pipeline_name: str, told: int | None = None) -> None:
     """Have a lake table go back to before the first commit that is not whole, or holds nothing.
 
     For who writes the table while nobody else does. Its position says where it is then; what it lacks is in
-    the changelog. Raises LakeTableError where no commit can be set aside.
+    the changelog. `told` as in `find_torn`. Raises LakeTableError where no commit can be set aside, and for a
+    table that another program has written: nothing in it is renamed.
     """
-    torn, commits = find_torn(uri), dict(_commits_to_read(uri))
+    torn, commits = find_torn(uri, told=told), dict(_commits_to_read(uri))
     first = min((version for version, size in commits.items() if not size), default=None)
     if first is not None and local_path(uri) is None:
         raise LakeTableError(f"{uri}: the file of its commit {first} is empty")
     if first is not None:
         rest = {version for version in commits if version >= first}
         torn = replace(torn, commits=tuple(sorted(rest | set(torn.commits))))
+    if not torn:
+        return
+    found = read_ownership(uri, pipeline_name)
+    if found.owner not in (Owner.PIPELINE, Owner.NOBODY):
+        raise LakeTableError(
+            f"{uri}: its log is damaged, and stays as it is, for this pipeline has not written the table:"
+            f" {found.reason}",
+            "move that folder away, or give the pipeline a lake root of its own",
+        )
     torn.set_aside()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from deltalake import DeltaTable
@@ -14,27 +15,42 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions, storage_errors
 
 
+@dataclass(frozen=True)
+class ForeignCommit:
+    """A commit of another program that changed data."""
+
+    version: int
+    operation: str
+
+
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
-    """Raises LakeChangedError when a commit after the version `since` (None: any) is not ours.
+    """Raise LakeChangedError when a commit after the version `since` (None: any) is not ours."""
+    found = foreign_commit(table.table_uri, int(table.version()), since)
+    if found is not None:
+        raise LakeChangedError(
+            f"{name}: version {found.version} of the lake table was written by somebody else"
+            f" ({found.operation})",
+            f"see to it that nothing else writes below the lake root, then {hints.resnapshot(name)}",
+        )
+
+
+def foreign_commit(uri: str, newest: int, since: int | None) -> ForeignCommit | None:
+    """Return the newest commit after the version `since` (None: any) that another program made.
 
     Looks back no further than to the last snapshot, which replaced everything, and to where maintenance took
     the log. Commits that change no data (compaction, vacuum, properties) may be anybody's.
     """
-    newest = int(table.version())
     for version in range(newest, -1 if since is None else since, -1):
-        actions = _read(table.table_uri, version)
+        actions = _read(uri, version)
         if actions is None:
-            return
+            return None
         about: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
         kind = _kind(about.get(COMMIT_METADATA))
         if kind == "snapshot":
-            return
+            return None
         if kind is None and any(map(_changes_data, actions)):
-            raise LakeChangedError(
-                f"{name}: version {version} of the lake table was written by somebody else"
-                f" ({about.get('operation', 'unknown operation')})",
-                f"see to it that nothing else writes below the lake root, then {hints.resnapshot(name)}",
-            )
+            return ForeignCommit(version, str(about.get("operation", "unknown operation")))
+    return None
 
 
 def _read(uri: str, version: int) -> list[dict[str, Any]] | None:

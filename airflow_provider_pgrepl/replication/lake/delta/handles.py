@@ -10,18 +10,18 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint, settle_log
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
-from airflow_provider_pgrepl.replication.lake.delta.table import open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import open_table, pipeline_of
 from airflow_provider_pgrepl.replication.storage import has_commit, open_storage, requests_at_once
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}
 """With the fingerprint of the commit at which this process left each."""
 
 
-def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
+def open_newest(uri: str, app: str, told: int | None = None) -> tuple[DeltaTable, int | None]:
     """The table's newest version, and the one at which this process left it; None when it had not opened it,
     or it is not the same table any more: made anew, put back, or without its newest commits.
 
-    Raises LakeTableError.
+    `app`: under which this pipeline writes it; `told` as in `find_torn`. Raises LakeTableError.
     """
     table, fingerprint = _handles.get(uri, (None, ""))
     if table is not None and fingerprint and fingerprint == commit_fingerprint(uri, int(table.version())):
@@ -32,7 +32,7 @@ def open_newest(uri: str) -> tuple[DeltaTable, int | None]:
         with requests_at_once(open_storage(uri)[0], len(since)) as each:
             if all(each(partial(commit_fingerprint, uri), since)):
                 return table, left
-    settle_log(uri)
+    settle_log(uri, pipeline_of(app), told)
     table = open_table(uri)
     check_files(table)
     leave(table, uri)

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
+from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.table import (
@@ -72,8 +73,9 @@ def commit_snapshot(
     if exported_at is not None:
         others[EXPORTED_APP] = round(exported_at.timestamp() * 1_000_000)
     properties = commit_properties(app, position, "snapshot", exported_at, others)
+    check_replaceable(uri, pipeline_name)
     # One that a crash of the machine tore is replaced like any other.
-    settle_log(uri)
+    settle_log(uri, pipeline_name)
     if not has_delta(uri):
         return create_table(uri, schema, files, properties)
     table = open_table(uri)

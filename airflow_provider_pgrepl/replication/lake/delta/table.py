@@ -72,6 +72,11 @@ def epoch_of(app: str) -> Epoch:
     return Epoch(int(app.rpartition(":")[2]))
 
 
+def pipeline_of(app: str) -> str:
+    """The pipeline that an app id is of."""
+    return app.rpartition(":")[0]
+
+
 def relation_marks(table: DeltaTable, version: int) -> dict[str, int]:
     """App ids of a commit after which the table, and the changes above its position, are of one relation."""
     known = app_version(table, BEFORE_APP)

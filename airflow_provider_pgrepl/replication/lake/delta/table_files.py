@@ -11,7 +11,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,6 +22,14 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    Owner,
+    Ownership,
+    is_link,
+    is_written_name,
+    read_ownership,
+    table_files,
+)
 from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.state.progress import TableBytes
 from airflow_provider_pgrepl.replication.storage import (
@@ -38,7 +47,7 @@ from airflow_provider_pgrepl.replication.storage import (
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
 _COMMIT, _CHECKPOINT = "json", "checkpoint.parquet"
 _NOTHING_READ = -1
-_OURS = ("parquet", "bin")
+_DATA = ("parquet", "bin")
 _PARTITION_FOLDER = f"{PARTITION}="
 
 
@@ -75,6 +84,7 @@ class TableFiles:
         self._uri = uri
         self._filesystem, self._root = open_storage(uri)
         self._version = _NOTHING_READ
+        self._owner: Ownership | None = None
         self._live: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._removed: dict[str, _Lifetime] = {}
@@ -83,6 +93,17 @@ class TableFiles:
         self._fingerprint = ""
         self.measured = TableBytes(0, 0, 0)
         """As of the last `measure`."""
+
+    def reason_to_leave(self, pipeline_name: str) -> str | None:
+        """Return why nothing may be deleted here; None if the log shows that the pipeline writes the table.
+
+        Asks again when the table is another one. Raises LakeTableError for a log that does not show it.
+        """
+        if self._owner is None or not self._is_as_left():
+            self._owner = read_ownership(self._uri, pipeline_name)
+        if self._owner.owner is Owner.UNKNOWN and not is_link(self._uri):
+            raise LakeTableError(f"{self._uri} is kept as it is: {self._owner.reason}")
+        return None if self._owner.owner is Owner.PIPELINE else self._owner.reason
 
     def measure(self) -> TableBytes:
         """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
@@ -121,18 +142,24 @@ class TableFiles:
         A file also stays for `grace` after its removal: for those who opened the newest version before, and
         for a version that is to be kept and not yet known to be. `unread_after` is for a table that is read
         commit by commit: what that version still has stays, and all that came later. What no commit has
-        named may be a writer's unfinished work, and stays until it is `orphan_age` old.
+        named may be a writer's unfinished work, and stays until it is `orphan_age` old; for good, if its name
+        is not one that only our writers give. A removal is as old as the log's file that says so, if that is
+        younger than what the writer's clock said.
         """
         with _readable(self._uri):
             self._follow()
             versions = sorted(kept)
             unread = self._version if unread_after is None else unread_after
+            logged = {one.version: one.written for one in self._log_entries() if one.kind == _COMMIT}
 
             def is_over(path: str, written: datetime) -> bool:
                 life = self._removed.get(path)
                 if life is None:
-                    return written < now - orphan_age
-                removed_early = life.removed_ms < (now - grace).timestamp() * 1000
+                    return written < now - orphan_age and is_written_name(path)
+                removed_early = (
+                    life.removed_ms < (now - grace).timestamp() * 1000
+                    and logged.get(life.removed, written) <= now - grace
+                )
                 return removed_early and life.removed <= unread and not life.holds_any(versions)
 
             present = dict(self._present())
@@ -252,8 +279,16 @@ class TableFiles:
         self._removed[path] = _Lifetime(added, version, at, size)
 
     def _present(self) -> Iterator[tuple[str, datetime]]:
-        """Data files in the folder, by their path under it; never the log, nor what is hidden. The folders in
-        which others write a partitioned table's files only look so."""
+        """Data files in the folder, by their path under it; never the log, what is hidden, or behind a link.
+        The folders in which others write a partitioned table's files only look hidden."""
+        if not is_store(self._filesystem):
+            for path in table_files(self._filesystem, self._root):
+                file, top = Path(self._root, path), path.partition("/")[0]
+                hidden = top.startswith(("_", ".")) and not top.startswith(_PARTITION_FOLDER)
+                if file.suffix[1:] in _DATA and not hidden and not file.is_symlink():
+                    with suppress(FileNotFoundError):
+                        yield path, datetime.fromtimestamp(file.stat().st_mtime, UTC)
+            return
         for top in self._filesystem.get_file_info(fs.FileSelector(self._root)):
             if top.base_name.startswith(("_", ".")) and not top.base_name.startswith(_PARTITION_FOLDER):
                 continue
@@ -261,7 +296,7 @@ class TableFiles:
             if top.type == fs.FileType.Directory:
                 below = self._filesystem.get_file_info(fs.FileSelector(top.path, recursive=True))
             for info in below:
-                if info.type == fs.FileType.File and info.extension in _OURS:
+                if info.type == fs.FileType.File and info.extension in _DATA:
                     yield info.path.removeprefix(f"{self._root}/"), info.mtime
 
     def _log_entries(self) -> Iterator[_LogEntry]:

@@ -15,11 +15,13 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     allow_timestamp_without_tz,
     commit_files,
     commit_properties,
 )
+from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, earlier_apps, open_table
@@ -36,7 +38,6 @@ from airflow_provider_pgrepl.replication.storage import (
     has_delta,
     storage_errors,
 )
-from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 _KIND = "history"
 
@@ -97,7 +98,8 @@ def prepare_history(
     """
     uri = history_uri(pipeline.lake_root, relation.table)
     schema = history_schema(relation, pipeline.choices(relation.table))
-    find_torn(uri).set_aside()
+    check_replaceable(uri, pipeline.name)
+    settle_log(uri, pipeline.name)
     if has_delta(uri):
         history = open_table(uri)
         if history.file_uris() or has_delta(f"{pipeline.lake_root}/{relation.table.path}"):

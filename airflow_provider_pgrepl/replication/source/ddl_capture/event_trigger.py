@@ -9,7 +9,12 @@ from __future__ import annotations
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PrivilegeError, ServerSettingError, SourceConnectionError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    PrivilegeError,
+    ServerSettingError,
+    SourceConnectionError,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
@@ -29,6 +34,13 @@ _FUNCTION = """
 SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
     JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 WHERE n.nspname = %s AND p.proname = %s AND p.pronargs = 0
+"""
+
+_FOREIGN = """
+SELECT e.evtname::text, pg_catalog.format('%%s.%%s', n.nspname, p.proname)
+FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+WHERE e.evtname = ANY (%s::text[]) AND (n.nspname, p.proname) <> (%s, %s) ORDER BY 1
 """
 
 _KEY_TABLE = """
@@ -55,8 +67,14 @@ _MADE_BY_ANOTHER = (
 def install(connection: Connection, pipeline: Pipeline) -> None:
     """Have the event triggers there, as this program wants them; nothing is written when they are.
 
-    Raises PrivilegeError when the role may not create them, ServerSettingError on a standby.
+    Raises PrivilegeError when the role may not create them, ServerSettingError on a standby, ConfigError
+    when an event trigger of one of these names is another program's.
     """
+    for name, function in read_foreign(connection, pipeline.name):
+        raise ConfigError(
+            f"event trigger {name} calls {function}, and was not made for pipeline {pipeline.name}",
+            "rename that trigger, or set event_trigger: false",
+        )
     body = body_of(pipeline, connection.server_version)
     with source_errors("installing the event trigger"):
         if _is_current(connection, pipeline.name, body):
@@ -112,13 +130,16 @@ def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
 def uninstall(connection: Connection, pipeline: str) -> None:
     """Take away what `install` made, the schema too when nothing else is in it. May be called again.
 
-    Raises PrivilegeError when the role may not.
+    A trigger of one of its names that calls another function stays. Raises PrivilegeError when the role may
+    not.
     """
     if not is_present(connection, pipeline):
         return
+    foreign = {name for name, _ in read_foreign(connection, pipeline)}
+    own = [name for name in trigger_names(pipeline) if name not in foreign]
     with source_errors("removing the event trigger"), connection.cursor() as cursor:
         try:
-            for statement in removal_statements(pipeline):
+            for statement in removal_statements(pipeline, own):
                 cursor.execute(statement)
         except psycopg2.errors.InsufficientPrivilege as error:
             raise PrivilegeError(
@@ -136,12 +157,17 @@ def is_installed(connection: Connection, pipeline: str) -> bool:
 
 def is_present(connection: Connection, pipeline: str) -> bool:
     """Whether there is anything for `uninstall` to take away, whether it fires or not."""
+    with source_errors("looking for the event trigger"):
+        # A trigger of ours cannot be there without it.
+        return bool(rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
+
+
+def read_foreign(connection: Connection, pipeline: str) -> list[tuple[str, str]]:
+    """Return the event triggers of this pipeline's names that call another function, and that function."""
     names = list(trigger_names(pipeline))
     with source_errors("looking for the event trigger"):
-        triggers = rows(
-            connection, "SELECT 1 FROM pg_catalog.pg_event_trigger WHERE evtname = ANY (%s::text[])", (names,)
-        )
-        return bool(triggers or rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
+        found = rows(connection, _FOREIGN, (names, SCHEMA, function_name(pipeline)))
+    return [(name, function) for name, function in found]
 
 
 def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:

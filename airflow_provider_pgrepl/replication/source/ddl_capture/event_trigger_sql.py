@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.ddl_capture.function import (
@@ -28,6 +30,15 @@ altered back; null when the trigger does not fire. While it stays the same, no D
 _MAKE_KEY = """INSERT INTO <key> SELECT pg_catalog.sha256(pg_catalog.convert_to(
     pg_catalog.gen_random_uuid()::text || pg_catalog.gen_random_uuid()::text, 'UTF8'))
 WHERE NOT EXISTS (SELECT FROM <key>)"""
+
+# A name is no evidence: a person may have made an event trigger of this name.
+_CHECK_TRIGGERS = """DO $$BEGIN
+    IF EXISTS (SELECT FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
+            JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
+            WHERE e.evtname IN (<names>) AND (n.nspname, p.proname) <> ('_pgrepl', '<function>')) THEN
+        RAISE EXCEPTION 'an event trigger of this name calls another function than _pgrepl.<function>';
+    END IF;
+END$$"""
 
 # Who may create schemas could have been first.
 _CHECK_OWNERS = """DO $$BEGIN
@@ -61,8 +72,8 @@ def install_script(pipeline: Pipeline, server_version: int, role: str) -> str:
 
 
 def removal_script(pipeline: str) -> str:
-    """What a superuser runs to take them away."""
-    return _script(removal_statements(pipeline))
+    """What a superuser runs to take them away; it fails if a trigger of their names is another one."""
+    return _script([_check_triggers(pipeline), *removal_statements(pipeline, trigger_names(pipeline))])
 
 
 def _script(statements: list[str]) -> str:
@@ -80,16 +91,21 @@ def body_of(pipeline: Pipeline, server_version: int) -> str:
     )
 
 
-def _drop_statements(pipeline: str) -> list[str]:
+def _check_triggers(pipeline: str) -> str:
+    names = ", ".join(f"'{name}'" for name in trigger_names(pipeline))
+    return _CHECK_TRIGGERS.replace("<names>", names).replace("<function>", function_name(pipeline))
+
+
+def _drop_statements(pipeline: str, triggers: Iterable[str]) -> list[str]:
     return [
-        *(f"DROP EVENT TRIGGER IF EXISTS {quote_identifier(name)}" for name in trigger_names(pipeline)),
+        *(f"DROP EVENT TRIGGER IF EXISTS {quote_identifier(name)}" for name in triggers),
         f"DROP FUNCTION IF EXISTS {in_schema(function_name(pipeline))}()",
     ]
 
 
-def removal_statements(pipeline: str) -> list[str]:
-    """What takes triggers, function and key away."""
-    return [*_drop_statements(pipeline), f"DROP TABLE IF EXISTS {in_schema(key_table(pipeline))}"]
+def removal_statements(pipeline: str, triggers: Iterable[str]) -> list[str]:
+    """What takes these triggers, the function and the key away."""
+    return [*_drop_statements(pipeline, triggers), f"DROP TABLE IF EXISTS {in_schema(key_table(pipeline))}"]
 
 
 def install_statements(pipeline: str, body: str, role: str) -> list[str]:
@@ -100,7 +116,8 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
     text, name = body.replace("'", "''"), role.replace("'", "''")
     return [
         f"CREATE SCHEMA IF NOT EXISTS {SCHEMA} AUTHORIZATION {reader}",
-        *_drop_statements(pipeline),
+        _check_triggers(pipeline),
+        *_drop_statements(pipeline, trigger_names(pipeline)),
         f"CREATE TABLE IF NOT EXISTS {key} (key bytea NOT NULL)",
         _CHECK_OWNERS.replace("<role>", name).replace("<key>", key_table(pipeline)),
         f"REVOKE ALL ON {key} FROM PUBLIC",

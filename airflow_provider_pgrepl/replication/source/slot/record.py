@@ -8,9 +8,10 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 
+PLUGIN = "pgoutput"
 READING_WAL_S = 3600.0
 """A slot is moved by reading all that it holds."""
 
@@ -47,6 +48,20 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
         return None
     slot, plugin, database, active, pid, confirmed, restart, wal_status, invalidation = found[0]
     return Slot(slot, plugin, database, active, pid, _lsn(confirmed), _lsn(restart), wal_status, invalidation)
+
+
+def reason_to_keep(connection: Connection, slot: Slot) -> str | None:
+    """Return why a slot of this name cannot be a pipeline's; None for a pgoutput slot of this database.
+
+    A server drops a logical slot from any of its databases, so the name is no evidence.
+    """
+    if slot.plugin is None:
+        return "it is a physical slot"
+    if slot.plugin != PLUGIN:
+        return f"its plugin is {slot.plugin}"
+    with source_errors("reading the database's name"):
+        (database,) = row(connection, "SELECT pg_catalog.current_database()::text")
+    return None if slot.database == database else f"it belongs to database {slot.database}"
 
 
 def drop_slot(connection: Connection, name: str) -> None:

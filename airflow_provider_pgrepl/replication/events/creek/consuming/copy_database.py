@@ -33,6 +33,8 @@ from airflow_provider_pgrepl.replication.names import TableName
 Applied = tuple[TableName, TableShape, WalChange]
 """A change, with the source that it is of."""
 _PAGE = 500
+_LEFT_OUT = -1
+"""The stamp of a table that the consumer has kept, and does not keep now."""
 _COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass(%s) AND a.attnum > 0 AND NOT a.attisdropped
@@ -74,8 +76,8 @@ class CopyDatabase:
                 self.write_stream(cursor, self._stream)
             cursor.execute(
                 "SELECT source, target, stamp, change, sequence, error FROM _pgrepl_consumer.tables"
-                " WHERE consumer = %s AND database = %s",
-                self._whose,
+                " WHERE consumer = %s AND database = %s AND stamp <> %s",
+                (*self._whose, _LEFT_OUT),
             )
             tables = [
                 KeptTable(TableName.parse(source), TableName.parse(target), LSN(stamp), *rest)
@@ -88,8 +90,9 @@ class CopyDatabase:
         self, source: TableName, target: TableName, shape: TableShape, stream: KeptStream
     ) -> Iterator[Loading]:
         """A table is taken whole in the block; when that raises, it is what it was. `stream`: where the
-        stream is then."""
+        stream is then. Raises TableFailedError for a target that another consumer, or source, keeps."""
         with self.transaction() as cursor:
+            self._check_target(cursor, source, target)
             with taking(source, target, self.forget_types):
                 cursor.execute(shape.create_sql(target))
                 for statement in shape.missing_sql(target, self._read_types(cursor, target)):
@@ -99,14 +102,50 @@ class CopyDatabase:
             yield Loading(self, cursor, (source, target), shape.insert_sql(target, types))
         self._stream = stream
 
+    def _check_target(self, cursor: Any, source: TableName, target: TableName) -> None:
+        """Of two that take one target at once, the second waits for the first to be recorded or to fail."""
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"_pgrepl_consumer {target}",))
+        cursor.execute(
+            "SELECT consumer, database, source FROM _pgrepl_consumer.tables"
+            " WHERE target = %s AND (consumer, database, source) <> (%s, %s, %s) ORDER BY 1, 2, 3",
+            (str(target), *self._whose, str(source)),
+        )
+        found = cursor.fetchone()
+        cursor.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", (target.sql,))
+        if found is None and cursor.fetchone()[0]:
+            self._check_rows(cursor, source, target)
+        if found is not None:
+            consumer, database, other = found
+            raise table_failed(
+                source,
+                f"{target} holds the rows of {other} of {database}, which consumer {consumer} keeps there",
+                "give each source a target of its own; if that consumer is given up, delete its row from"
+                " _pgrepl_consumer.tables",
+            )
+
+    def _check_rows(self, cursor: Any, source: TableName, target: TableName) -> None:
+        """Raise TableFailedError for a table with rows that this consumer has not written."""
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM _pgrepl_consumer.tables WHERE target = %s)", (str(target),)
+        )
+        (is_recorded,) = cursor.fetchone()
+        cursor.execute(f"SELECT EXISTS (SELECT FROM {target.sql})")  # noqa: S608 - a quoted name
+        (has_rows,) = cursor.fetchone()
+        if has_rows and not is_recorded:
+            raise table_failed(
+                source,
+                f"{target} has rows that no consumer has written: nothing was changed",
+                f"name another target; or empty it (TRUNCATE {target}) if nobody needs its rows",
+            )
+
     def keep_only(self, sources: Collection[TableName]) -> None:
-        """Forget all other tables: what comes for them is not applied, so they are taken whole when they are
-        named again."""
+        """Leave all other tables out: what comes for them is not applied, so they are taken whole when they
+        are named again. Their records stay, as the evidence whose rows these are."""
         with self.transaction() as cursor:
             cursor.execute(
-                "DELETE FROM _pgrepl_consumer.tables WHERE consumer = %s AND database = %s"
+                "UPDATE _pgrepl_consumer.tables SET stamp = %s WHERE consumer = %s AND database = %s"
                 " AND NOT source = ANY (%s)",
-                (*self._whose, list(map(str, sources))),
+                (_LEFT_OUT, *self._whose, list(map(str, sources))),
             )
 
     def apply(

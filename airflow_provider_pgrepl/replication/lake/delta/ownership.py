@@ -1,0 +1,200 @@
+"""Ownership of a lake table, by evidence that only this package leaves: the app ids in its Delta log.
+
+The log is read here and not by deltalake: an error of a library, a path or a name is no evidence.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.partition_by import PARTITION
+from airflow_provider_pgrepl.replication.storage import (
+    log_path,
+    open_storage,
+    read_commit_actions,
+    read_parquet,
+    storage_errors,
+)
+from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
+from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_WRITTEN = re.compile(
+    rf"(?:{PARTITION}=[^/]*/)?(?:part-{_UUID}(?:\.zstd)?\.parquet|deletion_vector_{_UUID}\.bin)"
+    r"|\d{4}-\d\d-\d\dT\d\d/[0-9a-f]{32}-\d+\.parquet"
+)
+_NAMED = 3
+
+
+class Owner(Enum):
+    """Whose a table's folder is; `UNKNOWN`: evidence is missing, so the folder must stay as it is."""
+
+    NOBODY = "nobody"
+    PIPELINE = "this pipeline"
+    OTHER = "another program"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """The owner of a table's folder, and the evidence as the end of a sentence about it."""
+
+    owner: Owner
+    reason: str = ""
+
+
+def is_written_name(path: str) -> bool:
+    """Return True if only our writers name a file like this. `path`: below the table's folder."""
+    return _WRITTEN.fullmatch(path) is not None
+
+
+def is_link(uri: str) -> bool:
+    """Return True if a table's folder or the folder of its schema is a symbolic link: both lie elsewhere."""
+    local = local_path(uri)
+    return local is not None and (local.is_symlink() or local.parent.is_symlink())
+
+
+def read_ownership(uri: str, pipeline_name: str) -> Ownership:
+    """Return the owner of the folder `uri` from the lake table's point of view.
+
+    A folder without a Delta log that holds nothing, or only files of this package's names, is nobody's.
+    Raises LakeUnavailableError, LakeError: without an answer of the storage nothing is known.
+    """
+    if is_link(uri):
+        return Ownership(Owner.UNKNOWN, "its folder is a symbolic link")
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        kind = filesystem.get_file_info(root).type
+        if kind == fs.FileType.File:
+            return Ownership(Owner.UNKNOWN, "it is a file")
+        if kind == fs.FileType.NotFound:
+            return Ownership(Owner.NOBODY)
+        entries = _log_entries(filesystem, root)
+        if not entries:
+            return _by_names(filesystem, root, "it has no Delta log, but holds")
+        apps, metadata = _read_apps(filesystem, root, entries)
+    if any(is_app_of(app, pipeline_name) for app in apps):
+        return Ownership(Owner.PIPELINE)
+    if apps or metadata:
+        return Ownership(Owner.OTHER, f"no commit in its Delta log is of pipeline {pipeline_name}")
+    return _by_names(filesystem, root, "no commit of its Delta log can be read, and it holds")
+
+
+def check_replaceable(uri: str, pipeline_name: str) -> None:
+    """Raise LakeError unless the folder is this pipeline's table or nobody's; LakeUnavailableError."""
+    found = read_ownership(uri, pipeline_name)
+    if found.owner in (Owner.OTHER, Owner.UNKNOWN):
+        raise LakeError(
+            f"{uri} is a folder that this pipeline has not written: {found.reason}. Nothing was changed",
+            "give the pipeline a lake root of its own, or move that folder away",
+        )
+
+
+def is_app_of(app: str, pipeline_name: str) -> bool:
+    """Return True for the app id of any epoch of a pipeline."""
+    name, _, epoch = app.rpartition(":")
+    return name == pipeline_name and epoch.isdecimal()
+
+
+def _by_names(filesystem: fs.FileSystem, root: str, but: str) -> Ownership:
+    with storage_errors(root):
+        others = [path for path in table_files(filesystem, root) if not is_written_name(path)]
+    if not others:
+        return Ownership(Owner.NOBODY)
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    return Ownership(Owner.UNKNOWN, f"{but} {', '.join(sorted(others)[:_NAMED])}{more}")
+
+
+def table_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
+    """Yield what lies below a folder besides its own Delta log, by its path there.
+
+    A symbolic link is a file here, and is not followed. Raises OSError.
+    """
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        for info in filesystem.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True)):
+            path = info.path.removeprefix(f"{root}/")
+            if info.type == fs.FileType.File and not path.startswith(f"{LOG_FOLDER}/"):
+                yield path
+        return
+    for at, folders, files in os.walk(root, onerror=_raise):
+        folder = Path(at)
+        links = [name for name in folders if (folder / name).is_symlink()]
+        if folder == Path(root) and LOG_FOLDER in folders and LOG_FOLDER not in links:
+            folders.remove(LOG_FOLDER)
+        for name in (*files, *links):
+            yield str((folder / name).relative_to(root))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _log_entries(filesystem: fs.FileSystem, root: str) -> list[fs.FileInfo]:
+    infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
+    return [info for info in infos if info.type == fs.FileType.File]
+
+
+def _read_apps(
+    filesystem: fs.FileSystem, root: str, entries: list[fs.FileInfo]
+) -> tuple[Mapping[str, int], bool]:
+    """The app ids as of the newest version that can be read, and whether any metadata of a table was."""
+    apps: dict[str, int] = {}
+    commits = sorted(int(match[1]) for info in entries if (match := _COMMIT.fullmatch(info.base_name)))
+    base, is_table = -1, False
+    for version, names in _checkpoints(entries):
+        found = _read_checkpoint(filesystem, root, names)
+        if found is not None:
+            base, is_table, apps = version, True, found
+            break
+    # Each commit by itself: one that is torn or gone says nothing about the owner, the others do.
+    for version in commits:
+        if version > base and (actions := _read_actions(filesystem, root, version)):
+            is_table = is_table or any("metaData" in action for action in actions)
+            apps |= {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
+    return apps, is_table
+
+
+def _checkpoints(entries: list[fs.FileInfo]) -> list[tuple[int, list[str]]]:
+    """The complete checkpoints, newest first, with the names of their parts."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for info in entries:
+        match = _CHECKPOINT.fullmatch(info.base_name)
+        if match and info.size:
+            found.setdefault((int(match[1]), int(match[2] or 1)), []).append(info.base_name)
+    whole = {version: names for (version, parts), names in found.items() if len(names) == parts}
+    return sorted(whole.items(), reverse=True)
+
+
+def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> dict[str, int] | None:
+    apps: dict[str, int] = {}
+    try:
+        for name in names:
+            rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["txn"])
+            if "txn" in rows.column_names:
+                found = rows["txn"].to_pylist()
+                apps |= {action["appId"]: action["version"] for action in found if action}
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or fault_of(error)):
+            raise
+        return None
+    return apps
+
+
+def _read_actions(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:
+    try:
+        actions = read_commit_actions(filesystem, root, version)
+    except (ValueError, FileNotFoundError):
+        return []
+    return [action for action in actions if isinstance(action, dict)]

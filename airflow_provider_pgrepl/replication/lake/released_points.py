@@ -1,0 +1,57 @@
+"""Table versions whose consistent points were deleted a short time ago, as the log of the points' table says.
+
+A reader may have opened such a version, and any process may maintain the lake: so the lake says it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from pyarrow import fs
+
+from airflow_provider_pgrepl.replication.lake.history.place import path_of
+from airflow_provider_pgrepl.replication.lake.points import points_uri
+from airflow_provider_pgrepl.replication.storage import (
+    log_path,
+    open_storage,
+    read_commit_actions,
+    read_parquet,
+    storage_errors,
+)
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+
+
+def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
+    """Return, by a table's path, the versions that points named which were replaced since then.
+
+    Versions that a kept point still names are among them. Raises LakeError, LakeUnavailableError.
+    """
+    versions: dict[str, set[int]] = {}
+    filesystem, root = open_storage(points_uri(lake_root))
+    with storage_errors(root):
+        for path in _replaced_files(filesystem, root, since):
+            for key, version in _named(filesystem, f"{root}/{path}"):
+                versions.setdefault(path_of(key), set()).add(version)
+    return versions
+
+
+def _replaced_files(filesystem: fs.FileSystem, root: str, since: datetime) -> Iterator[str]:
+    """By the storage's clock, as the log's files have it."""
+    for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
+        match = _COMMIT.fullmatch(info.base_name)
+        if match and info.mtime >= since:
+            actions: list[dict[str, Any]] = read_commit_actions(filesystem, root, int(match[1]))
+            yield from (action["remove"]["path"] for action in actions if "remove" in action)
+
+
+def _named(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[str, int]]:
+    try:
+        rows = read_parquet(filesystem, path, ["tables"])["tables"].to_pylist()
+    except FileNotFoundError:
+        return  # Maintenance deletes it later than a released version is held.
+    for named in rows:
+        yield from named or ()

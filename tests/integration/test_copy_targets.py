@@ -1,0 +1,72 @@
+"""The tables of a copy: no consumer deletes rows that it has not written."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.replication.events.creek.consuming.copy_database import CopyDatabase
+from airflow_provider_pgrepl.replication.events.creek.consuming.failures import TableFailedError
+from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream
+from airflow_provider_pgrepl.replication.events.creek.consuming.shape import ShapeColumn, TableShape
+from airflow_provider_pgrepl.replication.names import TableName
+from tests.conftest import closing_connection
+from tests.support.replicated import execute
+
+ORDERS, DEALS, TARGET = (TableName("public", name) for name in ("orders", "deals", "copied"))
+SHAPE = TableShape(
+    (ShapeColumn("id", "id", "integer", True, False), ShapeColumn("v", "v", "text", False, True))
+)
+
+
+def take(dsn: str, consumer: str, source: TableName, *ids: int) -> None:
+    """Take a table whole, as a consumer does at its first start."""
+    with closing(CopyDatabase(dsn, consumer, "shop")) as copy:
+        copy.read()
+        stream = KeptStream(datetime.now(UTC).isoformat(), 5)
+        with copy.loading(source, TARGET, SHAPE, stream) as loading:
+            loading.add([{"id": number, "v": f"of {consumer}"} for number in ids])
+            header: Any = SimpleNamespace(lsn=100, position="1:0/1:0")
+            loading.finish(header, stream, 5)
+
+
+def ids(dsn: str) -> list[int]:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select id from copied order by id")
+        return [number for (number,) in cursor.fetchall()]
+
+
+@pytest.mark.parametrize(("consumer", "source"), [("bi", ORDERS), ("reports", DEALS)])
+def test_target_that_another_consumer_or_source_has_is_rejected(dsn, consumer, source):
+    take(dsn, "reports", ORDERS, 1, 2)
+    with pytest.raises(TableFailedError, match=r"holds the rows of public\.orders of shop, which"):
+        take(dsn, consumer, source, 9)
+    assert ids(dsn) == [1, 2]
+    take(dsn, "reports", ORDERS, 3)
+    assert ids(dsn) == [3]
+
+
+def test_rows_that_no_consumer_has_written_stay(dsn):
+    execute(dsn, "create table copied (id int primary key, v text)", "insert into copied values (7, 'mine')")
+    with pytest.raises(TableFailedError, match="has rows that no consumer has written: nothing was changed"):
+        take(dsn, "reports", ORDERS, 1)
+    assert ids(dsn) == [7]
+    execute(dsn, "truncate copied")
+    take(dsn, "reports", ORDERS, 1)
+    assert ids(dsn) == [1]
+
+
+def test_table_that_was_left_out_is_known_as_the_consumers_when_it_is_named_again(dsn):
+    take(dsn, "reports", ORDERS, 1)
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        copy.read()
+        copy.keep_only([])
+        assert copy.read()[1] == {}
+    with pytest.raises(TableFailedError, match="consumer reports keeps there"):
+        take(dsn, "bi", DEALS, 9)
+    take(dsn, "reports", ORDERS, 2)
+    assert ids(dsn) == [2]

@@ -1,0 +1,140 @@
+"""Slots, publications and event triggers that have a pipeline's names, and are not the pipeline's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psycopg2.errors
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, PublicationError, SlotError
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.source import publication
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
+from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import removal_script
+from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.store import Store
+from tests.conftest import closing_connection
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+A, B = "public.a", "public.b"
+
+
+@pytest.fixture
+def kept(dsn, tmp_path):
+    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
+    found = Kept(dsn, tmp_path, ("public.*",))
+    found.take(A, B)
+    return found
+
+
+def claim(kept: Kept) -> None:
+    """What a snapshot does before it drops or makes anything at the source."""
+    with Store(kept.dsn, "test") as store, kept.source() as source:
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+        ownership.claim(read_server(source), read_epoch(kept.changelog))
+
+
+def recreate_publication(kept: Kept) -> None:
+    """By another role, with another table."""
+    name, role = kept.pipeline.publication, f"dba_{kept.pipeline.name}"
+    execute(
+        kept.dsn,
+        f"drop publication {name}",
+        f"create role {role}",
+        f"create publication {name} for table b",
+        f"alter publication {name} owner to {role}",
+    )
+
+
+def recreate_slot(kept: Kept, arguments: str) -> None:
+    """In another database of the server."""
+    name = kept.pipeline.slot
+    with kept.source() as source:
+        source.cursor().execute("select pg_drop_replication_slot(%s)", (name,))
+    with closing_connection(f"{kept.dsn} dbname=postgres") as other:
+        other.cursor().execute(f"select pg_create_{arguments}", (name,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("physical_replication_slot(%s, true)", "it is a physical slot"),
+        ("logical_replication_slot(%s, 'pgoutput')", "it belongs to database postgres"),
+    ],
+)
+def test_slot_that_another_program_made_under_the_name_is_kept(kept, arguments, reason):
+    recreate_slot(kept, arguments)
+    with pytest.raises(SlotError, match=f"was not made by pipeline .*: {reason}"):
+        claim(kept)
+    done = teardown(kept.access)
+    assert f"slot {kept.pipeline.slot}, which nothing shows to be this pipeline's: {reason}" in done.kept
+    with kept.source() as source:
+        assert read_slot(source, kept.pipeline.slot) is not None
+        source.cursor().execute("select pg_drop_replication_slot(%s)", (kept.pipeline.slot,))
+
+
+def test_publication_that_another_role_made_under_the_name_is_kept(kept):
+    recreate_publication(kept)
+    with pytest.raises(PublicationError, match=r"was not made by .*: role dba_\S+ owns it"):
+        claim(kept)
+    remove_tables(kept.access, [B])
+    done = teardown(kept.access)
+    (said,) = [what for what in done.kept if what.startswith("publication ")]
+    assert "role dba_" in said
+    with kept.source() as source:
+        found = publication.read_publication(source, kept.pipeline.publication)
+    assert found is not None
+    assert set(map(str, found.tables)) == {B}
+
+
+def test_publication_is_the_pipelines_by_its_comment_where_no_changelog_says_its_oid(kept):
+    """As after a first snapshot that failed before an epoch began."""
+    with kept.source() as source:
+        relations = resolve_tables(source, kept.pipeline)
+        publication.drop_publication(source, kept.pipeline.publication)
+        publication.create_publication(
+            source, kept.pipeline.publication, relations, made_for=kept.pipeline.name
+        )
+    elsewhere = replace(kept.access, pipeline=replace(kept.pipeline, lake="/nowhere"))
+    assert f"publication {kept.pipeline.publication}" in teardown(elsewhere).dropped
+
+
+def audited(dsn: str, trigger: str) -> None:
+    execute(
+        dsn,
+        "create function audit_ddl() returns event_trigger language plpgsql as $$ begin null; end $$",
+        f"create event trigger {trigger} on ddl_command_end execute function audit_ddl()",
+    )
+
+
+def triggers(dsn: str) -> list[str]:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select evtname::text from pg_event_trigger order by 1")
+        return [name for (name,) in cursor.fetchall()]
+
+
+@pytest.mark.parametrize("installed", [False, True], ids=["alone", "beside one of ours"])
+def test_event_trigger_that_a_person_made_under_the_name_is_kept(kept, dsn, installed):
+    trigger = f"pgrepl_{kept.pipeline.name}"
+    if installed:
+        with kept.source() as source:
+            event_trigger.install(source, kept.pipeline)
+        execute(dsn, f"drop event trigger {trigger}")
+    audited(dsn, trigger)
+    with kept.source() as source:
+        with pytest.raises(ConfigError, match=r"calls public.audit_ddl, and was not made for pipeline"):
+            event_trigger.install(source, replace(kept.pipeline, event_trigger=True))
+        event_trigger.keep_installed(source, replace(kept.pipeline, event_trigger=False))
+        assert not event_trigger.is_present(source, kept.pipeline.name)
+        with pytest.raises(psycopg2.errors.RaiseException, match="calls another function"):
+            source.cursor().execute(removal_script(kept.pipeline.name))
+        source.cursor().execute("rollback")
+    assert any(f"event trigger {trigger}, which" in what for what in teardown(kept.access).kept)
+    assert triggers(dsn) == [trigger]

@@ -1,0 +1,180 @@
+"""Each call site that deletes, replaces, renames or drops, with the evidence that is asked for before.
+
+A new one fails here until it is listed, and its evidence is one that the reference page explains.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "airflow_provider_pgrepl"
+PAGE = ROOT / "docs" / "reference" / "what-we-change.md"
+Site = tuple[str, str, str]
+
+_CALLS = {
+    "advance_slot", "clean_log", "delete", "delete_below", "delete_dir", "delete_file", "delete_files",
+    "delete_sql", "delete_tree", "drop_lake_tables", "drop_publication", "drop_slot", "drop_system_folder",
+    "drop_tables", "drop_unused", "forget_pipeline", "remove_private_folder", "remove_schema", "remove_table",
+    "rename", "replace_files", "rmdir", "rmtree", "set_aside", "set_aside_commits", "truncate", "uninstall",
+    "unlink", "update_stream", "vacuum",
+}  # fmt: skip
+_SQL = re.compile(r"\s*(?:ALTER PUBLICATION \S* ?)?(DROP_REPLICATION_SLOT|DROP|DELETE FROM|TRUNCATE) ")
+_EVIDENCE = re.compile(r"^\| ([a-z ]+) \|", re.MULTILINE)
+
+_CALLER = "asked for by the caller"
+_EMPTY = "an empty folder, which goes with what was in it"
+_NOTHING = "values in memory"
+_ADDS = "subjects are added, none is taken away"
+
+_CLAIM = "replication/app/snapshotting/source_ownership.py"
+
+SITES: dict[Site, str] = {
+    ("hooks/replication.py", "drop_publication", "drop_publication"): "your request",
+    ("hooks/replication.py", "drop_slot", "drop_slot"): "your request",
+    ("hosting/local_app.py", "take_charge", "unlink"): "private folder",
+    ("hosting/local_app.py", "remove", "remove_private_folder"): "private folder",
+    ("hosting/locked_file.py", "take", "truncate"): "private folder",
+    ("hosting/place.py", "claim", "remove_private_folder"): "private folder",
+    ("hosting/private_folder.py", "remove_private_folder", "rmtree"): "private folder",
+    ("hosting/supervise.py", "write", "unlink"): "private folder",
+    ("hosting/supervise.py", "write_whole", "replace"): "private folder",
+    ("operators/spark_app.py", "_execute_on_cluster", "rmtree"): "just made",
+    ("replication/app/creek/service.py", "run", "rmtree"): "just made",
+    ("replication/app/creek/service.py", "_write_file", "replace"): "changelog",
+    ("replication/app/operations/removal.py", "_unpublish", "drop_tables"): "publication",
+    ("replication/app/operations/removal.py", "_drop", "drop_lake_tables"): "only our commits",
+    ("replication/app/operations/teardown.py", "_slots", "drop_slot"): "slot",
+    ("replication/app/operations/teardown.py", "_event_trigger", "uninstall"): "event trigger",
+    ("replication/app/operations/teardown.py", "_publication", "drop_publication"): "publication",
+    ("replication/app/operations/teardown.py", "_lake", "drop_lake_tables"): "only our commits",
+    ("replication/app/operations/teardown.py", "_lake", "remove_table"): "state schema",
+    ("replication/app/operations/teardown.py", "_lake", "drop_system_folder"): "changelog",
+    ("replication/app/operations/teardown.py", "_state", "forget_pipeline"): "state schema",
+    ("replication/app/operations/teardown.py", "_state", "remove_schema"): "state schema",
+    ("replication/app/snapshotting/epoch_beginning.py", "begin_epoch", "drop_slot"): "slot",
+    ("replication/app/snapshotting/epoch_beginning.py", "_begin", "drop_unused"): "just made",
+    ("replication/app/snapshotting/epoch_beginning.py", "_open_epoch", "drop_unused"): "just made",
+    (_CLAIM, "prepare_publication", "drop_publication"): "publication",
+    ("replication/app/torn_commits.py", "settle_lake", "set_aside"): "changelog",
+    ("replication/changelog/compaction.py", "_join_hour", "replace_files"): "fence",
+    ("replication/changelog/parts.py", "write", "delete_files"): "just made",
+    ("replication/changelog/parts.py", "discard", "delete_files"): "just made",
+    ("replication/changelog/retention.py", "_remove", "replace_files"): "fence",
+    ("replication/events/creek/consuming/copy_database.py", "loading", "DELETE FROM"): "consumer record",
+    ("replication/events/creek/consuming/copy_database.py", "_run", "TRUNCATE"): "consumer record",
+    ("replication/events/creek/consuming/copy_database.py", "_run", "delete_sql"): "consumer record",
+    ("replication/events/creek/consuming/shape.py", "delete_sql", "DELETE FROM"): "consumer record",
+    ("replication/events/publishing/jetstream_streams.py", "make", "update_stream"): _ADDS,
+    ("replication/events/publishing/publisher_log.py", "take", "set_aside"): "changelog",
+    ("replication/lake/delta/commit_files.py", "settle_log", "set_aside"): "app id",
+    ("replication/lake/delta/parquet_files.py", "discard", "delete_files"): "just made",
+    ("replication/lake/delta/snapshot_commit.py", "commit_snapshot", "replace_files"): "app id",
+    ("replication/lake/delta/table_files.py", "_delete", "delete_files"): "file name",
+    ("replication/lake/delta/table_files.py", "_delete_folders", "delete_dir"): "file name",
+    ("replication/lake/dropping.py", "drop_system_folder", "delete_tree"): "changelog",
+    ("replication/lake/dropping.py", "drop_system_folder", "delete_files"): "changelog",
+    ("replication/lake/dropping.py", "_drop_table", "delete_tree"): "only our commits",
+    ("replication/lake/dropping.py", "_delete_with_log_last", "delete_files"): "only our commits",
+    ("replication/lake/dropping.py", "_remove_empty_folders", "rmdir"): _EMPTY,
+    ("replication/lake/dropping.py", "_delete_if_empty", "delete_dir"): _EMPTY,
+    ("replication/lake/evolving/evolution.py", "rewrite", "replace_files"): "fence",
+    ("replication/lake/history/rows.py", "rows", "delete"): _NOTHING,
+    ("replication/lake/maintenance.py", "_maintain", "vacuum"): "app id",
+    ("replication/lake/maintenance.py", "_maintain", "clean_log"): "app id",
+    ("replication/lake/maintenance.py", "_maintain_changelog", "vacuum"): "changelog",
+    ("replication/lake/maintenance.py", "_maintain_changelog", "clean_log"): "changelog",
+    ("replication/lake/merging/slice_commit.py", "_write_partitions", "replace_files"): "fence",
+    ("replication/lake/unity_catalog.py", "_renew", "delete"): "catalog entry",
+    ("replication/receiving/skipping.py", "pass_gaps", "advance_slot"): "slot",
+    ("replication/run_result.py", "leave_result", "replace"): "just made",
+    ("replication/source/ddl_capture/event_trigger.py", "keep_installed", "uninstall"): "event trigger",
+    ("replication/source/ddl_capture/event_trigger.py", "uninstall", "DROP"): "event trigger",
+    ("replication/source/ddl_capture/event_trigger_sql.py", "_drop_statements", "DROP"): "event trigger",
+    ("replication/source/ddl_capture/event_trigger_sql.py", "removal_statements", "DROP"): "event trigger",
+    ("replication/source/publication.py", "add_tables", "DROP"): "just made",
+    ("replication/source/publication.py", "drop_publication", "DROP"): _CALLER,
+    ("replication/source/slot/creation.py", "_wait_until_gone", "drop_slot"): "just made",
+    ("replication/source/slot/export.py", "close", "DROP_REPLICATION_SLOT"): "just made",
+    ("replication/source/slot/permanent.py", "create_slot", "drop_unused"): "just made",
+    ("replication/source/slot/permanent.py", "_has_moved", "advance_slot"): "just made",
+    ("replication/source/slot/permanent.py", "drop_unused", "drop_slot"): "just made",
+    ("replication/source/slot/takeover.py", "take_over_slot", "drop_unused"): "just made",
+    ("replication/source/unpublish.py", "_drop", "DROP"): _CALLER,
+    ("replication/state/migrations.py", "_drop_tables", "DROP"): "state schema",
+    ("replication/state/pipeline_locks.py", "<module>", "DELETE FROM"): "state schema",
+    ("replication/state/pipelines.py", "forget_pipeline", "DELETE FROM"): "state schema",
+    ("replication/state/store.py", "remove_schema", "remove_schema"): "state schema",
+    ("replication/state/tables.py", "remove_table", "DELETE FROM"): "state schema",
+    ("replication/storage/clock.py", "_stamp", "delete_files"): "just made",
+    ("replication/storage/durable.py", "_set_aside_from", "set_aside_commits"): _CALLER,
+    ("replication/storage/durable.py", "set_aside_commits", "set_aside"): _CALLER,
+    ("replication/storage/durable.py", "set_aside", "rename"): _CALLER,
+    ("replication/storage/filesystem.py", "delete_files", "delete"): _CALLER,
+    ("replication/storage/filesystem.py", "delete_files", "delete_file"): _CALLER,
+    ("replication/storage/filesystem.py", "delete_tree", "delete_below"): _CALLER,
+    ("replication/storage/filesystem.py", "delete_tree", "delete_dir"): _CALLER,
+    ("replication/storage/objects.py", "delete_below", "delete_dir"): _CALLER,
+    ("replication/storage/objects.py", "_delete", "delete"): _CALLER,
+    ("replication/storage/objects.py", "_delete", "delete_file"): _CALLER,
+    ("replication/storage/shared_place.py", "__exit__", "unlink"): "just made",
+    ("replication/storage/store_probe.py", "check_store", "delete"): "just made",
+    ("replication/storage/torn.py", "set_aside", "set_aside"): _CALLER,
+    ("replication/storage/torn.py", "set_aside", "unlink"): _CALLER,
+    ("replication/storage/torn.py", "set_aside", "set_aside_commits"): _CALLER,
+}
+
+
+def test_every_destructive_call_site_is_listed_with_its_evidence() -> None:
+    found = {site for file in PACKAGE.rglob("*.py") for site in _sites(file)}
+    assert found == SITES.keys()
+
+
+def test_evidence_of_every_site_is_explained_in_the_reference() -> None:
+    explained = {*_EVIDENCE.findall(PAGE.read_text("utf-8")), _CALLER, _EMPTY, _NOTHING, _ADDS}
+    assert set(SITES.values()) <= explained
+
+
+def test_scan_finds_calls_and_statements() -> None:
+    file = PACKAGE / "example.py"
+    text = (
+        "def f(a, b):\n    a.unlink()\n    rmtree(a)\n    a.replace(b)\n    'x'.replace('a', 'b')\n"
+        "    run(f'DROP TABLE {a}')\n"
+    )
+    found = [call for _, _, call in _sites(file, text)]
+    assert found == ["unlink", "rmtree", "replace", "DROP"]
+
+
+def _sites(file: Path, text: str | None = None) -> Iterator[Site]:
+    name = file.relative_to(PACKAGE).as_posix()
+    yield from (
+        (name, function, call)
+        for function, call in _within(ast.parse(text or file.read_text("utf-8")), "<module>")
+    )
+
+
+def _within(node: ast.AST, function: str) -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        inside = child.name if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else function
+        if isinstance(child, ast.Call) and (call := _called(child)):
+            yield function, call
+        text = child.value if isinstance(child, ast.Constant) else None
+        if isinstance(text, str) and (match := _SQL.match(text)):
+            yield function, match[1]
+        yield from _within(child, inside)
+
+
+def _called(call: ast.Call) -> str | None:
+    if isinstance(call.func, ast.Attribute):
+        name = call.func.attr
+        # Of a path: that of a text takes two.
+        if name == "replace" and len(call.args) == 1 and not call.keywords:
+            return name
+    elif isinstance(call.func, ast.Name) and call.func.id != "delete":
+        name = call.func.id
+    else:
+        return None
+    return name if name in _CALLS else None

@@ -1,0 +1,106 @@
+"""lake/dropping.py: what is dropped is the pipeline's, whatever is in the place of its tables."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyarrow import fs
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake.dropping import (
+    check_droppable,
+    drop_lake_tables,
+    files_of_others,
+)
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.storage import delete_files
+from tests.unit.test_ownership import (
+    NOT_OURS,
+    ROWS,
+    Make,
+    foreign,
+    ours_torn,
+    tree,
+    unfinished_copy,
+)
+
+T = TableName("public", "t")
+
+
+def ours(table: Path, versions: int = 1) -> None:
+    for number in range(versions):
+        properties = CommitProperties(
+            custom_metadata={"pgrepl": '{"kind": "changes"}'},
+            app_transactions=[Transaction("shop:1", number)],
+        )
+        write_deltalake(str(table), ROWS, mode="append", commit_properties=properties)
+
+
+def ours_and_others(table: Path) -> None:
+    ours(table)
+    foreign(table, 1)
+
+
+@pytest.mark.parametrize("make", [*NOT_OURS, ours_and_others, ours_torn])
+@pytest.mark.parametrize("path", ["public/t", "public/t~history"])
+def test_folder_that_is_not_shown_to_be_ours_is_named_and_not_dropped(
+    tmp_path: Path, make: Make, path: str
+) -> None:
+    make(tmp_path / path)
+    with pytest.raises(LakeError, match=rf"nothing was dropped.*{path} \("):
+        check_droppable(str(tmp_path), [T], "shop")
+
+
+@pytest.mark.parametrize("make", [lambda _: None, unfinished_copy, ours])
+def test_table_of_the_pipeline_goes_whole(tmp_path: Path, make: Make) -> None:
+    make(tmp_path / "public" / "t")
+    check_droppable(str(tmp_path), [T], "shop")
+    assert files_of_others(str(tmp_path), [T]) == []
+    drop_lake_tables(str(tmp_path), [T])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_links_and_tables_of_others_in_its_folder_stay(tmp_path: Path) -> None:
+    table = tmp_path / "public" / "t"
+    ours(table, 3)
+    foreign(table / "sales" / "x")
+    (tmp_path / "archive").mkdir()
+    (tmp_path / "archive" / "y.parquet").write_bytes(b"x")
+    (table / "archive").symlink_to(tmp_path / "archive")
+    (table / f"part-{uuid.uuid4()}.zstd.parquet").symlink_to(tmp_path / "archive" / "y.parquet")
+    (table / "orders-2019.parquet").write_bytes(b"mine")
+    others = tree(table / "sales")
+    kept = files_of_others(str(tmp_path), [T])
+    assert len([path for path in kept if "/sales/" in path]) == len(others)
+    assert len(kept) == len(others) + 3
+    check_droppable(str(tmp_path), [T], "shop")
+    assert drop_lake_tables(str(tmp_path), [T]) == [T]
+    assert tree(table / "sales") == others
+    assert sorted(path.name for path in table.iterdir() if path.is_symlink() or path.is_file()) == sorted(
+        Path(path).name for path in kept if "/sales/" not in path
+    )
+    assert (tmp_path / "archive" / "y.parquet").exists()
+    assert drop_lake_tables(str(tmp_path), [T]) == [T]
+
+
+def test_drop_that_was_interrupted_anywhere_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left shows at each step whose it was: the log goes last, newest version first."""
+    table = tmp_path / "public" / "t"
+    ours(table, 3)
+    DeltaTable(table).create_checkpoint()
+    ours(table, 2)
+    place = "airflow_provider_pgrepl.replication.lake.dropping.delete_files"
+
+    def one_by_one(filesystem: fs.FileSystem, paths: list[str]) -> None:
+        for path in paths:
+            delete_files(filesystem, [path])
+            check_droppable(str(tmp_path), [T], "shop")
+
+    monkeypatch.setattr(place, one_by_one)
+    drop_lake_tables(str(tmp_path), [T])
+    assert not table.exists()
