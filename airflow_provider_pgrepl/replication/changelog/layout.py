@@ -11,7 +11,8 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+"""2 adds to the epoch's record which database it is of, and which record in the state is the pipeline's."""
 
 RECEIVER_APP = "pgrepl-receiver"
 """Delta app id of whoever may append changes; its version counts commits. A fence is a commit under it."""
@@ -81,7 +82,11 @@ def changelog_uri(lake_root: str) -> str:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """Which history of which server the changelog holds; kept as the Delta table's description."""
+    """The history of a database that the changelog holds, kept as the Delta table's description.
+
+    `database`, `database_oid` and `pipeline_id` (of the record in the state) are empty in a lake of layout 1
+    until its next writer records them. They do not tell one history from another.
+    """
 
     pipeline: str
     epoch: Epoch
@@ -91,7 +96,10 @@ class EpochRecord:
     publication: str
     publication_oid: int
     consistent_point: LSN
-    layout: int = field(default=LAYOUT_VERSION)
+    layout: int = field(default=LAYOUT_VERSION, compare=False)
+    database: str = field(default="", compare=False)
+    database_oid: int = field(default=0, compare=False)
+    pipeline_id: str = field(default="", compare=False)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "consistent_point": str(self.consistent_point)})

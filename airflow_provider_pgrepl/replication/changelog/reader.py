@@ -80,6 +80,11 @@ def read_epoch(uri: str) -> EpochRecord:
     return EpochRecord.from_json(open_changelog(uri).metadata().description)
 
 
+def lake_id(changelog: DeltaTable) -> str:
+    """The id of the lake: that of its changelog, which Delta makes with the table and no epoch changes."""
+    return str(changelog.metadata().id)
+
+
 def open_changelog(uri: str) -> DeltaTable:
     """Raises NoChangelogError when there is none, LakeUnavailableError when it cannot be read."""
     try:

@@ -92,6 +92,21 @@ def begin_epoch(uri: str, record: EpochRecord) -> None:
         raise _unwritable(error) from error
 
 
+def describe(uri: str, record: EpochRecord) -> None:
+    """Write the record of the epoch that goes on, with more in it than before; ends any running receiver.
+
+    Raises ChangelogError, FencedError, LakeUnavailableError.
+    """
+    table = open_changelog(uri)
+    try:
+        table.alter.set_table_description(record.to_json())
+        durable.flush_newest(uri)
+    except CommitFailedError as error:
+        raise FencedError("the changelog was written to while its record was completed") from error
+    except (DeltaError, OSError) as error:
+        raise _unwritable(error) from error
+
+
 def _epoch_properties(record: EpochRecord, sequence: int) -> CommitProperties:
     commit = CommitRecord("epoch", record.epoch, record.consistent_point)
     return CommitProperties(

@@ -16,7 +16,9 @@ from functools import partial
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, PgReplError, SourceConnectionError, UnsendableError
+from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -102,6 +104,8 @@ class Receiver:
         pipeline = self._pipeline
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
+        # Before the slot is asked for: what another database answers is no word on this pipeline's.
+        continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(

@@ -1,0 +1,182 @@
+"""ownership.py: what a connection, a lake and a record say of each other decides, and no name or path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.replication.app.ownership import (
+    Answer,
+    Evidence,
+    check_new_epoch,
+    check_ours,
+    check_ours_without_state,
+    compare,
+)
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.slot.record import Slot
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+
+SERVER = Server(180000, "7", 1, "logical", False, "shop", 16_384)
+STAGING = replace(SERVER, system_identifier="8")
+OTHER_DATABASE = replace(SERVER, database="crm", database_oid=16_999)
+SLOT = Slot("pgrepl_shop", "pgoutput", "shop", False, None, LSN(1), LSN(1), "reserved", None)
+EPOCH = EpochRecord(
+    "shop",
+    Epoch(1),
+    "7",
+    1,
+    "pgrepl_shop",
+    "pgrepl_shop",
+    16_500,
+    LSN(9),
+    database="shop",
+    database_oid=16_384,
+    pipeline_id="p",
+)
+RECORD = PipelineRecord(
+    "shop",
+    "7",
+    "pgrepl_shop",
+    "pgrepl_shop",
+    True,
+    True,
+    "/lake",
+    "{}",
+    datetime.now(UTC),
+    id="p",
+    database="shop",
+    database_oid=16_384,
+    lake_id="l",
+)
+OLD_EPOCH = replace(EPOCH, layout=1, database="", database_oid=0, pipeline_id="")
+OLD_RECORD = replace(RECORD, id="q", database="", database_oid=0, lake_id="")
+
+
+def evidence(**changed: Any) -> Evidence:
+    """Of a pipeline whose evidence agrees, but for what is changed."""
+    whole = Evidence(
+        Pipeline(name="shop", lake="/lake", tables=("public.t",)),
+        SERVER,
+        {SLOT.name: SLOT},
+        EPOCH,
+        "l",
+        RECORD,
+    )
+    return replace(whole, **changed)
+
+
+def moved(**changed: Any) -> Evidence:
+    """The file names another lake than the state."""
+    return evidence(pipeline=Pipeline(name="shop", lake="/other", tables=("public.t",)), **changed)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"epoch": None, "lake_id": "", "recorded": None},
+        {"server": None, "slots": {}},
+        {"slots": {}, "recorded": None},
+        {"epoch": OLD_EPOCH, "recorded": OLD_RECORD},
+        {"epoch": OLD_EPOCH, "recorded": OLD_RECORD, "slots": {}},
+        {"server": replace(SERVER, database="renamed")},
+    ],
+    ids=["all", "nothing yet", "source away", "torn down", "earlier version", "its slot lost", "renamed"],
+)
+def test_evidence_that_agrees_is_ours(changed: dict[str, Any]) -> None:
+    assert compare(evidence(**changed)) == (Answer.OURS, None)
+
+
+def test_moved_lake_is_ours() -> None:
+    assert compare(moved()) == (Answer.OURS, None)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer", "kind", "says"),
+    [
+        (evidence(server=STAGING), Answer.NOT_OURS, RewoundError, "another server: database shop of .* 8"),
+        (evidence(server=OTHER_DATABASE), Answer.NOT_OURS, RewoundError, "of that server: database crm"),
+        (evidence(server=OTHER_DATABASE, epoch=OLD_EPOCH), Answer.NOT_OURS, RewoundError, "database crm"),
+        (evidence(server=STAGING, epoch=None), Answer.NOT_OURS, StateError, "recorded with database shop"),
+        (
+            evidence(server=OTHER_DATABASE, epoch=None, recorded=OLD_RECORD),
+            Answer.NOT_OURS,
+            StateError,
+            "of that server: database crm",
+        ),
+        (
+            evidence(epoch=replace(EPOCH, pipeline="other")),
+            Answer.NOT_OURS,
+            LakeError,
+            "belongs to the pipeline 'other'",
+        ),
+        (evidence(lake_id="m"), Answer.NOT_OURS, ConfigError, "another one has taken its place"),
+        (moved(lake_id="m"), Answer.NOT_OURS, ConfigError, "names /other, which is another lake"),
+        (moved(epoch=None), Answer.CANNOT_TELL, ConfigError, "names /other, which has no changelog"),
+        (moved(recorded=OLD_RECORD), Answer.CANNOT_TELL, ConfigError, "recorded with the lake /lake"),
+        (moved(recorded_lake_id="l"), Answer.CANNOT_TELL, ConfigError, "a copy of it"),
+        (evidence(recorded=None), Answer.CANNOT_TELL, StateError, "knows nothing of the pipeline"),
+        (
+            evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
+            Answer.CANNOT_TELL,
+            StateError,
+            "knows nothing of the pipeline",
+        ),
+        (
+            evidence(recorded=replace(RECORD, id="q")),
+            Answer.NOT_OURS,
+            StateError,
+            "begun with another state database",
+        ),
+    ],
+)
+def test_contradiction_is_said_with_both_sides(
+    found: Evidence, answer: Answer, kind: type[PgReplError], says: str
+) -> None:
+    assert compare(found)[0] is answer
+    with pytest.raises(kind, match=says) as caught:
+        check_ours(found)
+    assert "--new-epoch" not in caught.value.hint or "state database" in caught.value.message
+
+
+def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> None:
+    check_ours_without_state(evidence(recorded=None))
+    for found in (evidence(recorded=None, epoch=OLD_EPOCH), evidence(recorded=None, server=STAGING)):
+        with pytest.raises((StateError, RewoundError)):
+            check_ours_without_state(found)
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (evidence(server=STAGING), "7/shop"),
+        (evidence(server=STAGING, epoch=None, recorded=OLD_RECORD, slots={}), "7"),
+        (moved(epoch=None), "/lake"),
+        (evidence(recorded=replace(RECORD, id="q")), "p"),
+    ],
+)
+def test_new_epoch_asks_for_the_name_of_the_source_or_lake_that_it_gives_up(
+    found: Evidence, name: str
+) -> None:
+    with pytest.raises(ConfigError, match="would give up") as caught:
+        check_new_epoch(found, frozenset())
+    assert f"--give-up {name}," in caught.value.hint
+    check_new_epoch(found, frozenset({name}))
+
+
+@pytest.mark.parametrize("found", [evidence(lake_id="m"), moved(lake_id="m"), moved(recorded_lake_id="l")])
+def test_new_epoch_never_replaces_a_lake_of_others(found: Evidence) -> None:
+    with pytest.raises(ConfigError, match="is recorded with the lake"):
+        check_new_epoch(found, frozenset({"/lake", "/other", "l", "m"}))
+
+
+def test_new_epoch_leads_out_of_a_lost_state() -> None:
+    check_new_epoch(evidence(recorded=None), frozenset())
