@@ -22,7 +22,6 @@ from airflow_provider_pgrepl.replication.source.connection import connect_replic
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from demo.postgres import Server
 from tests.support.replicated import has_no_sender, wait_until
 

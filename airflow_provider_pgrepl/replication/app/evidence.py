@@ -20,11 +20,12 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EpochRecord,
     changelog_uri,
 )
-from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog, read_token
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 
 log = logging.getLogger(__name__)
@@ -45,9 +46,9 @@ def gather(
     once what a crash has left is set aside. Raises SourceError, StateError, ChangelogError, LakeError.
     """
     recorded = _read_recorded(store, pipeline, migrates=migrates)
-    epoch, lake = None, ""
+    epoch, lake, token = None, "", 0
     try:
-        epoch, lake = _read_lake(pipeline.lake_root)
+        epoch, lake, token = _read_lake(pipeline.lake_root)
     except (ChangelogError, LakeError):
         if not lake_may_fail:
             raise
@@ -58,9 +59,15 @@ def gather(
     if epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
         # What cannot be opened is not a lake that could be mistaken for this one.
         with suppress(PgReplError):
-            _, recorded_lake = _read_lake(recorded.lake)
+            _, recorded_lake, _ = _read_lake(recorded.lake)
     slots = {slot.name: slot for slot in found if slot is not None}
-    return Evidence(pipeline, server, slots, epoch, lake, recorded, recorded_lake)
+    is_copy = None
+    if source is not None and epoch is not None and token:
+        has = has_token(source, epoch.slot, token)
+        # Where the state is lost, too, the schema of both was dropped.
+        if not has and not (has is None and recorded is None):
+            is_copy = copy_error(source, epoch.slot)
+    return Evidence(pipeline, server, slots, epoch, lake, recorded, recorded_lake, is_copy)
 
 
 def check(
@@ -93,12 +100,13 @@ def _read_recorded(store: Store, pipeline: Pipeline, *, migrates: bool) -> Pipel
     return store.read_pipeline(pipeline.name)
 
 
-def _read_lake(root: str) -> tuple[EpochRecord | None, str]:
+def _read_lake(root: str) -> tuple[EpochRecord | None, str, int]:
     try:
         changelog = open_changelog(changelog_uri(root))
     except NoChangelogError:
-        return None, ""
-    return EpochRecord.from_json(changelog.metadata().description), lake_id(changelog)
+        return None, "", 0
+    record = EpochRecord.from_json(changelog.metadata().description)
+    return record, lake_id(changelog), read_token(changelog)
 
 
 def record_evidence(store: Store, evidence: Evidence) -> None:

@@ -52,6 +52,7 @@ class Evidence:
 
     `slots`: those of the names that changelog and state have, by name. `recorded_lake_id`: of the changelog
     in the lake that the state has recorded, where that is another one than the pipeline file's.
+    `is_copy`: the error of a source that lacks the token which it shares with the lake.
     """
 
     pipeline: Pipeline
@@ -61,6 +62,7 @@ class Evidence:
     lake_id: str = ""
     recorded: PipelineRecord | None = None
     recorded_lake_id: str = ""
+    is_copy: PgReplError | None = None
 
     def describe(self) -> str:
         """Pipeline, source and lake by name, for logs and prompts."""
@@ -142,6 +144,8 @@ def _source_of_lake(evidence: Evidence) -> Iterator[Difference]:
             ),
             before.name,
         )
+    elif evidence.is_copy is not None:
+        yield Difference(Answer.NOT_OURS, evidence.is_copy, before.name)
 
 
 def _source_of_record(evidence: Evidence) -> Iterator[Difference]:

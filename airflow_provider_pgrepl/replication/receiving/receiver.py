@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
+from airflow_provider_pgrepl.replication.state.source_tokens import renew_token
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -118,7 +119,9 @@ class Receiver:
         )
         self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
-        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence)
+        # While the slot is ours, nobody else at this server writes a token for it.
+        renew = partial(renew_token, self._dsn, pipeline.slot)
+        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, renew)
         self._feed = ChangelogFeed(pipeline, self._catalog, writer, self.progress, self._rule)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.source.publication import drop_publicat
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
+from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -107,6 +108,8 @@ class _Teardown:
         if not dry_run and self._is_ours(name, "slot"):
             self.deadline.retry(lambda: drop_slot(self.source, name))
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
+            if not read_server(self.source).in_recovery:
+                forget_tokens(self.source, name)
 
     def _event_trigger(self, dry_run: bool) -> None:
         was_there = event_trigger.is_present(self.source, self.pipeline.name)

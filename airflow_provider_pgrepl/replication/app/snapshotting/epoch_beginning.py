@@ -14,7 +14,11 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 )
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    lake_id,
+    open_changelog,
+    read_token,
+)
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -25,6 +29,7 @@ from airflow_provider_pgrepl.replication.source.slot.permanent import create_slo
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.source.slot.takeover import take_over_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 
 log = logging.getLogger(__name__)
 
@@ -129,10 +134,13 @@ def _open_epoch(
             database_oid=server.database_oid,
             pipeline_id=ownership.pipeline_id(),
         )
+        # First in the source. That of the last epoch stays there until the changelog has this one.
+        before = read_token(open_changelog(uri)) if last is not None else 0
+        token = write_token(taking.source, pipeline.slot, before)
         if last is None:
-            writer.create_changelog(uri, record)
+            writer.create_changelog(uri, record, token)
         else:
-            writer.begin_epoch(uri, record)
+            writer.begin_epoch(uri, record, token)
         taking.store.record_evidence(
             pipeline.name,
             database=server.database,

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.creation import PLUGIN
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
+from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 
 log = logging.getLogger(__name__)
@@ -91,6 +92,7 @@ class SourceOwnership:
         slot = read_slot(self.source, former.slot) if former.slot != pipeline.slot else None
         if slot is not None and (recorded is None or recorded.slot_owned) and slot.plugin == PLUGIN:
             drop_slot(self.source, slot.name)
+            forget_tokens(self.source, slot.name)
             log.info("dropped the slot of the epoch that is given up: %s", slot.name)
         if former.publication == pipeline.publication or not (recorded and recorded.publication_owned):
             return
