@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
@@ -167,6 +167,22 @@ def test_commands_with_another_lake_of_the_same_source_change_nothing(kept: Kept
     shutil.rmtree(other / "_pgrepl" / "changelog")
     make_changelog(str(other), record)
     refused(kept, Access(wrong, kept.dsn, kept.dsn), "which is another lake")
+
+
+def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> None:
+    """The other's teardown would take it along."""
+    inner = replace(
+        kept.pipeline, name="inner", slot="", publication="", lake=f"{kept.pipeline.lake_root}/public"
+    )
+    before = Left.of(kept)
+    with pytest.raises(LakeError, match="would be inside another one"):
+        take_tables(Access(inner, kept.dsn, kept.dsn))
+    assert Left.of(kept) == before
+    make_changelog(f"{kept.pipeline.lake_root}/inner", read_epoch(kept.changelog))
+    with pytest.raises(LakeError, match="another lake is inside"):
+        teardown(kept.access, drop_lake=True)
+    with kept.source() as source:
+        assert read_slot(source, kept.pipeline.slot) is not None
 
 
 def test_drop_of_a_slot_in_another_database_is_refused_though_the_names_agree(

@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.ownership import check_ours, check_ours_without_state
+from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
@@ -91,6 +92,7 @@ class _Teardown:
         evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
         if self.drop_lake:
             check_ours(evidence)
+            check_holds_no_lake(self.pipeline.lake_root)
         else:
             check_ours_without_state(evidence)
         log.info("%s", evidence.describe())

@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
@@ -137,6 +138,8 @@ def opened(
                 settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
         log.info("%s", evidence.describe())
         epoch = evidence.epoch
+        if epoch is None:
+            check_not_nested(pipeline.lake_root)
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
