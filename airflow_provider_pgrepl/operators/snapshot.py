@@ -16,25 +16,35 @@ class PgSnapshotOperator(SparkAppOperator):
 
     :param tables: resnapshot these, whatever their state (templated); None: all that need it
     :param new_epoch: begin a new epoch, which resnapshots every table (templated)
+    :param give_up: with `new_epoch`, the names of the source or lake that it gives up, where these are other
+        ones than now (templated; the error of a try without it says the names)
     :param take_over: begin where this slot of another program stands; nothing once begun (templated)
 
     The rest as in SparkAppOperator. A table that cannot be copied fails the task once the others are done.
     """
 
     app = "snapshot"
-    template_fields: Sequence[str] = (*SparkAppOperator.template_fields, "tables", "new_epoch", "take_over")
+    template_fields: Sequence[str] = (
+        *SparkAppOperator.template_fields,
+        "tables",
+        "new_epoch",
+        "give_up",
+        "take_over",
+    )
 
     def __init__(
         self,
         *,
         tables: Sequence[str] | str | None = None,
         new_epoch: bool | str = False,
+        give_up: Sequence[str] | str = "",
         take_over: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.tables = tables
         self.new_epoch = new_epoch
+        self.give_up = give_up
         self.take_over = take_over
 
     def app_arguments(self) -> list[str]:
@@ -43,6 +53,9 @@ class PgSnapshotOperator(SparkAppOperator):
             arguments += ["--tables", ",".join(tables)]
         if read_flag("new_epoch", self.new_epoch):
             arguments.append("--new-epoch")
+        if self.give_up:
+            names = self.give_up if isinstance(self.give_up, str) else ",".join(self.give_up)
+            arguments += ["--give-up", names]
         if self.take_over:
             arguments += ["--take-over", self.take_over]
         return arguments

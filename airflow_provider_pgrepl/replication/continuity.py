@@ -8,14 +8,16 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
 from airflow_provider_pgrepl.replication.source.publication import read_identity
-from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
+from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
-    _check_server(source, record, durable_lsn)
+    server = check_source(source, record)
+    _check_history(source, server, record, durable_lsn)
     check_publication(source, record.publication, record.publication_oid)
     slot = read_slot(source, record.slot)
     if slot is None:
@@ -36,14 +38,23 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     return confirmed
 
 
-def _check_server(source: connection, record: EpochRecord, durable_lsn: LSN) -> None:
-    server = read_server(source)
-    if server.system_identifier != record.system_identifier:
+def check_source(source: connection, record: EpochRecord) -> Server:
+    """The server, which is the changelog's, as is the database. Raises RewoundError for others.
+
+    To be asked before anything else, because at another source no slot and no publication is what it was.
+    """
+    server, slot = read_server(source), read_slot(source, record.slot)
+    before = known_source(record, server, {} if slot is None else {slot.name: slot})
+    if before.differs(server):
         raise RewoundError(
-            f"the source is another server (system identifier {server.system_identifier},"
-            f" the changelog's is {record.system_identifier})",
-            f"check the connection; if the server was really replaced, {hints.NEW_EPOCH}",
+            f"the changelog was written from {before}, and the connection leads to another"
+            f" {before.kind_of(server)}: {source_of(server)}",
+            "check the connection (conn_id, or PGREPL_DSN). Nothing was changed",
         )
+    return server
+
+
+def _check_history(source: connection, server: Server, record: EpochRecord, durable_lsn: LSN) -> None:
     if server.timeline != record.timeline:
         raise RewoundError(
             f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"

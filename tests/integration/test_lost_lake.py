@@ -29,11 +29,7 @@ def without_changelog(kept: Kept) -> None:
     changelog.rename(changelog.with_name("away"))
 
 
-def named_wrongly(kept: Kept) -> None:
-    kept.configure(lake=f"{kept.pipeline.lake}2")
-
-
-@pytest.fixture(params=[unmounted, without_changelog, named_wrongly])
+@pytest.fixture(params=[unmounted, without_changelog])
 def kept(dsn, tmp_path, monkeypatch, request) -> Kept:
     execute(dsn, "create table t (id int primary key)", "insert into t values (1)")
     kept = Kept(dsn, tmp_path, (T,), trust_table_owners=True)

@@ -253,9 +253,9 @@ def test_before_the_first_snapshot_there_is_nothing_to_maintain(dsn: str, tmp_pa
     execute(dsn, "create table a (id int primary key)")
     kept = Kept(dsn, tmp_path, ("public.*",))
     kept.take()
-    elsewhere = replace(kept.access, pipeline=replace(kept.pipeline, lake=str(tmp_path / "elsewhere")))
+    Path(kept.changelog).rename(tmp_path / "away")
     with pytest.raises(NoChangelogError):
-        maintain(elsewhere, wait=lambda _: False)
+        maintain(kept.access, wait=lambda _: False)
 
 
 # The command.

@@ -7,8 +7,9 @@ import threading
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.errors import FencedError, LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lake.points import Points
@@ -138,3 +139,12 @@ def test_a_receivers_commit_asks_no_more_of_the_store_the_more_there_are(faulty,
         points.append(ConsistentPoint(Epoch(1), LSN(lsn), None, {"public.t": lsn}))
         asked.append(sum(faulty.asked.values()))
     assert max(asked[1:]) <= 8, asked
+
+
+def test_lake_inside_another_one_in_the_store_is_recognized(s3_lake):
+    create_changelog(changelog_uri(f"{s3_lake}/outer"), epoch_record())
+    check_not_nested(f"{s3_lake}/outer2")
+    with pytest.raises(LakeError, match="would be inside another one"):
+        check_not_nested(f"{s3_lake}/outer/public")
+    with pytest.raises(LakeError, match="another lake is inside"):
+        check_not_nested(s3_lake)

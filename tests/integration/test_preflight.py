@@ -22,7 +22,6 @@ from airflow_provider_pgrepl.replication.source.connection import connect_replic
 from airflow_provider_pgrepl.replication.source.preflight.check import check_server, check_source
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from demo.postgres import Server
 from tests.support.replicated import has_no_sender, wait_until
 
@@ -149,11 +148,11 @@ def test_a_slot_of_somebody_else_is_refused(server, pg, dsn, run):
     run(f"select pg_create_physical_replication_slot('{name}')")
     with pytest.raises(SlotError, match="somebody else's: plugin None, database None"):
         check_source(dsn, pipeline(slot=name))
-    drop_slot(pg, name)
+    run(f"select pg_drop_replication_slot('{name}')")
     create_slot(server.dsn(), name, timeout_s=30).close()
-    with pytest.raises(SlotError, match="somebody else's: plugin pgoutput, database postgres"):
+    with pytest.raises(SlotError, match="is of database postgres, and the connection leads"):
         check_source(dsn, pipeline(slot=name))
-    drop_slot(pg, name)
+    run(f"select pg_drop_replication_slot('{name}')")
     create_slot(dsn, name, timeout_s=30).close()
     check_source(dsn, pipeline(slot=name))
 

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.trace import trace_of, traced
 from tests.integration.test_status import Shop
+from tests.integration.test_store import AN_EARLIER_PIPELINE
 from tests.support.canary import CANARY, check, raise_unexpected
 
 T = TableName("public", "t")
@@ -59,8 +60,8 @@ def test_records_of_the_version_before_have_no_trace(monkeypatch, pg, dsn):
         monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:8])
         store.migrate()
         monkeypatch.undo()
-        store.register(Pipeline(name="shop", tables=("public.*",), lake="/lake/shop"), "123", True, True)
         with pg.cursor() as cursor:
+            cursor.execute(AN_EARLIER_PIPELINE)
             cursor.execute(
                 "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, error, reason)"
                 " values ('shop', 'public', 't', 'errored', 'LakeTableError', 'unexpected KeyError')"

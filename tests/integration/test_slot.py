@@ -127,7 +127,10 @@ def test_a_name_that_is_taken_says_by_whom(pg, dsn, name):
         cursor.execute("select pg_create_physical_replication_slot(%s)", (name,))
     with pytest.raises(SlotError, match=f"named {name} exists already with plugin None in database None"):
         create_slot(dsn, name, timeout_s=30)
-    drop_slot(pg, name)
+    with pytest.raises(SlotError, match="is a physical slot"):
+        drop_slot(pg, name)
+    with pg.cursor() as cursor:
+        cursor.execute("select pg_drop_replication_slot(%s)", (name,))
     with export_snapshot(dsn, name, timeout_s=30):
         database = pg.info.dbname
         with pytest.raises(SlotError, match=f"plugin pgoutput in database {database}, read by pid"):

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -69,12 +70,12 @@ class Shop:
     def set_up(self) -> LSN:
         """Everything at one LSN: the slot's consistent point."""
         at = self.make_slot()
-        name, slot, lake = self.pipeline.name, self.pipeline.slot, self.pipeline.lake_root
-        record = EpochRecord(name, EPOCH, "7", 1, slot, self.pipeline.publication, 16_400, at)
+        name, lake = self.pipeline.name, self.pipeline.lake_root
+        record = self.epoch_record(at)
         create_changelog(changelog_uri(lake), record)
         with Store(self.dsn, "test") as store:
             store.migrate()
-            store.register(self.pipeline, "7", True, True)
+            store.register(self.pipeline, record.system_identifier, True, True)
             for table in ("orders", "broken"):
                 for state in TO_STREAMING:
                     store.set_state(name, TableName("public", table), state)
@@ -100,6 +101,22 @@ class Shop:
         moment = datetime.now(UTC) - timedelta(minutes=3)
         Points(lake).append(ConsistentPoint(EPOCH, LSN(at - 1), moment, {"public.orders": version}))
         return at
+
+    def epoch_record(self, at: LSN) -> EpochRecord:
+        """Of the epoch that begins at an LSN."""
+        pipeline, server = self.pipeline, read_server(self.pg)
+        return EpochRecord(
+            pipeline.name,
+            EPOCH,
+            server.system_identifier,
+            1,
+            pipeline.slot,
+            pipeline.publication,
+            16_400,
+            at,
+            database=server.database,
+            database_oid=server.database_oid,
+        )
 
     def write_table(self, table: str, position: LSN) -> int:
         uri = f"{self.pipeline.lake_root}/public/{table}"
@@ -265,12 +282,13 @@ def test_a_slot_that_is_gone_and_a_lake_that_is_not_ours_are_said(shop: Shop) ->
     shop.set_up()
     with shop.pg.cursor() as cursor:
         cursor.execute("select pg_drop_replication_slot(%s)", (shop.pipeline.slot,))
-    record = EpochRecord("other", EPOCH, "7", 1, "s", "p", 1, LSN(1))
+    assert "is gone: it takes a new epoch" in shop.status().stdout
+    record = replace(shop.epoch_record(LSN(1)), pipeline="other")
     DeltaTable(changelog_uri(shop.pipeline.lake_root)).alter.set_table_description(record.to_json())
     found = shop.status()
     assert found.returncode == 0
-    assert "is gone: it takes a new epoch" in found.stdout
-    assert "the lake belongs to the pipeline other" in found.stdout
+    assert "is not at this source" in found.stdout
+    assert "belongs to the pipeline 'other'" in " ".join(found.stdout.split())
     assert shop.json()["slot"] is None
 
 

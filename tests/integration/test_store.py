@@ -74,12 +74,19 @@ def test_many_may_migrate_at_once(pg, dsn):
         assert cursor.fetchall() == [(number + 1,) for number in range(len(migrations._VERSIONS))]
 
 
+AN_EARLIER_PIPELINE = (
+    "insert into _pgrepl.pipelines"
+    " (name, system_identifier, slot, publication, slot_owned, publication_owned, lake, config)"
+    " values ('shop', '123', 'pgrepl_shop', 'pgrepl_shop', true, true, '/lake/shop', '{}')"
+)
+
+
 def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
     with Store(dsn, "test") as store:
         monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:1])
         store.migrate()
         monkeypatch.undo()
-        store.register(pipeline(), "123", True, True)
+        pg.cursor().execute(AN_EARLIER_PIPELINE)
         old = json.loads(RELATION.to_json())
         for added in ("publication_xmin", "natts", "partitions", "dropped", "ignored"):
             del old[added]
@@ -98,6 +105,9 @@ def test_rows_of_the_first_version_are_read_by_this_one(monkeypatch, pg, dsn):
         assert (found.error, found.membership, found.config) == ("", "configured", None)
         progress = store.read_progress("shop")
         assert (progress.confirmed_lsn, progress.idle_at) == (LSN(7), None)
+        recorded = store.read_pipeline("shop")
+        assert recorded.id
+        assert (recorded.database, recorded.database_oid, recorded.lake_id) == ("", 0, "")
         assert store.mark_errored("shop", found, DriftError("r", "h"))
         found = store.read_tables("shop")[T]
         assert (found.error, found.remedy) == ("DriftError", Remedy.RESNAPSHOT)
@@ -118,7 +128,7 @@ def test_what_helps_is_taken_from_the_hints_of_earlier_versions(monkeypatch, pg,
         monkeypatch.setattr(migrations, "_VERSIONS", migrations._VERSIONS[:2])
         store.migrate()
         monkeypatch.undo()
-        store.register(pipeline(), "123", True, True)
+        pg.cursor().execute(AN_EARLIER_PIPELINE)
         with pg.cursor() as cursor:
             cursor.execute(
                 "insert into _pgrepl.tables (pipeline, schema_name, table_name, state, error, hint)"

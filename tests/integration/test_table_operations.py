@@ -89,7 +89,7 @@ def test_one_table_that_cannot_be_paused_keeps_all_as_they_are(kept):
 
 
 def test_a_pipeline_that_is_not_recorded_is_said(kept):
-    stranger = replace(kept.access, pipeline=replace(kept.pipeline, name="other"))
+    stranger = replace(kept.access, pipeline=replace(kept.pipeline, name="other", lake="/nowhere"))
     for operation in (pause_tables, resume_tables, retry_tables):
         with pytest.raises(StateError, match="other is not recorded"):
             operation(stranger, [A])

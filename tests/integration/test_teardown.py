@@ -312,7 +312,7 @@ def test_a_snapshots_temporary_slot_is_waited_for_and_another_pipelines_is_not(k
 def test_the_wrong_server_or_lake_is_refused(kept):
     with kept.access.store("test") as store:
         store.register(kept.pipeline, "123", True, True, replace=True)
-    with pytest.raises(StateError, match="recorded with the server of system identifier 123, and this is"):
+    with pytest.raises(StateError, match="is recorded with the server of system identifier 123, and"):
         teardown(kept.access)
     kept.take()
     elsewhere = replace(kept.access, pipeline=replace(kept.pipeline, lake="/elsewhere"))

@@ -74,7 +74,7 @@ def test_nothing_is_touched_while_a_replication_runs(torn: Received) -> None:
 def test_the_replicate_app_does_it_before_it_reads(torn: Received, caplog) -> None:
     torn.configure(slot="another")
     assert replicate.main(["--pipeline", str(torn.file)]) == 78
-    assert "this lake was begun with" in caplog.text, "what comes next"
+    assert "knows nothing of the pipeline" in caplog.text, "what comes next"
     assert not is_torn(torn)
     assert open_changelog(torn.changelog)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
@@ -17,15 +18,23 @@ from tests.support.replicated import execute
 SETUP = ("create table t(id int primary key, v text)", "insert into t values (1, 'a')")
 
 
-def assert_refused_until_a_new_epoch(replicated: InProcess, says: str) -> None:
-    """Refused, the lake left as it is, and everything resnapshotted only when that is asked for."""
+def assert_refused_until_a_new_epoch(replicated: InProcess, says: str, *, gives_up: bool = False) -> None:
+    """Refused, the lake left as it is, and everything resnapshotted only when that is asked for; where the
+    source is not proven to be the lake's (`gives_up`), only by the name of what is given up."""
     before = sorted(replicated.lake_rows("public.t")["id"].to_pylist())
     for _ in range(2):
         assert replicated.run("replicate", "--until", "caught-up") == 78
     assert says in replicated.log_tail()
-    assert "--new-epoch" in replicated.log_tail()
+    assert ("--new-epoch" in replicated.log_tail()) != gives_up
     assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) == before
-    replicated.snapshot("--new-epoch")
+    if gives_up:
+        record = read_epoch(replicated.changelog)
+        assert replicated.run("snapshot", "--new-epoch") == 78
+        name = f"{record.system_identifier}/{record.database}"
+        assert f"--give-up {name}" in replicated.log_tail()
+        replicated.snapshot("--new-epoch", "--give-up", name)
+    else:
+        replicated.snapshot("--new-epoch")
     replicated.assert_equal("public.t")
     execute(replicated.dsn, "insert into t values (1000, 'after')", "delete from t where id = 1")
     replicated.catch_up()
@@ -108,7 +117,7 @@ def test_a_source_that_was_restored_to_an_earlier_state(spark, own_server, tmp_p
     if catches_up:
         for first in range(2, 900, 100):
             execute(dsn, f"insert into t select g, 'other' from generate_series({first}, {first} + 99) g")
-    assert_refused_until_a_new_epoch(replicated, "set back")
+    assert_refused_until_a_new_epoch(replicated, "restored to an earlier state", gives_up=True)
 
 
 def test_another_server_under_the_same_address(spark, dsn, own_server, tmp_path):
@@ -123,4 +132,4 @@ def test_another_server_under_the_same_address(spark, dsn, own_server, tmp_path)
     assert replicated.run("replicate", "--until", "caught-up") == 78
     assert "another server" in replicated.log_tail()
     execute(other, f"select pg_drop_replication_slot('{replicated.pipeline.slot}')")
-    assert_refused_until_a_new_epoch(replicated, "another server")
+    assert_refused_until_a_new_epoch(replicated, "another server", gives_up=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from airflow_provider_pgrepl.errors import Remedy
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.lake.applying.table_result import TableResult
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -39,8 +40,17 @@ class Kept(Handed):
         owned = self.pipeline.publication_mode == "create"
         with Store(self.dsn, "test") as store, self.source() as source:
             store.migrate()
-            identifier = read_server(source).system_identifier
-            store.register(self.pipeline, identifier, True, owned, replace=True)
+            server = read_server(source)
+            store.register(
+                self.pipeline,
+                server.system_identifier,
+                True,
+                owned,
+                database=server.database,
+                database_oid=server.database_oid,
+                lake_id=lake_id(open_changelog(self.changelog)),
+                replace=True,
+            )
         for table in tables:
             self.set_states(table, TableState.PENDING, TableState.SNAPSHOTTING)
             relation = self.copy(table)

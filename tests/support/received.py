@@ -65,6 +65,8 @@ class Received(Replicated):
             self.pipeline.publication,
             found.oid,
             exported.consistent_point,
+            database=server.database,
+            database_oid=server.database_oid,
         )
         create_changelog(self.changelog, record)
         return exported.consistent_point

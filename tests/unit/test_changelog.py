@@ -15,7 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_pgrepl.errors import ChangelogError, FencedError, LakeError, LakeUnavailableError, Retry
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    FencedError,
+    LakeError,
+    LakeUnavailableError,
+    Retry,
+    RewoundError,
+)
 from airflow_provider_pgrepl.replication.changelog import reader
 from airflow_provider_pgrepl.replication.changelog.layout import (
     LAYOUT_VERSION,
@@ -234,6 +241,31 @@ def test_a_missing_changelog_names_the_snapshot_app(tmp_path: Path) -> None:
         with pytest.raises(ChangelogError, match="no changelog in") as caught:
             act(str(tmp_path / "nothing"))
         assert "pgrepl snapshot" in caught.value.hint
+
+
+def test_fence_has_the_token_that_the_source_gave_for_the_last_one(uri: str) -> None:
+    asked: list[int] = []
+
+    def renew(token: int) -> int:
+        asked.append(token)
+        return token + 5
+
+    ChangelogWriter(uri, renew_token=renew)
+    ChangelogWriter(uri)
+    writer = ChangelogWriter(uri, renew_token=renew)
+    writer.record_keepalive(LSN(writer.durable_lsn + 1))
+    assert asked == [0, 5]
+    assert reader.read_token(DeltaTable(uri)) == 10
+
+
+def test_no_fence_is_written_for_a_source_that_lacks_the_token(uri: str) -> None:
+    def lacks(_: int) -> int:
+        raise RewoundError("a copy")
+
+    before = DeltaTable(uri).version()
+    with pytest.raises(RewoundError):
+        ChangelogWriter(uri, renew_token=lacks)
+    assert DeltaTable(uri).version() == before
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:

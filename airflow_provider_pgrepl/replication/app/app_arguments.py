@@ -29,6 +29,11 @@ def of_snapshot(parser: argparse.ArgumentParser) -> None:
     ways.add_argument(
         "--new-epoch", action="store_true", help="begin a new history: new slot, all tables copied again"
     )
+    parser.add_argument(
+        "--give-up",
+        metavar="NAME,NAME",
+        help="with --new-epoch: the source or lake that is given up, where it is another one than now",
+    )
     ways.add_argument(
         "--take-over",
         metavar="SLOT",

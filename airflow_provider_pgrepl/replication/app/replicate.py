@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.app_arguments import of_replicate
-from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
+from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
@@ -79,11 +79,15 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     ):
         store.lock(pipeline.name, "replicate")
         check_store(pipeline.lake_root)
+        # Before anything in it is set aside, and again with what may not have been readable before that.
+        check(pipeline, store, dsn, lake_may_fail=True)
         settle_lake(pipeline, dsn)
+        evidence = check(pipeline, store, dsn)
         record = begun_epoch(store, pipeline)
         check_record(pipeline, record)
         check_state(store, pipeline, record)
         store.migrate()
+        record_evidence(store, evidence)
         recall_relations(pipeline, record, store.read_tables(pipeline.name).values())
         # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
@@ -93,8 +97,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
 
 
 def check_record(pipeline: Pipeline, record: EpochRecord) -> None:
-    """Raises LakeError or ConfigError for a lake of another pipeline, or begun with another slot."""
-    check_owner(pipeline, record)
+    """Raises ConfigError for a lake that was begun with another slot or publication."""
     for field in ("slot", "publication"):
         begun, wanted = getattr(record, field), getattr(pipeline, field)
         if begun != wanted:

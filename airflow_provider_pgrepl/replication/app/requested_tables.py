@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import ConfigError, StateError
+from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -90,9 +90,7 @@ def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) ->
 
 def read_records(store: Store, pipeline: Pipeline) -> Records:
     """The recorded tables; none where the state has not been set up, which is not done here."""
-    try:
-        store.read_pipeline(pipeline.name)
-    except StateError:
+    if not store.is_set_up():
         return {}
     store.migrate()
     return store.read_tables(pipeline.name)

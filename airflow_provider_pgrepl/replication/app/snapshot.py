@@ -54,7 +54,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     elif arguments.add is not None:
         outcome = add_tables(access, _parse_tables("--add", arguments.add) or None)
     elif arguments.new_epoch:
-        outcome = begin_new_epoch(access)
+        outcome = begin_new_epoch(access, _names(arguments.give_up))
     elif arguments.take_over:
         outcome = take_over(access, arguments.take_over)
     else:
@@ -86,9 +86,13 @@ def _result(access: Access, outcome: Outcome) -> dict[str, Any]:
     }
 
 
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
 def _parse_tables(option: str, text: str) -> list[TableName]:
     try:
-        return [TableName.parse(name.strip()) for name in text.split(",") if name.strip()]
+        return [TableName.parse(name) for name in _names(text)]
     except ValueError as error:
         raise ConfigError(f"{option}: {error}") from None
 
@@ -124,9 +128,13 @@ def take_over(access: Access, slot: str) -> Outcome:
     return take_tables(access)
 
 
-def begin_new_epoch(access: Access) -> Outcome:
-    """Begin a new epoch: new slot, publication and positions, all tables copied again. Raises PgReplError."""
-    with opened(access, new_epoch=True) as run:
+def begin_new_epoch(access: Access, give_up: Collection[str] = ()) -> Outcome:
+    """Begin a new epoch: new slot, publication and positions, all tables copied again.
+
+    `give_up`: the names of what it replaces, where that is of another source or lake. Raises ConfigError,
+    which says the name, PgReplError.
+    """
+    with opened(access, new_epoch=True, give_up=give_up) as run:
         return run.begin()
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
+"""2 adds to the epoch's record which database it is of, and which record in the state is the pipeline's."""
 
 RECEIVER_APP = "pgrepl-receiver"
 """Delta app id of whoever may append changes; its version counts commits. A fence is a commit under it."""
@@ -19,6 +20,8 @@ EPOCH_APP = "pgrepl-epoch"
 DURABLE_APP = "pgrepl-durable-lsn"
 PUBLISHED_APP = "pgrepl-published"
 """Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
+SHARED_APP = "pgrepl-shared-token"
+"""Delta app id whose version is the random token that the source has as well; 0 or none where it has none."""
 UPKEEP_APP = "pgrepl-upkeep"
 """Delta app id of whoever takes files out of the list; its version counts commits. Of two at a time one is
 refused, which Delta does not do by itself where no row changes."""
@@ -81,7 +84,11 @@ def changelog_uri(lake_root: str) -> str:
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """Which history of which server the changelog holds; kept as the Delta table's description."""
+    """The history of a database that the changelog holds, kept as the Delta table's description.
+
+    `database`, `database_oid` and `pipeline_id` (of the record in the state) are empty in a lake of layout 1
+    until its next writer records them. They do not tell one history from another.
+    """
 
     pipeline: str
     epoch: Epoch
@@ -91,7 +98,10 @@ class EpochRecord:
     publication: str
     publication_oid: int
     consistent_point: LSN
-    layout: int = field(default=LAYOUT_VERSION)
+    layout: int = field(default=LAYOUT_VERSION, compare=False)
+    database: str = field(default="", compare=False)
+    database_oid: int = field(default=0, compare=False)
+    pipeline_id: str = field(default="", compare=False)
 
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "consistent_point": str(self.consistent_point)})

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EPOCH_APP,
     METADATA_KEY,
     ROW_SCHEMA,
+    SHARED_APP,
     STANDING_ORDINAL,
     CommitRecord,
     EpochRecord,
@@ -80,6 +81,11 @@ def read_epoch(uri: str) -> EpochRecord:
     return EpochRecord.from_json(open_changelog(uri).metadata().description)
 
 
+def lake_id(changelog: DeltaTable) -> str:
+    """The id of the lake: that of its changelog, which Delta makes with the table and no epoch changes."""
+    return str(changelog.metadata().id)
+
+
 def open_changelog(uri: str) -> DeltaTable:
     """Raises NoChangelogError when there is none, LakeUnavailableError when it cannot be read."""
     try:
@@ -91,6 +97,11 @@ def open_changelog(uri: str) -> DeltaTable:
         ) from None
     except (DeltaError, OSError) as error:
         raise refusal("the changelog cannot be opened", error) from None
+
+
+def read_token(table: Transactions) -> int:
+    """The token that the source has as well, which the last start wrote; 0 when there is none."""
+    return table.transaction_version(SHARED_APP) or 0
 
 
 def read_durable_lsn(table: Transactions) -> LSN:

@@ -6,7 +6,7 @@ where it ends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,12 +21,13 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     PARTITION,
     PUBLISHED_APP,
     RECEIVER_APP,
+    SHARED_APP,
     TABLE_SCHEMA,
     CommitRecord,
     EpochRecord,
 )
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
     AppLog,
@@ -54,8 +55,8 @@ _TABLE_PROPERTIES = {
 }
 
 
-def create_changelog(uri: str, record: EpochRecord) -> None:
-    """Make the changelog with its first epoch, in one commit.
+def create_changelog(uri: str, record: EpochRecord, token: int = 0) -> None:
+    """Make the changelog with its first epoch, in one commit. `token`: the source's, 0 where it has none.
 
     Raises LakeUnavailableError when the storage is full or away, LakeError when it cannot be there.
     """
@@ -64,7 +65,7 @@ def create_changelog(uri: str, record: EpochRecord) -> None:
             uri,
             TABLE_SCHEMA,
             _TABLE_PROPERTIES,
-            _epoch_properties(record, 1),
+            _epoch_properties(record, 1, token),
             partition_by=[PARTITION],
             description=record.to_json(),
         )
@@ -77,12 +78,15 @@ def create_changelog(uri: str, record: EpochRecord) -> None:
         ) from error
 
 
-def begin_epoch(uri: str, record: EpochRecord) -> None:
-    """Begin a new history in an existing changelog, in one commit that also fences any running receiver."""
+def begin_epoch(uri: str, record: EpochRecord, token: int = 0) -> None:
+    """Begin a new history in an existing changelog, in one commit that also fences any running receiver.
+
+    `token`: the source's, 0 where it has none.
+    """
     table = open_changelog(uri)
     sequence = (table.transaction_version(RECEIVER_APP) or 0) + 1
     try:
-        properties = _epoch_properties(record, sequence)
+        properties = _epoch_properties(record, sequence, token)
         with committing(table, properties):
             table.alter.set_table_description(record.to_json(), commit_properties=properties)
         durable.flush_newest(uri)
@@ -92,11 +96,30 @@ def begin_epoch(uri: str, record: EpochRecord) -> None:
         raise _unwritable(error) from error
 
 
-def _epoch_properties(record: EpochRecord, sequence: int) -> CommitProperties:
+def describe(uri: str, record: EpochRecord) -> None:
+    """Write the record of the epoch that goes on, with more in it than before; ends any running receiver.
+
+    Raises ChangelogError, FencedError, LakeUnavailableError.
+    """
+    table = open_changelog(uri)
+    try:
+        table.alter.set_table_description(record.to_json())
+        durable.flush_newest(uri)
+    except CommitFailedError as error:
+        raise FencedError("the changelog was written to while its record was completed") from error
+    except (DeltaError, OSError) as error:
+        raise _unwritable(error) from error
+
+
+def _epoch_properties(record: EpochRecord, sequence: int, token: int) -> CommitProperties:
     commit = CommitRecord("epoch", record.epoch, record.consistent_point)
     return CommitProperties(
         custom_metadata={**commit.to_metadata(), **commit_token()},
-        app_transactions=[Transaction(RECEIVER_APP, sequence), *_apps(commit, 0)],
+        app_transactions=[
+            Transaction(RECEIVER_APP, sequence),
+            Transaction(SHARED_APP, token),
+            *_apps(commit, 0),
+        ],
     )
 
 
@@ -160,12 +183,15 @@ def _is_whole(actions: torn.Actions) -> bool:
 class ChangelogWriter:
     """The one writer. Opening it commits a fence; after that `durable_lsn` is what the changelog holds.
 
-    `after`: the `sequence` of a writer that this one continues. Raises ChangelogError when there is no
-    changelog, FencedError when another writer took over, or had done so since that one, LakeUnavailableError
-    when the storage refuses.
+    `after`: the `sequence` of a writer that this one continues. `renew_token`: gives the fence's token for
+    that of the changelog, which the source is seen to have. Raises ChangelogError when there is no changelog,
+    FencedError when another writer took over, or had done so since that one, LakeUnavailableError when the
+    storage refuses, and what `renew_token` does.
     """
 
-    def __init__(self, uri: str, after: int | None = None) -> None:
+    def __init__(
+        self, uri: str, after: int | None = None, renew_token: Callable[[int], int] | None = None
+    ) -> None:
         self._uri = uri
         table = open_changelog(uri)
         self._parts = PartFolder(uri)
@@ -179,8 +205,12 @@ class ChangelogWriter:
         self.durable_lsn = LSN(table.transaction_version(DURABLE_APP) or 0)
         self.published = table.transaction_version(PUBLISHED_APP) or 0
         """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
+        token = read_token(table)
+        # Of the table that was opened: the fence is refused if another one came since.
+        fresh = token if renew_token is None else renew_token(token)
         self._flush_earlier()
-        self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn))
+        fence = CommitRecord("fence", self.epoch, self.durable_lsn)
+        self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != token else ())
 
     @property
     def epoch(self) -> Epoch:
@@ -254,8 +284,11 @@ class ChangelogWriter:
         except OSError as error:
             raise _unwritable(error) from error
 
-    def _commit(self, actions: list[dict[str, Any]], commit: CommitRecord) -> None:
-        apps = _apps(commit, self.published)
+    def _commit(
+        self, actions: list[dict[str, Any]], commit: CommitRecord, more_apps: Iterable[Transaction] = ()
+    ) -> None:
+        # The durable LSN last.
+        apps = [*more_apps, *_apps(commit, self.published)]
         try:
             # The parts are on the disk already.
             self._log.commit("WRITE", actions, told=commit.to_metadata(), apps=apps, with_files=False)

@@ -16,7 +16,9 @@ from functools import partial
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, PgReplError, SourceConnectionError, UnsendableError
+from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -29,6 +31,7 @@ from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
+from airflow_provider_pgrepl.replication.state.source_tokens import renew_token
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -102,6 +105,8 @@ class Receiver:
         pipeline = self._pipeline
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
+        # Before the slot is asked for: what another database answers is no word on this pipeline's.
+        continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(
@@ -114,7 +119,9 @@ class Receiver:
         )
         self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
-        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence)
+        # While the slot is ours, nobody else at this server writes a token for it.
+        renew = partial(renew_token, self._dsn, pipeline.slot)
+        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, renew)
         self._feed = ChangelogFeed(pipeline, self._catalog, writer, self.progress, self._rule)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:

@@ -23,7 +23,8 @@ SELECT pg_catalog.current_setting('server_version_num')::int,
     END,
     coalesce(pg_catalog.current_setting('effective_wal_level', true),
              pg_catalog.current_setting('wal_level')),
-    pg_catalog.pg_is_in_recovery()
+    pg_catalog.pg_is_in_recovery(), d.datname::text, d.oid::bigint
+FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
 """
 
 _FLUSH_WAIT_S, _FLUSH_LIMIT_S = 1.0, 120.0
@@ -33,13 +34,16 @@ _SEGMENT_SIZE = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_se
 
 @dataclass(frozen=True)
 class Server:
-    """Which PostgreSQL cluster this is. `system_identifier` and `timeline` tell it from a copy of it."""
+    """Which PostgreSQL cluster this is, and which of its databases. A copy of the server's files has the same
+    `system_identifier` until it is on another `timeline`."""
 
     version_num: int
     system_identifier: str
     timeline: int
     wal_level: str
     in_recovery: bool
+    database: str
+    database_oid: int
 
 
 def read_server(connection: Connection) -> Server:

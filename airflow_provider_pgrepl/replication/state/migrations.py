@@ -87,6 +87,14 @@ _VERSIONS: tuple[str, ...] = (
     "UPDATE _pgrepl.tables SET remedy = 'resnapshot' WHERE remedy = 'anew'",
     "ALTER TABLE _pgrepl.progress ADD table_merges jsonb NOT NULL DEFAULT '{}'",
     "ALTER TABLE _pgrepl.tables ADD trace text NOT NULL DEFAULT ''",
+    # What is not known of earlier records is recorded when an app next finds that all else agrees.
+    """
+    ALTER TABLE _pgrepl.pipelines
+        ADD id uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
+        ADD database text NOT NULL DEFAULT '',
+        ADD database_oid bigint NOT NULL DEFAULT 0,
+        ADD lake_id text NOT NULL DEFAULT '';
+    """,
 )
 
 _MIGRATIONS_TABLE = """

@@ -8,7 +8,6 @@ from typing import NoReturn
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import rows
@@ -16,13 +15,15 @@ from airflow_provider_pgrepl.replication.state.connection import StateConnection
 
 _REGISTER = """
 INSERT INTO _pgrepl.pipelines AS p
-    (name, system_identifier, slot, publication, slot_owned, publication_owned, lake, config)
-VALUES (%(name)s, %(system_identifier)s, %(slot)s, %(publication)s, %(slot_owned)s, %(publication_owned)s,
-        %(lake)s, %(config)s)
+    (name, system_identifier, database, database_oid, slot, publication, slot_owned, publication_owned, lake,
+     lake_id, config)
+VALUES (%(name)s, %(system_identifier)s, %(database)s, %(database_oid)s, %(slot)s, %(publication)s,
+        %(slot_owned)s, %(publication_owned)s, %(lake)s, %(lake_id)s, %(config)s)
 ON CONFLICT (name) DO UPDATE SET
-    system_identifier = excluded.system_identifier, slot = excluded.slot, publication = excluded.publication,
+    system_identifier = excluded.system_identifier, database = excluded.database,
+    database_oid = excluded.database_oid, slot = excluded.slot, publication = excluded.publication,
     slot_owned = excluded.slot_owned, publication_owned = excluded.publication_owned, lake = excluded.lake,
-    config = excluded.config
+    lake_id = excluded.lake_id, config = excluded.config
 WHERE %(replace)s OR (p.system_identifier, p.slot, p.lake)
     = (excluded.system_identifier, excluded.slot, excluded.lake)
 RETURNING 1
@@ -30,14 +31,24 @@ RETURNING 1
 
 _PIPELINE = """
 SELECT name, system_identifier, slot, publication, slot_owned, publication_owned, lake, config::text,
-    created_at
+    created_at, id::text, database, database_oid, lake_id
 FROM _pgrepl.pipelines
+"""
+
+_RECORD_EVIDENCE = """
+UPDATE _pgrepl.pipelines SET database = %(database)s, database_oid = %(database_oid)s, lake = %(lake)s,
+    lake_id = %(lake_id)s
+WHERE name = %(name)s RETURNING 1
 """
 
 
 @dataclass(frozen=True)
 class PipelineRecord:
-    """What is recorded of a pipeline: its source, what it owns there, its lake, its last configuration."""
+    """What is recorded of a pipeline: its source, what it owns there, its lake, its last configuration.
+
+    `id`: of this record, which the lake's changelog repeats. `database`, `database_oid` and `lake_id`, of the
+    changelog, are empty in a record of an earlier version until they are recorded.
+    """
 
     name: str
     system_identifier: str
@@ -48,6 +59,10 @@ class PipelineRecord:
     lake: str
     config: str
     created_at: datetime
+    id: str = ""
+    database: str = ""
+    database_oid: int = 0
+    lake_id: str = ""
 
 
 class PipelineRecords(StateConnection):
@@ -60,6 +75,9 @@ class PipelineRecords(StateConnection):
         slot_owned: bool,
         publication_owned: bool,
         *,
+        database: str = "",
+        database_oid: int = 0,
+        lake_id: str = "",
         replace: bool = False,
     ) -> None:
         """Record the pipeline and what it owns; again with the same source, slot and lake it is an update.
@@ -70,6 +88,9 @@ class PipelineRecords(StateConnection):
         fields = {
             "name": pipeline.name,
             "system_identifier": system_identifier,
+            "database": database,
+            "database_oid": database_oid,
+            "lake_id": lake_id,
             "slot": pipeline.slot,
             "publication": pipeline.publication,
             "slot_owned": slot_owned,
@@ -85,6 +106,20 @@ class PipelineRecords(StateConnection):
                 self._refuse_taken(pipeline, system_identifier, error.diag.constraint_name or "")
         if not found:
             self._refuse_change(pipeline, system_identifier)
+
+    def record_evidence(
+        self, name: str, *, database: str, database_oid: int, lake: str, lake_id: str
+    ) -> None:
+        """Record which database and which lake are the pipeline's, once all else that is known agrees."""
+        fields = {
+            "name": name,
+            "database": database,
+            "database_oid": database_oid,
+            "lake": lake,
+            "lake_id": lake_id,
+        }
+        with state_errors("recording the pipeline's source and lake"):
+            rows(self._connection, _RECORD_EVIDENCE, fields)
 
     def read_pipeline(self, name: str) -> PipelineRecord | None:
         """The recorded pipeline; None when there is none of this name."""
@@ -125,5 +160,5 @@ class PipelineRecords(StateConnection):
         changed = ", ".join(f"{what} {old} (now {new})" for what, new, old in pairs if new != old)
         raise StateError(
             f"pipeline {pipeline.name} is recorded with {changed}",
-            f"give this pipeline another name, or {hints.NEW_EPOCH}",
+            "set these back in the pipeline file, or give this pipeline another name. Nothing was changed",
         )

@@ -16,6 +16,8 @@ from airflow_provider_pgrepl.replication.app.drift_check.awaited_truncate import
     wait_until_applied,
 )
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
+from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
@@ -62,6 +64,7 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
     with access.source("drift") as source, access.store("drift") as store:
         if store.read_pipeline(pipeline.name) is None:
             raise not_recorded(pipeline.name)
+        check_ours(gather(pipeline, store, source, lake_may_fail=True))
         # What was seen comes before what is compared with it: `mark_errored` leaves alone what changed since.
         records = store.read_tables(pipeline.name)
         watched = _watched(records)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import LakeError, PgReplError
+from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.app_arguments import MAINTENANCE_LIMIT_S
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
@@ -58,6 +59,7 @@ def maintain(
     there.
     """
     with access.store("maintain") as store:
+        evidence.check(access.pipeline, store, access.dsn, needs_source=False)
         named, name = list(tables), access.pipeline.name
         records = choose(store, name, named) if named else list(recorded(store, name).values())
         run = _Run(access, store, begun_epoch(store, access.pipeline), time.monotonic() + limit_s, wait)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, NoChangelogError
+from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
@@ -44,6 +45,7 @@ def remove_tables(
     name = access.pipeline.name
     deadline = waiting.Deadline(timeout_s)
     with access.store("remove") as store:
+        evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
         records = _removable(access, store, tables, drop_lake_tables)
         chosen = [record.table for record in records]
         if drop_lake_tables or any(record.state in _BEING_COPIED for record in records):
@@ -57,6 +59,7 @@ def remove_tables(
 def check_removable(access: Access, tables: Iterable[TableName | str], *, drop_lake_tables: bool) -> None:
     """Whether these could be removed, as far as can be told beforehand. Raises what `remove_tables` does."""
     with access.store("remove") as store:
+        evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
         _removable(access, store, tables, drop_lake_tables)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, UnsendableError
+from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
@@ -77,9 +78,11 @@ def skip_transaction(
     wanted = _parse(lsn)
     name = access.pipeline.name
     with access.store("skip") as store, access.source("skip") as source:
+        evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
         store.lock(name, "snapshot")
         store.lock(name, "replicate")
         settle_lake(access.pipeline, access.dsn)
+        evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
         named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []
         gap, seen = _done(access, wanted), frozenset[int]()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, StateError
+from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import (
     change,
@@ -25,7 +26,7 @@ from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -60,6 +61,7 @@ def pause_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     """
     name = access.pipeline.name
     with access.store("pause") as store:
+        _check_place(access, store)
         change(
             store,
             name,
@@ -77,6 +79,7 @@ def resume_tables(access: Access, tables: Iterable[TableName | str]) -> None:
     """
     name = access.pipeline.name
     with access.store("resume") as store:
+        _check_place(access, store)
         change(
             store,
             name,
@@ -101,6 +104,7 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
     """
     name = access.pipeline.name
     with access.store("retry") as store:
+        evidence.check(access.pipeline, store, access.dsn)
         if tables is None:
             errored = [r for r in recorded(store, name).values() if r.state is _S.ERRORED]
             if not errored:
@@ -122,6 +126,11 @@ def retry_tables(access: Access, tables: Iterable[TableName | str] | None = None
     if any(relation is not None for _, relation, _ in checked):
         _wake(access)
     return tuple(Retried(record.table, refused) for record, _, refused in checked)
+
+
+def _check_place(access: Access, store: Store) -> None:
+    """For what changes the state alone: what cannot be reached is not compared."""
+    evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True, needs_source=False)
 
 
 def _problems(records: list[TableRecord]) -> list[PgReplError]:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import (
-    ConfigError,
-    LakeError,
-    NoChangelogError,
-    PgReplError,
-    PrivilegeError,
-    StateError,
-)
+from airflow_provider_pgrepl.errors import PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.operations import waiting
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.app.ownership import check_ours, check_ours_without_state
+from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
@@ -35,7 +30,10 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import record as slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
+from airflow_provider_pgrepl.replication.state.store import Store
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -63,8 +61,9 @@ def teardown(
     gives up after `timeout_s`. What is recorded goes last, so that what was interrupted can be run again;
     what is gone already is as good as dropped. `dry_run` only says what would be done.
 
-    Raises BusyError (run it again), StateError when the pipeline is recorded with another source,
-    LakeError for a lake of another pipeline that was to be dropped, SourceConnectionError, PrivilegeError.
+    Raises BusyError (run it again), SourceConnectionError, PrivilegeError; with nothing dropped, what
+    `ownership.differences` finds: StateError, RewoundError, ConfigError or LakeError for another source,
+    state or lake than the pipeline's.
     """
     pipeline = access.pipeline
     with access.source("teardown") as source, Store(access.state_dsn, f"teardown {pipeline.name}") as store:
@@ -82,45 +81,25 @@ class _Teardown:
     result: TornDown = field(default_factory=TornDown)
 
     def run(self, *, dry_run: bool) -> TornDown:
+        # Before the locks: those of another state database keep no app of this pipeline out.
+        self._check_place()
         if not dry_run:
             waiting.lock_all(self.store, self.pipeline.name, self.deadline)
-        self._recorded = _recorded(self.store, self.pipeline.name)
-        self._epoch = self._read_epoch()
-        self._check_place()
+            self._check_place()
         for step in (self._slots, self._event_trigger, self._publication, self._lake, self._state):
             step(dry_run)
         return self.result
 
-    def _read_epoch(self) -> EpochRecord | None:
-        """The lake's word; without it all goes by what is recorded."""
-        try:
-            epoch = read_epoch(changelog_uri(self.pipeline.lake_root))
-        except NoChangelogError:
-            return None
-        except PgReplError:
-            if self.drop_lake:
-                raise
-            return None
-        if epoch.pipeline == self.pipeline.name:
-            return epoch
-        if self.drop_lake:
-            raise LakeError(
-                f"the lake {self.pipeline.lake_root} belongs to the pipeline {epoch.pipeline!r}",
-                "nothing was dropped",
-            )
-        return None
-
     def _check_place(self) -> None:
-        known, server = self._recorded, read_server(self.source)
-        if known is not None and server.system_identifier != known.system_identifier:
-            raise StateError(
-                f"pipeline {known.name} is recorded with the server of system identifier"
-                f" {known.system_identifier}, and this is {server.system_identifier}: nothing was dropped",
-                "give the connection of that server; if it no longer exists, delete the pipeline's row from"
-                " _pgrepl.pipelines",
-            )
-        if self.drop_lake and known is not None and known.lake != self.pipeline.lake_root:
-            raise ConfigError(f"pipeline {known.name} is recorded with the lake {known.lake}, not this one")
+        """Without a lake that can be read, what is recorded has to do, where the lake is to stay."""
+        evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
+        if self.drop_lake:
+            check_ours(evidence)
+            check_holds_no_lake(self.pipeline.lake_root)
+        else:
+            check_ours_without_state(evidence)
+        log.info("%s", evidence.describe())
+        self._recorded, self._epoch = evidence.recorded, evidence.epoch
         if self.drop_lake:
             self._check_lake()
 
@@ -152,6 +131,8 @@ class _Teardown:
             if reason is None:
                 self.deadline.retry(lambda: drop_slot(self.source, name))
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
+            if not read_server(self.source).in_recovery:
+                forget_tokens(self.source, name)
 
     def _event_trigger(self, dry_run: bool) -> None:
         was_there = event_trigger.is_present(self.source, self.pipeline.name)
@@ -244,10 +225,3 @@ class _Teardown:
 
     def _done(self, what: str) -> None:
         self.result.dropped.append(what)
-
-
-def _recorded(store: Store, name: str) -> PipelineRecord | None:
-    try:
-        return store.read_pipeline(name)
-    except StateError:
-        return None  # no schema: never set up, or torn down

@@ -14,6 +14,11 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 )
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    lake_id,
+    open_changelog,
+    read_token,
+)
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -24,6 +29,7 @@ from airflow_provider_pgrepl.replication.source.slot.permanent import create_slo
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.source.slot.takeover import take_over_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +40,20 @@ def begin_epoch(
     requested: RequestedTables,
     last: EpochRecord | None,
     take_over: str = "",
+    *,
+    replace_record: bool = False,
 ) -> Outcome:
     """Make publication and slot, and copy these tables at the slot's snapshot.
 
     Tables that were not finished when that snapshot was lost are taken under another one, into the epoch that
     has begun. `take_over`: another program's slot, where the epoch begins; its tables are then taken as new
-    ones are. Raises SlotError or PublicationError for what is somebody else's, SnapshotError when no
-    snapshot could be held; no slot is left then.
+    ones are. `replace_record`: a new epoch was asked for, also of another source, slot or lake than recorded.
+    Raises SlotError or PublicationError for what is somebody else's, SnapshotError when no snapshot could be
+    held; no slot is left then.
     """
     pipeline, server = taking.pipeline, read_server(taking.source)
     ownership = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
-    ownership.claim(server, last)
+    ownership.claim(server, last, replace_record=replace_record)
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     drop_slot(taking.source, pipeline.slot)
     ownership.prepare_publication(relations)
@@ -121,11 +130,24 @@ def _open_epoch(
             pipeline.publication,
             ownership.publication_oid(),
             begins,
+            database=server.database,
+            database_oid=server.database_oid,
+            pipeline_id=ownership.pipeline_id(),
         )
+        # First in the source. That of the last epoch stays there until the changelog has this one.
+        before = read_token(open_changelog(uri)) if last is not None else 0
+        token = write_token(taking.source, pipeline.slot, before)
         if last is None:
-            writer.create_changelog(uri, record)
+            writer.create_changelog(uri, record, token)
         else:
-            writer.begin_epoch(uri, record)
+            writer.begin_epoch(uri, record, token)
+        taking.store.record_evidence(
+            pipeline.name,
+            database=server.database,
+            database_oid=server.database_oid,
+            lake=pipeline.lake_root,
+            lake_id=lake_id(open_changelog(uri)),
+        )
     except BaseException:
         # A slot that no changelog goes with would hold the source's WAL for nobody.
         drop_unused(taking.access.dsn, taking.source, pipeline.slot)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
+from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
-from airflow_provider_pgrepl.replication.app.lost_state import check_state
+from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
@@ -25,6 +26,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
@@ -37,7 +39,6 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     check_choices,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
@@ -95,7 +96,7 @@ class SnapshotRun:
         relations = [relation for relation in selected.relations if relation.table not in leave]
         self.check_executors()
         retire_unknown_tables(taking.store, taking.pipeline, self.records)
-        return begin_epoch(taking, relations, requested, self.epoch, take_over)
+        return begin_epoch(taking, relations, requested, self.epoch, take_over, replace_record=self.new_epoch)
 
     def take(self, tables: Collection[TableName], requested: RequestedTables) -> Outcome:
         """Copy these into the epoch that runs."""
@@ -113,20 +114,32 @@ class SnapshotRun:
 
 
 @contextlib.contextmanager
-def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
-    """Check the source, open the state, take the pipeline's lock.
+def opened(
+    access: Access, *, new_epoch: bool = False, give_up: Collection[str] = ()
+) -> Iterator[SnapshotRun]:
+    """Check source, lake and state, open the state, take the pipeline's lock.
 
-    Raises what the checks say, before anything is created; BusyError, which names the holder, while
-    another run is at work.
+    `give_up`: names of what a new epoch may replace though it is not this source's or lake's. Raises what the
+    checks say, before anything is created or set aside; BusyError, which names the holder, while another run
+    is at work.
     """
-    pipeline = access.pipeline
+    pipeline, given_up = access.pipeline, frozenset(give_up)
     check_store(pipeline.lake_root)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store(access.state_dsn, f"snapshot {pipeline.name}"))
-        settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
-        epoch = find_epoch(pipeline)
-        if not new_epoch and _has_slot(access):
-            check_state(store, pipeline, epoch)
+        source = stack.enter_context(access.source("snapshot"))
+        for lake_may_fail in (True, False):
+            evidence = gather(pipeline, store, source, lake_may_fail=lake_may_fail)
+            if new_epoch:
+                check_new_epoch(evidence, given_up)
+            else:
+                check_ours(evidence)
+            if lake_may_fail:
+                settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
+        log.info("%s", evidence.describe())
+        epoch = evidence.epoch
+        if epoch is None:
+            check_not_nested(pipeline.lake_root)
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
@@ -136,7 +149,6 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
             check_surroundings(access.dsn, pipeline)
         store.migrate()
         store.lock(pipeline.name, "snapshot")
-        source = stack.enter_context(access.source("snapshot"))
         event_trigger.keep_installed(source, pipeline)
         session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
         stack.callback(session.stop)
@@ -163,9 +175,3 @@ def _check_executors(session: LazySession, access: Access) -> None:
                 f"Spark has given this app no executor for {_EXECUTOR_S / 60:g} minutes, or none answers",
                 "see on the cluster's page whether it is full, and run it again; nothing was made",
             )
-
-
-def _has_slot(access: Access) -> bool:
-    """Without one, a pipeline that is not recorded has been torn down, and its lake kept."""
-    with access.source("snapshot") as source:
-        return read_slot(source, access.pipeline.slot) is not None

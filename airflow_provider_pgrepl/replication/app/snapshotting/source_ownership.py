@@ -6,16 +6,19 @@ import logging
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import PublicationError, SlotError
+from airflow_provider_pgrepl.errors import PublicationError, SlotError, StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot, reason_to_keep
+from airflow_provider_pgrepl.replication.source.slot.creation import PLUGIN
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
-from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +34,17 @@ class SourceOwnership:
     pipeline: Pipeline
     store: Store
 
-    def claim(self, server: Server, last: EpochRecord | None) -> None:
+    def claim(self, server: Server, last: EpochRecord | None, *, replace_record: bool = False) -> None:
         """Record slot and publication as ours before they exist; refuse what exists and is not.
 
-        `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost. Raises
-        SlotError or PublicationError.
+        `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost.
+        `replace_record`: also where another source, slot or lake is recorded; what of it was ours here, under
+        other names, is dropped before. Raises SlotError or PublicationError.
         """
         pipeline = self.pipeline
-        known = None if last is None or last.system_identifier != server.system_identifier else last
-        ours = self.store.read_pipeline(pipeline.name)
+        known = None if last is None or known_source(last, server).differs(server) else last
+        recorded = self.store.read_pipeline(pipeline.name)
+        ours = None if recorded is None or known_source(recorded, server).differs(server) else recorded
         found = read_slot(self.source, pipeline.slot)
         slot_ours = (
             ours.slot_owned and ours.slot == pipeline.slot
@@ -70,13 +75,45 @@ class SourceOwnership:
                 f"{f': {reason}' if reason else ''}",
                 'set `publication` to a name that is free, or `publication_mode` to "use"',
             )
+        if replace_record:
+            self._drop_former(ours, known)
         self.store.register(
             pipeline,
             server.system_identifier,
             slot_owned=True,
             publication_owned=creates,
-            replace=last is not None,
+            database=server.database,
+            database_oid=server.database_oid,
+            # Until the changelog is there: which it is follows from the path.
+            lake_id="",
+            replace=replace_record,
         )
+
+    def _drop_former(self, recorded: PipelineRecord | None, known: EpochRecord | None) -> None:
+        """Drop slot and publication that were ours under other names: nothing would name them any more."""
+        pipeline, former = self.pipeline, recorded or known
+        if former is None:
+            return
+        slot = read_slot(self.source, former.slot) if former.slot != pipeline.slot else None
+        if slot is not None and (recorded is None or recorded.slot_owned) and slot.plugin == PLUGIN:
+            drop_slot(self.source, slot.name)
+            forget_tokens(self.source, slot.name)
+            log.info("dropped the slot of the epoch that is given up: %s", slot.name)
+        if former.publication == pipeline.publication or not (recorded and recorded.publication_owned):
+            return
+        found = publication.read_identity(self.source, former.publication)
+        if found is not None and (known is None or known.publication_oid == found[0]):
+            publication.drop_publication(self.source, former.publication)
+            log.info("dropped the publication of the epoch that is given up: %s", former.publication)
+
+    def pipeline_id(self) -> str:
+        """The id of the pipeline's record in the state."""
+        recorded = self.store.read_pipeline(self.pipeline.name)
+        if recorded is None:
+            raise StateError(
+                f"pipeline {self.pipeline.name} was forgotten by another process at the same time"
+            )
+        return recorded.id
 
     def prepare_publication(self, relations: list[Relation]) -> None:
         """Make the publication, or check the one that is to be used. Raises PublicationError."""

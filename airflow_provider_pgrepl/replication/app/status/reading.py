@@ -12,8 +12,9 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
+from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
-from airflow_provider_pgrepl.replication.app.lost_state import lost_state
+from airflow_provider_pgrepl.replication.app.ownership import differences
 from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -26,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.applying.table_position import (
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import address, connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, wal_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 from airflow_provider_pgrepl.replication.state.progress import Progress, TableBytes, TableMerges
@@ -107,6 +108,7 @@ class PipelineStatus:
     without those that were removed.
 
     `recorded`: in the state database, which it is not any more after a teardown that kept the lake.
+    `is_ours`: source, lake and state do not contradict each other; else `problems` says what is where.
     """
 
     pipeline: str
@@ -124,6 +126,7 @@ class PipelineStatus:
     publishers: tuple[PublisherStatus, ...] = ()
     problems: tuple[str, ...] = ()
     changelog: ChangelogStatus | None = None
+    is_ours: bool = True
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,9 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         end = wal_lsn(connection)
         source = SourceStatus(address(dsn), read_server(connection).version_num, end)
         slot = read_slot(connection, pipeline.slot)
-    recorded, progress, tables, problems = _read_state(pipeline)
+        recorded, progress, tables, problems = _read_state(pipeline)
+        contradictions = _contradictions(pipeline, connection)
     lake = _read_lake(pipeline)
-    # Without a slot it was torn down, and its lake kept.
-    if not recorded and slot is not None and lake.epoch is not None:
-        lost = lost_state(pipeline, lake.epoch)
-        problems = (*problems, f"{lost.message}: {lost.hint}")
     if lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
@@ -182,24 +182,33 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         consistent_point=lake.point,
         tables=statuses,
         publishers=tuple(read_publisher(pipeline, name, end) for name in pipeline.publishers),
-        problems=(*problems, *lake.problems),
+        problems=(*problems, *contradictions, *lake.problems),
+        is_ours=not contradictions,
         changelog=_changelog(lake, statuses),
     )
 
 
 def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:
     with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+        if not store.is_set_up():
+            return False, None, [], ()  # Its schema is made by the first snapshot.
         try:
             if store.read_pipeline(pipeline.name) is None:
                 return False, None, [], ()
-        except StateError:
-            # Its schema is made by the first snapshot.
-            return False, None, [], ()
-        try:
             tables = list(store.read_tables(pipeline.name).values())
             return True, store.read_progress(pipeline.name), tables, ()
         except StateError as error:
             return True, None, [], (f"{error.message}: {error.hint}",)
+
+
+def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:
+    """What says that source, lake or state is not this pipeline's."""
+    with Store(process.state_dsn(), f"status {pipeline.name}") as store:
+        try:
+            found = gather(pipeline, store, source, lake_may_fail=True, migrates=False)
+        except StateError:
+            return ()  # An older version's, which reading the state has said.
+    return tuple(f"{each.error.message}: {each.error.hint}" for each in differences(found))
 
 
 def _read_lake(pipeline: Pipeline) -> _Lake:
@@ -215,8 +224,6 @@ def _read_lake(pipeline: Pipeline) -> _Lake:
     except PgReplError as error:
         return _Lake(problems=(error.message,))
     problems: tuple[str, ...] = ()
-    if epoch.pipeline != pipeline.name:
-        problems = (f"the lake belongs to the pipeline {epoch.pipeline}",)
     point = None
     try:
         point = Points(pipeline.lake_root).latest()

@@ -144,7 +144,14 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
         return
     with source_errors("asking for the database"):
         database = row(connection, "SELECT pg_catalog.current_database()::text")[0]
-    if slot.plugin != PLUGIN or slot.database != database:
+    if slot.database not in (None, database):
+        yield SlotError(
+            f"slot {slot.name} is of database {slot.database}, and the connection leads to database"
+            f" {database}",
+            f"if the pipeline reads {slot.database}, check the connection (conn_id, or PGREPL_DSN); if the"
+            " pipeline is new, give it another slot name",
+        )
+    elif slot.plugin != PLUGIN:
         yield SlotError(
             f"slot {slot.name} exists and is somebody else's: plugin {slot.plugin}, database {slot.database}",
             "give the pipeline another slot name",

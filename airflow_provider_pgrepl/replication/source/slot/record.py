@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import BusyError, PgReplError
+from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import patience
@@ -65,7 +65,22 @@ def reason_to_keep(connection: Connection, slot: Slot) -> str | None:
 
 
 def drop_slot(connection: Connection, name: str) -> None:
-    """Drop it; one that is not there is as good as dropped. Raises BusyError while somebody reads it."""
+    """Drop the slot `name`. Does nothing if it does not exist.
+
+    Raises BusyError while a walsender is reading it, SlotError for a slot of another database, which the
+    server would drop as well, or for a physical one.
+    """
+    found = read_slot(connection, name)
+    if found is None:
+        return
+    with source_errors("asking for the database"):
+        here = row(connection, "SELECT pg_catalog.current_database()::text")[0]
+    if found.database != here:
+        place = f"belongs to database {found.database}" if found.database else "is a physical slot"
+        raise SlotError(
+            f"slot {name} {place}, and the connection leads to database {here}: it was not dropped",
+            "check the connection (conn_id, or PGREPL_DSN)",
+        )
     try:
         with source_errors(f"dropping slot {name}"):
             try:

@@ -1,0 +1,143 @@
+"""Gathering the evidence of whose source, lake and state are, and recording what of it is missing."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing, suppress
+from dataclasses import replace
+
+from airflow_provider_pgrepl.errors import (
+    ChangelogError,
+    LakeError,
+    NoChangelogError,
+    PgReplError,
+    SourceConnectionError,
+)
+from airflow_provider_pgrepl.replication.app.ownership import Evidence, check_ours
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    LAYOUT_VERSION,
+    EpochRecord,
+    changelog_uri,
+)
+from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog, read_token
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+
+log = logging.getLogger(__name__)
+
+
+def gather(
+    pipeline: Pipeline,
+    store: Store,
+    source: Connection | None,
+    *,
+    lake_may_fail: bool = False,
+    migrates: bool = True,
+) -> Evidence:
+    """Ask source (None: it is left out), lake and state.
+
+    `migrates`: whether a state's schema of an earlier version is brought to this one; else it is an error.
+    `lake_may_fail`: a changelog that cannot be read counts as none, for who does not touch it, or looks again
+    once what a crash has left is set aside. Raises SourceError, StateError, ChangelogError, LakeError.
+    """
+    recorded = _read_recorded(store, pipeline, migrates=migrates)
+    epoch, lake, token = None, "", 0
+    try:
+        epoch, lake, token = _read_lake(pipeline.lake_root)
+    except (ChangelogError, LakeError):
+        if not lake_may_fail:
+            raise
+    server = None if source is None else read_server(source)
+    names = {record.slot for record in (epoch, recorded) if record is not None}
+    found = [] if source is None else [read_slot(source, name) for name in sorted(names)]
+    recorded_lake = ""
+    if epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
+        # What cannot be opened is not a lake that could be mistaken for this one.
+        with suppress(PgReplError):
+            _, recorded_lake, _ = _read_lake(recorded.lake)
+    slots = {slot.name: slot for slot in found if slot is not None}
+    is_copy = None
+    if source is not None and epoch is not None and token:
+        has = has_token(source, epoch.slot, token)
+        # Where the state is lost, too, the schema of both was dropped.
+        if not has and not (has is None and recorded is None):
+            is_copy = copy_error(source, epoch.slot)
+    return Evidence(pipeline, server, slots, epoch, lake, recorded, recorded_lake, is_copy)
+
+
+def check(
+    pipeline: Pipeline, store: Store, dsn: str, *, lake_may_fail: bool = False, needs_source: bool = True
+) -> Evidence:
+    """Check at the start of a command that source, lake and state are this pipeline's, and log their names.
+
+    `needs_source`: False for who changes only the state or the lake: a source that cannot be reached is left
+    out. Raises what contradicts, and what `gather` does.
+    """
+    try:
+        with closing(connect(dsn, f"check {pipeline.name}", read_only=True)) as source:
+            evidence = gather(pipeline, store, source, lake_may_fail=lake_may_fail)
+    except SourceConnectionError as error:
+        if needs_source:
+            raise
+        log.warning("the source is not compared with what is recorded: %s", error.message)
+        evidence = gather(pipeline, store, None, lake_may_fail=lake_may_fail)
+    check_ours(evidence)
+    if not lake_may_fail:
+        log.info("%s", evidence.describe())
+    return evidence
+
+
+def _read_recorded(store: Store, pipeline: Pipeline, *, migrates: bool) -> PipelineRecord | None:
+    if not store.is_set_up():
+        return None
+    if migrates:
+        store.migrate()
+    return store.read_pipeline(pipeline.name)
+
+
+def _read_lake(root: str) -> tuple[EpochRecord | None, str, int]:
+    try:
+        changelog = open_changelog(changelog_uri(root))
+    except NoChangelogError:
+        return None, "", 0
+    record = EpochRecord.from_json(changelog.metadata().description)
+    return record, lake_id(changelog), read_token(changelog)
+
+
+def record_evidence(store: Store, evidence: Evidence) -> None:
+    """Record in state and changelog what is not known there of each other and of the source.
+
+    For who holds the lock of replication and has found that all which is known agrees: the commit ends a
+    receiver that runs all the same. Raises LakeError, StateError.
+    """
+    server, epoch, recorded = evidence.server, evidence.epoch, evidence.recorded
+    assert server is not None
+    assert epoch is not None
+    assert recorded is not None
+    root = evidence.pipeline.lake_root
+    known = (recorded.database, recorded.database_oid, recorded.lake, recorded.lake_id)
+    found = (server.database, server.database_oid, root, evidence.lake_id)
+    if known != found:
+        store.record_evidence(
+            recorded.name,
+            database=server.database,
+            database_oid=server.database_oid,
+            lake=root,
+            lake_id=evidence.lake_id,
+        )
+        if recorded.lake != root:
+            log.warning("the lake of pipeline %s was moved from %s to %s", recorded.name, recorded.lake, root)
+    if (epoch.database_oid, epoch.pipeline_id) != (server.database_oid, recorded.id):
+        complete = replace(
+            epoch,
+            layout=LAYOUT_VERSION,
+            database=server.database,
+            database_oid=server.database_oid,
+            pipeline_id=recorded.id,
+        )
+        writer.describe(changelog_uri(root), complete)

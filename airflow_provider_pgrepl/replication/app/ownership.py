@@ -1,0 +1,212 @@
+"""Whose the source, the lake and the record are that a command was given: ours, not ours, or cannot tell.
+
+A name and a path are no evidence. What only this pipeline can have left is: the system identifier and the
+database's oid in the changelog and in the state, the ids of changelog and record in each other, and the
+database of the slot. Evidence that an earlier version has not recorded contradicts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.replication.app.lost_state import lost_state
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
+from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.slot.record import Slot
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+
+_UNCHANGED = "Nothing was changed"
+_CHECK_CONNECTION = (
+    f"check the connection (conn_id, or PGREPL_DSN), and that this is the file meant. {_UNCHANGED}"
+)
+
+
+class Answer(Enum):
+    """Whose something is."""
+
+    OURS = "ours"
+    NOT_OURS = "not ours"
+    CANNOT_TELL = "cannot tell"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A contradiction among the evidence.
+
+    `gives_up`: the name of what a new epoch would give up for it; None where no epoch may begin at all.
+    """
+
+    answer: Answer
+    error: PgReplError
+    gives_up: str | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What source, lake and state say. None, or empty, is what could not be looked at, or is not there.
+
+    `slots`: those of the names that changelog and state have, by name. `recorded_lake_id`: of the changelog
+    in the lake that the state has recorded, where that is another one than the pipeline file's.
+    `is_copy`: the error of a source that lacks the token which it shares with the lake.
+    """
+
+    pipeline: Pipeline
+    server: Server | None = None
+    slots: Mapping[str, Slot] = field(default_factory=dict)
+    epoch: EpochRecord | None = None
+    lake_id: str = ""
+    recorded: PipelineRecord | None = None
+    recorded_lake_id: str = ""
+    is_copy: PgReplError | None = None
+
+    def describe(self) -> str:
+        """Pipeline, source and lake by name, for logs and prompts."""
+        source = "" if self.server is None else f", source {source_of(self.server)}"
+        return f"pipeline {self.pipeline.name}{source}, lake {self.pipeline.lake_root}"
+
+
+def compare(evidence: Evidence) -> tuple[Answer, PgReplError | None]:
+    """Say whose these are, and what contradicts: its message says what is where."""
+    for difference in differences(evidence):
+        return difference.answer, difference.error
+    return Answer.OURS, None
+
+
+def check_ours(evidence: Evidence) -> None:
+    """Raise what contradicts that all of it is this pipeline's."""
+    _, error = compare(evidence)
+    if error is not None:
+        raise error
+
+
+def check_ours_without_state(evidence: Evidence) -> None:
+    """Likewise, for who changes nothing but the source: what the state has lost the lake may say."""
+    for difference in differences(evidence):
+        epoch = evidence.epoch
+        if evidence.recorded is not None or epoch is None or not epoch.database_oid:
+            raise difference.error
+        if difference.answer is not Answer.CANNOT_TELL:
+            raise difference.error
+
+
+def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
+    """Raise what keeps an epoch from beginning anew where it was asked for: something that is not this
+    pipeline's, or whose name is not in `give_up`."""
+    for difference in differences(evidence):
+        if difference.gives_up is None:
+            raise difference.error
+        if difference.gives_up and difference.gives_up not in give_up:
+            raise ConfigError(
+                f"a new epoch would give up what was there: {difference.error.message}",
+                "check connection and lake first. To give it up all the same:"
+                f" --give-up {difference.gives_up}, or give_up of PgSnapshotOperator. {_UNCHANGED}",
+            )
+
+
+def differences(evidence: Evidence) -> Iterator[Difference]:
+    """All contradictions; first those that say most."""
+    yield from _name(evidence)
+    yield from _source_of_lake(evidence)
+    yield from _source_of_record(evidence)
+    yield from _lake_of_record(evidence)
+    yield from _record_of_lake(evidence)
+
+
+def _name(evidence: Evidence) -> Iterator[Difference]:
+    epoch, pipeline = evidence.epoch, evidence.pipeline
+    if epoch is not None and epoch.pipeline != pipeline.name:
+        yield Difference(
+            Answer.NOT_OURS,
+            LakeError(
+                f"the lake {pipeline.lake_root} belongs to the pipeline {epoch.pipeline!r}",
+                f"give {pipeline.name!r} a lake root of its own. {_UNCHANGED}",
+            ),
+        )
+
+
+def _source_of_lake(evidence: Evidence) -> Iterator[Difference]:
+    server, epoch = evidence.server, evidence.epoch
+    if server is None or epoch is None:
+        return
+    before = known_source(epoch, server, evidence.slots)
+    if before.differs(server):
+        yield Difference(
+            Answer.NOT_OURS,
+            RewoundError(
+                f"the lake {evidence.pipeline.lake_root} was written from {before},"
+                f" and the connection leads to another {before.kind_of(server)}: {source_of(server)}",
+                _CHECK_CONNECTION,
+            ),
+            before.name,
+        )
+    elif evidence.is_copy is not None:
+        yield Difference(Answer.NOT_OURS, evidence.is_copy, before.name)
+
+
+def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
+    server, recorded = evidence.server, evidence.recorded
+    if server is None or recorded is None:
+        return
+    before = known_source(recorded, server, evidence.slots)
+    if before.differs(server):
+        yield Difference(
+            Answer.NOT_OURS,
+            StateError(
+                f"pipeline {recorded.name} is recorded with {before}, and the connection leads to another"
+                f" {before.kind_of(server)}: {source_of(server)}",
+                f"{_CHECK_CONNECTION}. If that source no longer exists, delete the pipeline's row from"
+                " _pgrepl.pipelines",
+            ),
+            before.name,
+        )
+
+
+def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
+    """A lake that was moved keeps its changelog's id; a copy of one has it, too, and the other is there."""
+    recorded, root = evidence.recorded, evidence.pipeline.lake_root
+    if recorded is None:
+        return
+    is_here = recorded.lake == root
+    text = f"pipeline {recorded.name} is recorded with the lake {recorded.lake}"
+    hint = (
+        f"set `lake` back to {recorded.lake}, or check the state's connection (state_conn_id, or"
+        f" PGREPL_STATE_DSN). {_UNCHANGED}"
+    )
+    if evidence.epoch is None:
+        if not is_here:
+            error = ConfigError(f"{text}, and the file names {root}, which has no changelog", hint)
+            yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
+    elif recorded.lake_id and recorded.lake_id != evidence.lake_id:
+        where = f"another one has taken its place (changelog {evidence.lake_id})"
+        there = where if is_here else f"the file names {root}, which is another lake"
+        yield Difference(Answer.NOT_OURS, ConfigError(f"{text}, and {there}", hint))
+    elif not is_here and not recorded.lake_id:
+        yield Difference(Answer.CANNOT_TELL, ConfigError(f"{text}, and the file names {root}", hint))
+    elif not is_here and evidence.recorded_lake_id == evidence.lake_id:
+        error = ConfigError(f"{text}, which is still there, and the file names {root}, a copy of it", hint)
+        yield Difference(Answer.CANNOT_TELL, error)
+
+
+def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
+    epoch, recorded = evidence.epoch, evidence.recorded
+    if epoch is None:
+        return
+    if recorded is None:
+        # Without its slot it was torn down, and its lake kept.
+        if epoch.slot in evidence.slots or not epoch.database_oid:
+            yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), "")
+    elif epoch.pipeline_id and epoch.pipeline_id != recorded.id:
+        yield Difference(
+            Answer.NOT_OURS,
+            StateError(
+                f"epoch {epoch.epoch} of the lake {evidence.pipeline.lake_root} was begun with another state"
+                f" database: there the pipeline's id is {epoch.pipeline_id}, and here {recorded.id}",
+                f"name the database that has it (state_conn_id, or PGREPL_STATE_DSN). {_UNCHANGED}",
+            ),
+            epoch.pipeline_id,
+        )

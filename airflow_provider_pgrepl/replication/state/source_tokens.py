@@ -1,0 +1,162 @@
+"""Tokens that a source and a lake share, by which a copy of the source is recognized.
+
+A copy of a server's files has its system identifier, timeline, slot and WAL. So each start writes a new
+random token into the source first, and then into the changelog; the next one finds the changelog's token in
+the source. A copy has only those from before it was made. They have the name of the slot, whose reader alone
+writes them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    row,
+    rows,
+    source_errors,
+)
+from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.state.ownership import check_ownership
+
+log = logging.getLogger(__name__)
+
+_BITS = 62
+_LOCK_WAIT_MS = 10_000
+
+_HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')"
+_HAS_TABLE = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = '_pgrepl' AND c.relname = 'source_tokens')
+"""
+_TABLE = """
+CREATE TABLE IF NOT EXISTS _pgrepl.source_tokens (
+    slot text NOT NULL,
+    token bigint NOT NULL,
+    holder text NOT NULL,
+    written_at timestamptz NOT NULL DEFAULT pg_catalog.now(),
+    PRIMARY KEY (slot, token)
+)
+"""
+_ADD = "INSERT INTO _pgrepl.source_tokens (slot, token, holder) VALUES (%s, %s, %s) RETURNING 1"
+_KEEP = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s AND NOT token = ANY (%s) RETURNING 1"
+_FORGET = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s RETURNING 1"
+_LAST = """
+SELECT holder, written_at::timestamptz(0)::text FROM _pgrepl.source_tokens WHERE slot = %s
+ORDER BY written_at DESC LIMIT 1
+"""
+_CANNOT_WRITE = (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.ReadOnlySqlTransaction)
+
+
+def has_token(source: Connection, slot: str, token: int) -> bool | None:
+    """Return True if the source has the token, None if it has no tokens at all, not even an empty table.
+
+    Raises StateError when the schema that they are in is of others, SourceError.
+    """
+    with source_errors("looking for the token of the last start"):
+        if not row(source, _HAS_TABLE)[0]:
+            return None
+        check_ownership(source)
+        found = "SELECT 1 FROM _pgrepl.source_tokens WHERE slot = %s AND token = %s"
+        return bool(rows(source, found, (slot, token)))
+
+
+def copy_error(source: Connection, slot: str) -> RewoundError:
+    """Return the error of a source that lacks the changelog's token. It says by whom it was last followed."""
+    with source_errors("looking for the last start"):
+        last = rows(source, _LAST, (slot,)) if row(source, _HAS_TABLE)[0] else []
+    followed = f"it was last followed by {last[0][0]} at {last[0][1]}" if last else "it knows of no start"
+    return RewoundError(
+        "this server is a copy of the source, or was restored to an earlier state, or the lake was: it lacks"
+        f" the token that source and lake share since the last start; {followed}",
+        "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has the"
+        " token. Nothing was changed",
+    )
+
+
+def renew_token(dsn: str, slot: str, before: int) -> int:
+    """Check that the source has the changelog's token, and return a new one that it has as well.
+
+    `before`: the changelog's token; 0 when it has none yet. It stays in the source, because this process may
+    end before the changelog has the new one. Returns `before` where the source cannot be written. Raises
+    RewoundError for a copy of the source.
+    """
+    with closing(connect(dsn, "source token")) as source:
+        if before and not has_token(source, slot, before):
+            raise copy_error(source, slot)
+        return write_token(source, slot, before) or before
+
+
+def write_token(source: Connection, slot: str, before: int) -> int:
+    """Write a new token and return it; 0 where the source cannot be written, which is logged.
+
+    It is on the source's disk then. Raises SourceError.
+    """
+    with source_errors("asking whether the source is a standby"):
+        if row(source, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
+            log.info("the source is a standby, which keeps no token: a copy of its primary is not recognized")
+            return 0
+    token = secrets.randbits(_BITS) + 1
+    try:
+        with source_errors("writing a token"), _transaction(source):
+            if not row(source, _HAS_TABLE)[0]:
+                if not row(source, _HAS_SCHEMA)[0]:
+                    source.cursor().execute("CREATE SCHEMA _pgrepl")
+                check_ownership(source)
+                source.cursor().execute(_TABLE)
+            check_ownership(source)
+            rows(source, _ADD, (slot, token, f"{socket.gethostname()}:{os.getpid()}"))
+            rows(source, _KEEP, (slot, [before, token]))
+    except (_CannotWriteError, StateError) as error:
+        log.warning(
+            "the source keeps no token, so that a copy of this server would be taken for it: %s;"
+            " GRANT CREATE ON DATABASE lets it",
+            error.message,
+        )
+        return 0
+    return token
+
+
+def forget_tokens(source: Connection, slot: str) -> None:
+    """Delete the tokens of a slot that is no more, and what is empty then. Does nothing where none are."""
+    with source_errors("deleting tokens"):
+        if not row(source, _HAS_TABLE)[0]:
+            return
+        check_ownership(source)
+        with _transaction(source):
+            rows(source, _FORGET, (slot,))
+            if not rows(source, "SELECT 1 FROM _pgrepl.source_tokens LIMIT 1"):
+                source.cursor().execute("DROP TABLE _pgrepl.source_tokens")
+    migrations.remove_schema(source)
+
+
+class _CannotWriteError(PgReplError):
+    """The role has no right to, or the database is read-only."""
+
+
+@contextmanager
+def _transaction(source: Connection) -> Iterator[None]:
+    """A transaction whose commit is on the server's own disk, and waits for no standby."""
+    with source.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            cursor.execute("SET LOCAL synchronous_commit = local")
+            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
+            yield
+            cursor.execute("COMMIT")
+        except _CANNOT_WRITE as error:
+            cursor.execute("ROLLBACK")
+            raise _CannotWriteError((error.diag.message_primary or "no right").strip()) from None
+        except BaseException:
+            if not source.closed:
+                cursor.execute("ROLLBACK")
+            raise

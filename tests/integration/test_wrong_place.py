@@ -1,0 +1,340 @@
+"""Commands that were given another source, lake or state than the pipeline's change nothing, and say so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.replication.app import replicate
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
+from airflow_provider_pgrepl.replication.app.evidence import check
+from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
+from airflow_provider_pgrepl.replication.app.operations.skip import skip_transaction
+from airflow_provider_pgrepl.replication.app.operations.tables import (
+    pause_tables,
+    remove_tables,
+    resume_tables,
+    retry_tables,
+)
+from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.app.status.reading import read_status
+from airflow_provider_pgrepl.replication.app.status.text import to_text
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_epoch
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
+from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
+from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.store import Store
+from demo.postgres import Server
+from tests.conftest import closing_connection, fresh_database
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+A, B = "public.a", "public.b"
+TABLES = ("create table a (id int primary key)", "create table b (id int primary key)")
+
+
+@pytest.fixture
+def kept(dsn: str, tmp_path: Path) -> Kept:
+    execute(dsn, *TABLES)
+    found = Kept(dsn, tmp_path, ("public.*",), trust_table_owners=True)
+    found.take(A, B)
+    return found
+
+
+@pytest.fixture
+def elsewhere(server: Server):
+    """Another database of the same server, with the same tables."""
+    with fresh_database(server) as dsn:
+        execute(dsn, *TABLES)
+        yield dsn
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a command might have changed."""
+
+    slot: object
+    publications: list[tuple[str, str]]
+    versions: dict[str, int]
+    states: dict[str, str]
+    recorded: bool
+
+    @classmethod
+    def of(cls, kept: Kept) -> Left:
+        with closing_connection(kept.dsn) as connection, connection.cursor() as cursor:
+            cursor.execute("select pubname::text, tablename::text from pg_publication_tables order by 1, 2")
+            publications = cursor.fetchall()
+            slot = read_slot(connection, kept.pipeline.slot)
+        lake = Path(kept.pipeline.lake_root)
+        versions = {
+            str(log.parent.relative_to(lake)): DeltaTable(log.parent).version()
+            for log in lake.rglob("_delta_log")
+        }
+        with Store(kept.dsn, "test") as store:
+            recorded = store.is_set_up() and store.read_pipeline(kept.pipeline.name) is not None
+        return cls(slot, publications, versions, kept.states() if recorded else {}, recorded)
+
+
+def commands(access: Access) -> dict[str, Callable[[], object]]:
+    """Every command that changes something, with what could make it do so."""
+    return {
+        "snapshot": lambda: take_tables(access),
+        "new epoch": lambda: begin_new_epoch(access),
+        "teardown": lambda: teardown(access),
+        "teardown with lake": lambda: teardown(access, drop_lake=True),
+        "remove": lambda: remove_tables(access, [A]),
+        "remove with lake table": lambda: remove_tables(access, [A], drop_lake_tables=True),
+        "pause": lambda: pause_tables(access, [A]),
+        "resume": lambda: resume_tables(access, [A]),
+        "retry": lambda: retry_tables(access, [A]),
+        "maintain": lambda: maintain(access, wait=lambda _: False),
+        "skip": lambda: skip_transaction(access, "0/1"),
+        "drift": lambda: check_drift(access),
+    }
+
+
+def refused(kept: Kept, access: Access, says: str) -> None:
+    """Each command ends with an error that says what is where, and nothing has changed."""
+    before = Left.of(kept)
+    for name, command in commands(access).items():
+        with pytest.raises(PgReplError, match=says) as caught:
+            command()
+        assert Left.of(kept) == before, name
+        if name != "new epoch":
+            assert "--new-epoch" not in caught.value.hint, name
+
+
+def test_commands_at_another_server_change_nothing(kept: Kept, servers) -> None:
+    """Its state database knows nothing of the pipeline, or one of the same name, as staging does."""
+    with fresh_database(servers(17)) as staging:
+        execute(staging, *TABLES)
+        forgot_state = Access(kept.pipeline, staging, staging)
+        before = Left.of(kept)
+        for act in (
+            lambda: take_tables(forgot_state),
+            lambda: begin_new_epoch(forgot_state),
+            lambda: teardown(forgot_state),
+            lambda: teardown(forgot_state, drop_lake=True),
+            lambda: teardown(forgot_state, drop_lake=True, dry_run=True),
+        ):
+            with pytest.raises(PgReplError, match="and the connection leads to another server: database"):
+                act()
+        assert Left.of(kept) == before
+        refused(kept, Access(kept.pipeline, staging, kept.dsn), "another server: database")
+
+
+def test_commands_at_another_database_of_the_server_change_nothing(kept: Kept, elsewhere: str) -> None:
+    """A server drops a logical slot from any of its databases."""
+    says = "and the connection leads to another database of that server: database"
+    refused(kept, Access(kept.pipeline, elsewhere, kept.dsn), says)
+    earlier = replace(read_epoch(kept.changelog), database="", database_oid=0, layout=1)
+    DeltaTable(kept.changelog).alter.set_table_description(earlier.to_json())
+    execute(kept.dsn, "update _pgrepl.pipelines set database = '', database_oid = 0, lake_id = ''")
+    refused(kept, Access(kept.pipeline, elsewhere, kept.dsn), says)
+
+
+def test_commands_with_the_lake_of_a_pipeline_with_the_same_name_change_nothing(
+    kept: Kept, elsewhere: str, tmp_path: Path
+) -> None:
+    (tmp_path / "theirs").mkdir()
+    theirs = Kept(elsewhere, tmp_path / "theirs", ("public.*",), name=kept.pipeline.name, slot="theirs_slot")
+    theirs.take(A, B)
+    wrong = replace(kept.pipeline, lake=theirs.pipeline.lake)
+    before = Left.of(theirs)
+    refused(kept, Access(wrong, kept.dsn, kept.dsn), "was written from database|is another lake")
+    assert Left.of(theirs) == before
+
+
+def test_commands_with_another_lake_of_the_same_source_change_nothing(kept: Kept, tmp_path: Path) -> None:
+    """Two lakes of one database: only their ids distinguish them."""
+    own = kept.pipeline
+    other = tmp_path / "other"
+    shutil.copytree(own.lake_root, other)
+    record = read_epoch(kept.changelog)
+    wrong = replace(own, lake=str(other))
+    refused(kept, Access(wrong, kept.dsn, kept.dsn), "a copy of it")
+    shutil.rmtree(other / "_pgrepl" / "changelog")
+    make_changelog(str(other), record)
+    refused(kept, Access(wrong, kept.dsn, kept.dsn), "which is another lake")
+
+
+def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> None:
+    """The other's teardown would take it along."""
+    inner = replace(
+        kept.pipeline, name="inner", slot="", publication="", lake=f"{kept.pipeline.lake_root}/public"
+    )
+    before = Left.of(kept)
+    with pytest.raises(LakeError, match="would be inside another one"):
+        take_tables(Access(inner, kept.dsn, kept.dsn))
+    assert Left.of(kept) == before
+    make_changelog(f"{kept.pipeline.lake_root}/inner", read_epoch(kept.changelog))
+    with pytest.raises(LakeError, match="another lake is inside"):
+        teardown(kept.access, drop_lake=True)
+    with kept.source() as source:
+        assert read_slot(source, kept.pipeline.slot) is not None
+
+
+def test_drop_of_a_slot_in_another_database_is_refused_though_the_names_agree(
+    kept: Kept, elsewhere: str
+) -> None:
+    """The pipeline's own slot is gone, and another database has one of its name."""
+    name = kept.pipeline.slot
+    execute(kept.dsn, f"select pg_drop_replication_slot('{name}')")
+    execute(elsewhere, f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
+    with pytest.raises(PgReplError, match="belongs to database"):
+        teardown(kept.access)
+    with kept.source() as source:
+        assert read_slot(source, name) is not None
+
+
+def test_lake_is_not_dropped_while_the_state_knows_nothing_and_the_slot_is_there(
+    kept: Kept, elsewhere: str
+) -> None:
+    """The apps of the pipeline hold their locks in another state database."""
+    before = Left.of(kept)
+    forgot_state = Access(kept.pipeline, kept.dsn, elsewhere)
+    with pytest.raises(StateError, match="knows nothing of the pipeline"):
+        teardown(forgot_state, drop_lake=True)
+    assert Left.of(kept) == before
+
+
+def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_it_gives_up(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = replace(read_epoch(kept.changelog), system_identifier="123")
+    DeltaTable(kept.changelog).alter.set_table_description(record.to_json())
+    with pytest.raises(ConfigError, match="would give up") as caught:
+        begin_new_epoch(kept.access)
+    name = f"123/{record.database}"
+    assert f"--give-up {name}," in caught.value.hint
+    with Store(kept.dsn, "test") as store, kept.source() as source:
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+        ownership.claim(read_server(source), record, replace_record=True)
+    monkeypatch.setattr(SourceOwnership, "claim", stop)
+    with pytest.raises(StoppedError):
+        begin_new_epoch(kept.access, [name])
+
+
+def test_new_epoch_under_other_names_drops_the_slot_and_publication_of_the_last(kept: Kept) -> None:
+    """Nothing would name them any more, and the slot would hold WAL for ever."""
+    old = kept.pipeline
+    renamed = replace(old, slot=f"{old.slot}_2", publication=f"{old.publication}_2")
+    with Store(kept.dsn, "test") as store, kept.source() as source:
+        last = read_epoch(kept.changelog)
+        ownership = SourceOwnership(kept.dsn, source, renamed, store)
+        with pytest.raises(StateError, match="is recorded with slot"):
+            ownership.claim(read_server(source), last)
+        assert read_slot(source, old.slot) is not None
+        ownership.claim(read_server(source), last, replace_record=True)
+        assert read_slot(source, old.slot) is None
+        recorded = store.read_pipeline(old.name)
+    assert recorded is not None
+    assert (recorded.slot, recorded.publication) == (renamed.slot, renamed.publication)
+    assert Left.of(kept).publications == []
+
+
+def test_replication_records_what_an_earlier_version_has_not(kept: Kept, monkeypatch, caplog) -> None:
+    """Evidence that is missing contradicts nothing; afterwards it is there."""
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
+    monkeypatch.setattr(replicate, "check_role", stop)
+    earlier = replace(read_epoch(kept.changelog), database="", database_oid=0, layout=1)
+    DeltaTable(kept.changelog).alter.set_table_description(earlier.to_json())
+    execute(kept.dsn, "update _pgrepl.pipelines set database = '', database_oid = 0, lake_id = ''")
+    replicate.main(["--pipeline", str(kept.file)])
+    with Store(kept.dsn, "test") as store, kept.source() as source:
+        server, recorded = read_server(source), store.read_pipeline(kept.pipeline.name)
+    assert recorded is not None
+    assert (recorded.database, recorded.database_oid) == (server.database, server.database_oid)
+    changelog = open_changelog(kept.changelog)
+    assert recorded.lake_id == changelog.metadata().id
+    found = EpochRecord.from_json(changelog.metadata().description)
+    assert (found.database_oid, found.pipeline_id) == (server.database_oid, recorded.id)
+    assert found == earlier
+    version = changelog.version()
+    replicate.main(["--pipeline", str(kept.file)])
+    assert open_changelog(kept.changelog).version() == version
+
+
+def test_moved_lake_is_continued_and_recorded(kept: Kept, monkeypatch) -> None:
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
+    monkeypatch.setattr(replicate, "check_role", stop)
+    there = Path(kept.pipeline.lake_root).with_name("moved")
+    Path(kept.pipeline.lake_root).rename(there)
+    kept.configure(lake=str(there))
+    replicate.main(["--pipeline", str(kept.file)])
+    with Store(kept.dsn, "test") as store:
+        recorded = store.read_pipeline(kept.pipeline.name)
+    assert recorded is not None
+    assert recorded.lake == str(there)
+
+
+def test_replication_with_another_lake_does_not_begin(
+    kept: Kept, elsewhere: str, monkeypatch, caplog
+) -> None:
+    monkeypatch.setenv("PGREPL_DSN", elsewhere)
+    monkeypatch.setenv("PGREPL_STATE_DSN", kept.dsn)
+    before = Left.of(kept)
+    assert replicate.main(["--pipeline", str(kept.file)]) == 78
+    assert "leads to another database of that server" in caplog.text
+    assert "--new-epoch" not in caplog.text
+    kept.configure(lake=f"{kept.pipeline.lake}2")
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    assert replicate.main(["--pipeline", str(kept.file)]) == 78
+    assert "which has no changelog" in caplog.text
+    kept.configure(lake=kept.pipeline.lake.removesuffix("2"))
+    assert Left.of(kept) == before
+
+
+def test_receiver_does_not_ask_another_database_for_the_slot(kept: Kept, elsewhere: str) -> None:
+    """The server's answer would be taken for a lost slot. A connection may lead elsewhere when made again."""
+    with pytest.raises(RewoundError, match="another database of that server") as caught:
+        Receiver(elsewhere, kept.pipeline).start()
+    assert "--new-epoch" not in caught.value.hint
+
+
+def test_status_says_what_is_where(kept: Kept, elsewhere: str, monkeypatch) -> None:
+    """The distances that it shows would be those of the wrong source."""
+    monkeypatch.setenv("PGREPL_DSN", elsewhere)
+    monkeypatch.setenv("PGREPL_STATE_DSN", kept.dsn)
+    shown = " ".join(to_text(read_status(kept.pipeline)).split())
+    assert "and the connection leads to another database of that server" in shown
+    assert "--new-epoch" not in shown
+
+
+def test_pause_does_without_a_source_that_is_away(kept: Kept) -> None:
+    away = Access(kept.pipeline, "host=127.0.0.1 port=1 dbname=x user=u", kept.dsn)
+    pause_tables(away, [A])
+    assert kept.states()[A] == "paused"
+
+
+def test_evidence_names_pipeline_source_and_lake(kept: Kept) -> None:
+    with kept.access.store("test") as store, kept.source() as source:
+        said = check(kept.pipeline, store, kept.dsn).describe()
+        server = read_server(source)
+    for name in (kept.pipeline.name, server.system_identifier, server.database, kept.pipeline.lake_root):
+        assert name in said
+
+
+class StoppedError(PgReplError):
+    """Where a test lets a command end."""
+
+
+def stop(*_: object, **__: object) -> None:
+    raise StoppedError("by the test")
+
+
+def make_changelog(lake: str, record: EpochRecord) -> None:
+    create_changelog(changelog_uri(lake), record)
