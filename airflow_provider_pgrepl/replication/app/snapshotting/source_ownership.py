@@ -80,7 +80,9 @@ class SourceOwnership:
         if pipeline.publication_mode == "create":
             if found is not None:
                 publication.drop_publication(self.source, pipeline.publication)
-            publication.create_publication(self.source, pipeline.publication, relations)
+            publication.create_publication(
+                self.source, pipeline.publication, relations, pipeline.lock_timeout_s
+            )
             return
         if found is None:
             raise PublicationError(
