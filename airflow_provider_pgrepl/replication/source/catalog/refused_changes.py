@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier, show_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -88,7 +89,7 @@ def read_refused(
     found = {
         oid: _Published(
             publication, operations, version, members[oid], filtered.get(members[oid].oid, set())
-        ).judge(*tables[oid], columns=columns[oid])
+        ).judge(tables[oid], columns[oid])
         for oid in tables
     }
     by_table = {oid: next(filter(None, map(found.get, some)), None) for oid, some in holders.items()}
@@ -126,15 +127,9 @@ class _Published:
     member: Membership
     filtered: set[int]
 
-    def judge(
-        self,
-        schema: str,
-        name: str,
-        identity: str,
-        key: list[int] | None,
-        has_primary_key: bool,
-        columns: list[tuple[int, str, str]],
-    ) -> RefusedChanges | None:
+    def judge(self, facts: tuple[Any, ...], columns: list[tuple[int, str, str]]) -> RefusedChanges | None:
+        """`facts`: a row of _TABLES without its oid; `columns`: rows of _COLUMNS likewise."""
+        schema, name, identity, key, has_primary_key = facts
         table = TableName(schema, name)
         if identity != "f" and not key:
             reason = {"n": "its replica identity is NOTHING", "i": "its replica identity index is gone"}
