@@ -13,6 +13,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  ├─ BusyError            in use by another process                  (retry)
     │  ├─ PublicationError         missing, re-made, somebody else's
     │  ├─ SnapshotError            the exported snapshot cannot be used       (retry)
+    │  │  └─ TableSnapshotError    likewise, for one table only               (retry, table)
     │  ├─ RewoundError             the source is not the one, or not at the point, it was
     │  └─ UnsendableError          a transaction that the server itself fails to send
     ├─ WireError                   bytes that are not pgoutput
@@ -175,6 +176,12 @@ class SnapshotError(SourceError):
     """The exported snapshot cannot be used; a new one may."""
 
     retry = Retry.TIMED
+
+
+class TableSnapshotError(SnapshotError):
+    """The exported snapshot cannot be used for one table, which a statement needs or has altered."""
+
+    scope = Scope.TABLE
 
 
 class RewoundError(SourceError):

@@ -73,6 +73,7 @@ class Pipeline:
     new_tables: NewTables = "add"
     event_trigger: bool = False
     trust_table_owners: bool = False
+    protect_source: bool = False
     per_table: dict[str, Any] = field(default_factory=dict)
     per_column: dict[str, Any] = field(default_factory=dict)
     commit_lsn_column: bool = True

@@ -19,7 +19,8 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper, keep, open_copy
+from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy
+from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from tests.conftest import closing_connection
@@ -147,16 +148,19 @@ def pipeline(**options: Any) -> Pipeline:
     return Pipeline(name="p", lake="/nowhere", tables=("app.t",), **given)
 
 
-def keeper_of(house: House, **options: Any) -> Keeper:
+def keeper_of(house: House, **options: Any) -> TableKeeper:
     with house.connect() as source:
         relation = find_relation(source, TABLE, "p")
     source.close()
     name = f"s_{uuid.uuid4().hex[:12]}"
-    with export_snapshot(house.reader_dsn, name, timeout_s=30) as exported:
-        return keep(house.reader_dsn, exported.snapshot, [relation], "p", 5.0, **options)
+    with (
+        export_snapshot(house.reader_dsn, name, timeout_s=30) as exported,
+        keep(house.reader_dsn, exported.snapshot, [relation], "p", 5.0, **options) as keeper,
+    ):
+        return keeper.hold(*keeper.relations)
 
 
-def copied(house: House, keeper: Keeper, ranges: list[CopyRange]) -> list[int]:
+def copied(house: House, keeper: TableKeeper, ranges: list[CopyRange]) -> list[int]:
     found: list[int] = []
     for part in ranges:
         with open_copy(house.reader_dsn, keeper.snapshot, part) as stream:
@@ -190,7 +194,7 @@ def test_it_is_not_run_by_a_copy_of_a_table_either(house, kind):
     with keeper_of(house) as keeper:
         house.as_owner(*CODE[kind])
         house.forget()
-        (relation,) = keeper.relations
+        relation = keeper.relation
         assert copied(house, keeper, keeper.plan(relation, WHOLE)) == [*range(1, 2001)]
         assert copied(house, keeper, keeper.plan(relation, CUT)) == [*range(1, 2001)]
     assert house.ran is None
@@ -247,7 +251,7 @@ def test_while_a_table_is_cut_its_owner_cannot_add_code(house, making):
     """The role may lock it, as a member of the owning role: it stays so until the copy ends."""
     house.member_of_owner()
     with keeper_of(house) as keeper:
-        (relation,) = keeper.relations
+        relation = keeper.relation
         ranges = keeper.plan(relation, CUT)
         assert len(ranges) > 1
         assert all(part.is_planned for part in ranges)
@@ -264,27 +268,27 @@ def test_code_that_came_before_the_lock_is_refused(house):
         house.as_owner(*CODE["a predicate"])
         house.forget()
         with pytest.raises(TableError, match=r"calls app\.spy"):
-            keeper.plan(keeper.relations[0], CUT)
-        assert copied(house, keeper, keeper.plan(keeper.relations[0], WHOLE)) == [*range(1, 2001)]
+            keeper.plan(keeper.relation, CUT)
+        assert copied(house, keeper, keeper.plan(keeper.relation, WHOLE)) == [*range(1, 2001)]
     assert house.ran is None
 
 
 def test_a_role_that_may_not_lock_copies_a_table_whole(house, caplog):
     with caplog.at_level(logging.INFO), keeper_of(house) as keeper:
-        ranges = keeper.plan(keeper.relations[0], CUT)
+        ranges = keeper.plan(keeper.relation, CUT)
         assert [part.is_planned for part in ranges] == [False]
         keeper.check()
         assert copied(house, keeper, ranges) == [*range(1, 2001)]
     assert "app.t is copied by one task" in caplog.text
     with keeper_of(house, trusts_owners=True) as keeper:
-        assert len(keeper.plan(keeper.relations[0], CUT)) > 1
+        assert len(keeper.plan(keeper.relation, CUT)) > 1
 
 
 def test_one_that_somebody_else_locks_is_copied_whole(house):
     house.member_of_owner()
     with psycopg2.connect(house.dsn) as other, keeper_of(house) as keeper:
         other.cursor().execute("lock table app.t in share update exclusive mode")
-        assert [part.is_planned for part in keeper.plan(keeper.relations[0], CUT)] == [False]
+        assert [part.is_planned for part in keeper.plan(keeper.relation, CUT)] == [False]
         keeper.check()
     other.close()
 
@@ -292,17 +296,17 @@ def test_one_that_somebody_else_locks_is_copied_whole(house):
 def test_what_cannot_be_copied_without_a_query_is_refused(house):
     house.as_admin("alter publication p set table app.t where (id > 10)")
     with keeper_of(house) as keeper, pytest.raises(TableError, match="row filter"):
-        keeper.plan(keeper.relations[0], WHOLE)
+        keeper.plan(keeper.relation, WHOLE)
     house.member_of_owner()
     with keeper_of(house) as keeper:
-        assert copied(house, keeper, keeper.plan(keeper.relations[0], WHOLE)) == [*range(11, 2001)]
+        assert copied(house, keeper, keeper.plan(keeper.relation, WHOLE)) == [*range(11, 2001)]
 
 
 def test_who_can_put_another_table_in_its_place_gets_it_copied_whole(house):
     house.member_of_owner()
     house.as_admin(f"grant create on database {house.dsn.split('dbname=')[1].split()[0]} to {house.owner}")
     with keeper_of(house) as keeper:
-        ranges = keeper.plan(keeper.relations[0], CUT)
+        ranges = keeper.plan(keeper.relation, CUT)
         assert [part.is_planned for part in ranges] == [False]
         house.as_owner(
             "alter schema app rename to hidden",
@@ -382,7 +386,7 @@ def test_so_does_one_whose_schema_a_member_of_the_owning_role_can_rename(house):
     )
     try:
         with keeper_of(house) as keeper:
-            assert [part.is_planned for part in keeper.plan(keeper.relations[0], CUT)] == [False]
+            assert [part.is_planned for part in keeper.plan(keeper.relation, CUT)] == [False]
     finally:
         house.as_admin(f"drop owned by {member}", f"drop role {member}")
 

@@ -158,3 +158,35 @@ def test_a_missing_right_is_said(pg, dsn, tables):
     weak.close()
     with pg.cursor() as cursor:
         cursor.execute("drop role weak")
+
+
+def test_application_writes_while_a_table_waits_to_join(pg, dsn, tables):
+    """Writers that come after the lock was asked for wait behind it, so that it is asked for shortly."""
+    create_publication(pg, "p", tables[:1])
+    with other_session(dsn, "report") as first, other_session(dsn, "web") as second:
+        first.execute("begin; insert into t values (1)")
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(add_tables, dsn, "p", tables[1:2], 60)
+            wait_until(lambda: _waits_for_a_lock(pg))
+            second.execute("set lock_timeout = '5s'; insert into t values (2)")
+            assert not joining.done()
+            first.execute("commit")
+            assert joining.result() == tables[1:2]
+
+
+def test_publication_is_not_created_while_a_table_is_altered(pg, dsn, tables):
+    with other_session(dsn, "migration") as migration:
+        migration.execute("begin; alter table t add later int")
+        with pytest.raises(SnapshotError, match="publication p was not created"):
+            create_publication(pg, "p", tables, 0.05)
+        migration.execute("rollback")
+    create_publication(pg, "p", tables)
+
+
+def _waits_for_a_lock(pg):
+    with pg.cursor() as cursor:
+        cursor.execute(
+            "select 1 from pg_locks where not granted and relation = 't'::regclass"
+            " and mode = 'ShareRowExclusiveLock'"
+        )
+        return bool(cursor.fetchall())

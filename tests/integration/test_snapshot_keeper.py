@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import (
     Retry,
     SnapshotError,
     SourceConnectionError,
+    TableSnapshotError,
 )
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
@@ -71,8 +72,9 @@ def test_a_kept_snapshot_outlives_its_slot(pg, dsn, run, exported):
         exported.close()
         assert read_slot(pg, exported.name) is None
         run("insert into t values (5000, 'late')", "delete from t where id <= 10")
-        rows = copied(dsn, keeper.snapshot, keeper.plan(keeper.relations[0], 1 << 30))
-        keeper.check()
+        with keeper.hold(keeper.relations[0]) as held:
+            rows = copied(dsn, held.snapshot, held.plan(held.relation, 1 << 30))
+            held.check()
         assert sorted(int(row[0]) for row in rows) == list(range(1, 1001))
         assert [str(relation.table) for relation in keeper.relations] == ["public.t", "public.part"]
         assert all(relation.membership_oid for relation in keeper.relations)
@@ -143,22 +145,31 @@ def test_ddl_on_partitions_is_noticed(pg, dsn, run):
 
 def test_unchanged_tables_are_kept_whatever_others_do(pg, dsn, run, exported):
     run("alter table t add w int default 5")
-    with keeper_of(dsn, pg, exported, "part") as keeper:
-        rows = copied(dsn, keeper.snapshot, keeper.plan(keeper.relations[0], 1 << 30))
+    with keeper_of(dsn, pg, exported, "part") as keeper, keeper.hold(keeper.relations[0]) as held:
+        rows = copied(dsn, held.snapshot, held.plan(held.relation, 1 << 30))
     assert sorted((int(row[0]), row[1]) for row in rows) == [(g, f"p{g}") for g in range(200)]
 
 
-def test_ddl_waits_for_the_keeper_and_a_running_ddl_makes_the_keeper_give_up(pg, dsn, run, exported):
-    with keeper_of(dsn, pg, exported, "t", "part"):
+def test_running_ddl_keeps_its_table_from_being_copied(pg, dsn, run, exported):
+    with keeper_of(dsn, pg, exported, "t", "part", lock_timeout_s=0.2) as keeper:
+        run("begin", "alter table t add w int")
+        with pytest.raises(TableSnapshotError, match=r"within 0\.2 s"):
+            keeper.hold(keeper.relations[0])
+        run("rollback")
+        keeper.hold(keeper.relations[0]).close()
+
+
+def test_table_is_locked_against_ddl_and_not_against_writers_while_it_is_copied(pg, dsn, run, exported):
+    with (
+        keeper_of(dsn, pg, exported, "t", "part") as keeper,
+        keeper.hold(keeper.relations[0]),
+        keeper.hold(keeper.relations[1]),
+    ):
         run("set lock_timeout = '100ms'")
         for ddl in ("alter table t add w int", "truncate part_2", "drop table part"):
             with pytest.raises(psycopg2.errors.LockNotAvailable):
                 run(ddl)
         run("insert into t values (1001, 'x')")
-    run("begin", "alter table t add w int")
-    with pytest.raises(SnapshotError, match=r"within 0\.2 s"):
-        keeper_of(dsn, pg, exported, "t", lock_timeout_s=0.2)
-    run("rollback")
 
 
 def test_a_snapshot_that_is_gone_is_said(pg, dsn, run, exported):
@@ -173,20 +184,23 @@ def test_a_table_outside_the_publication_is_refused(pg, dsn, run, exported):
 
 
 def test_a_lost_keeper_is_noticed(pg, dsn, run, exported):
-    with keeper_of(dsn, pg, exported, "t") as keeper:
+    with keeper_of(dsn, pg, exported, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         run(f"select pg_terminate_backend({keeper.connection.info.backend_pid}, 5000)")
-        with pytest.raises(SnapshotError, match="lost"):
-            keeper.check()
         with pytest.raises(SnapshotError, match="gone"):
-            copied(dsn, keeper.snapshot, [CopyRange(1, TableName("public", "t"), "COPY t TO STDOUT", 1)])
+            keeper.hold(keeper.relations[0])
+        run(f"select pg_terminate_backend({held.connection.info.backend_pid}, 5000)")
+        with pytest.raises(SnapshotError, match="lost"):
+            held.check()
+        with pytest.raises(SnapshotError, match="gone"):
+            copied(dsn, held.snapshot, [CopyRange(1, TableName("public", "t"), "COPY t TO STDOUT", 1)])
 
 
 def test_ranges_cover_the_table_once(pg, dsn, run, exported):
-    with keeper_of(dsn, pg, exported, "t") as keeper:
+    with keeper_of(dsn, pg, exported, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         run("insert into t select g, 'late' from generate_series(2000, 9000) g")
         for range_bytes in (1, 8192, 20000, 1 << 30):
-            ranges = keeper.plan(keeper.relations[0], range_bytes)
-            rows = copied(dsn, keeper.snapshot, ranges)
+            ranges = held.plan(held.relation, range_bytes)
+            rows = copied(dsn, held.snapshot, ranges)
             found = sorted((int(row[0]), row[1]) for row in rows)
             assert found == [(g, f"v{g}") for g in range(1, 1001)], range_bytes
             assert (len(ranges) == 1) == (range_bytes == 1 << 30)

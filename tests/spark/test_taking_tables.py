@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import ConfigError, SnapshotError, TableErro
 from airflow_provider_pgrepl.replication.app import snapshot as snapshot_app
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
+from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.copying import range_copies, snapshot_copy
 from airflow_provider_pgrepl.replication.names import TableName
@@ -267,8 +268,8 @@ def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, 
     )
     plan = snapshot_copy.SnapshotCopy._plan
 
-    def plan_as_refused(copy, relation):
-        ranges = plan(copy, relation)
+    def plan_as_refused(copy, keeper, relation):
+        ranges = plan(copy, keeper, relation)
         if relation.table.name == "b":
             part = ranges[0]
             return [replace(part, sql="COPY (SELECT 1, public.refused()) TO STDOUT (FORMAT csv)")]
@@ -307,6 +308,48 @@ def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypa
         thread.join()
     assert is_said()
     replicated.assert_equal("public.a", "public.b")
+
+
+def test_ddl_goes_before_the_copy_of_its_table_which_is_repeated(replicated, monkeypatch):
+    execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
+    replicated.configure(snapshot_range_bytes=131072)
+    run, altered = snapshot_copy.RangeCopies.run, threading.Event()  # type: ignore[attr-defined]
+
+    def run_amid_ddl(copies, ranges):
+        if len(ranges) > 1 and not altered.is_set():
+            altered.set()
+            execute(replicated.dsn, "alter table b add later int default 7")
+        return run(copies, ranges)
+
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_amid_ddl)  # type: ignore[attr-defined]
+    replicated.snapshot()
+    assert altered.is_set()
+    assert "public.b: the copy was given up for ALTER TABLE of pid" in replicated.log.read_text()
+    assert read_epoch(replicated.changelog).epoch == 1
+    replicated.catch_up()
+    replicated.assert_equal("public.a", "public.b")
+
+
+def test_table_whose_copy_never_comes_to_its_end_is_errored_by_the_name_of_the_statement(
+    replicated, monkeypatch
+):
+    monkeypatch.setattr(table_snapshotter, "_PAUSES_S", (0.0,))
+    run = snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
+
+    def run_amid_ddl(copies, ranges):
+        if copies._job.relation.table.name == "b":
+            execute(replicated.dsn, "alter table b alter v set storage external")
+        return run(copies, ranges)
+
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_amid_ddl)  # type: ignore[attr-defined]
+    assert replicated.run("snapshot") == 75
+    assert states(replicated) == {"a": "catching_up", "b": "errored"}
+    record = replicated.states()["public.b"]
+    assert record.error == "TableSnapshotError"
+    assert "the copy was given up for ALTER TABLE of pid" in record.reason
+    monkeypatch.undo()
+    replicated.snapshot()
+    assert states(replicated) == {"a": "catching_up", "b": "catching_up"}
 
 
 def test_when_the_snapshot_is_lost_finished_tables_are_kept(replicated, monkeypatch):

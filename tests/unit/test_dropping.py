@@ -17,7 +17,7 @@ from airflow_provider_pgrepl.replication.lake.dropping import (
 )
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import delete_files
-from tests.unit.test_ownership import (
+from tests.unit.test_table_ownership import (
     NOT_OURS,
     ROWS,
     Make,

@@ -53,8 +53,16 @@ def test_the_reference_lists_every_error_as_it_is() -> None:
 
 
 def test_the_tree_in_the_code_lists_every_error() -> None:
-    tree = dict(re.findall(r"[├└]─ (\w+) +\S.*?(\(retry\)|\(table\))?$", errors.__doc__ or "", re.MULTILINE))
-    marks = {"(retry)": (Retry.TIMED, Scope.PIPELINE), "(table)": (Retry.NEVER, Scope.TABLE)}
+    tree = dict(
+        re.findall(
+            r"[├└]─ (\w+) +\S.*?(\((?:retry|table|retry, table)\))?$", errors.__doc__ or "", re.MULTILINE
+        )
+    )
+    marks = {
+        "(retry)": (Retry.TIMED, Scope.PIPELINE),
+        "(table)": (Retry.NEVER, Scope.TABLE),
+        "(retry, table)": (Retry.TIMED, Scope.TABLE),
+    }
     plain = (Retry.NEVER, Scope.PIPELINE)
     assert {name: marks.get(mark, plain) for name, mark in tree.items()} | {"PgReplError": plain} | {
         "SourceError": plain

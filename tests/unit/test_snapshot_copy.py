@@ -6,7 +6,13 @@ import threading
 
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeUnavailableError, PgReplError, SnapshotError, TableError
+from airflow_provider_pgrepl.errors import (
+    LakeUnavailableError,
+    PgReplError,
+    SnapshotError,
+    TableError,
+    TableSnapshotError,
+)
 from airflow_provider_pgrepl.replication.lake.copying import table_queue
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import copy_tables
 from airflow_provider_pgrepl.replication.names import TableName
@@ -70,6 +76,16 @@ def test_a_lost_snapshot_ends_the_wait_for_the_tables_in_the_queue(handlers):
     assert isinstance(copied.lost, SnapshotError)
     assert {table.name for table in copied.done} == set(copies.begun) - {"t1"}
     assert len(copies.begun) < len(TABLES)
+
+
+def test_table_that_gave_way_leaves_the_others_alone(handlers):
+    copies = Copies(TableSnapshotError("t1: the copy was given up"))
+    copies.seen.set()
+    copied = run(copies, **handlers)
+    assert set(copied.displaced) == {TABLES[1]}
+    assert copied.unusable is copied.displaced[TABLES[1]]
+    assert len(copied.done) == len(TABLES) - 1
+    assert not copied.failed
 
 
 def test_what_stops_all_tables_ends_the_wait_for_those_in_the_queue(handlers):

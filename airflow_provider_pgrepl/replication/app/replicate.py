@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.errors import (
 )
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.app_arguments import of_replicate
+from airflow_provider_pgrepl.replication.app.drift_check.source_protection import SourceProtection
 from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
 from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
@@ -143,9 +144,11 @@ class Replication:
     def _run_reported(self, target: LSN | None) -> int:
         """What is received is reported also while Spark's session is made, which takes some seconds."""
         summary, spark = self._make_summary(), None
+        protection = SourceProtection(self._dsn, process.state_dsn(), self._pipeline)
         self._progress = self._make_progress_writer()
         self._progress.start()
         summary.start()
+        protection.start()
         try:
             name = f"pgrepl replicate {self._pipeline.name}"
             spark = build_session(name, delta=False, spare_slot=True)
@@ -157,6 +160,7 @@ class Replication:
                 summary.leave()
             return code
         finally:
+            protection.stop()
             summary.stop()
             self._progress.stop()
             if spark is not None:

@@ -12,6 +12,12 @@ from airflow_provider_pgrepl.replication.relation import PublicationStanding, Re
 
 MADE_AGAIN = "the table was dropped and another made under its name"
 
+NO_IDENTITY = (
+    "the table has no replica identity any more, so the source refuses UPDATE and DELETE on it while it is"
+    " published. Give it a primary key, or an identity by REPLICA IDENTITY USING INDEX or FULL, or take it"
+    " out of the publication"
+)
+
 
 def table_findings(recorded: Relation, received: RelationRecord, current: Relation) -> Iterator[DriftFinding]:
     """What keeps the lake table from going on, whatever its columns are."""
@@ -83,3 +89,5 @@ def key_findings(
     for gone in sorted(before - {place.attnum for place in places}):
         (column,) = (column for column in recorded.columns if column.attnum == gone)
         yield DriftFinding(f"the key changed: column {show_identifier(column.name)} was dropped")
+    if before and not now and received.message.replica_identity != "f":
+        yield DriftFinding(NO_IDENTITY, Remedy.UNDO)

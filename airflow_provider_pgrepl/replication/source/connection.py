@@ -41,6 +41,8 @@ PINNED_SETTINGS: dict[str, str] = {
     "quote_all_identifiers": "off",
     # A policy would filter a copy in silence; off makes the server refuse instead.
     "row_security": "off",
+    # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
+    "synchronous_commit": "local",
     # Any of these would end a keeper or a long copy.
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -51,7 +53,11 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
+    # Nor does one wait for a lock that nobody needs any more.
+    "client_connection_check_interval": "2000",
 }
+_ONLY_ON_LINUX = ("client_connection_check_interval",)
+"""Other platforms refuse some of these by an error."""
 
 # Until it has been run, the path may have anybody's operators before PostgreSQL's own.
 _PIN = (
@@ -77,8 +83,16 @@ def pin_statement() -> str:
 
     Startup options will not do: a server that does not know one of them refuses the connection.
     """
-    pairs = ", ".join(f"('{name.lower()}', '{value}')" for name, value in PINNED_SETTINGS.items())
+    pairs = ", ".join(f"('{name.lower()}', {_pinned(name)})" for name in PINNED_SETTINGS)
     return _PIN.replace("%pairs%", pairs)
+
+
+def _pinned(name: str) -> str:
+    value = f"'{PINNED_SETTINGS[name]}'"
+    if name not in _ONLY_ON_LINUX:
+        return value
+    is_linux = "pg_catalog.strpos(pg_catalog.version(), 'linux') OPERATOR(pg_catalog.>) 0"
+    return f"CASE WHEN {is_linux} THEN {value} ELSE '0' END"
 
 
 def stream_conninfo(dsn: str, role: str) -> str:

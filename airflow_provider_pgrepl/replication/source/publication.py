@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,9 +21,11 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
-
-_PARTITIONS_PATIENCE_S = 0.5
+from airflow_provider_pgrepl.replication.source.copy.table_locks import (
+    execute_within,
+    lock_tables,
+    with_short_waits,
+)
 
 _PUBLICATION = """
 SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
@@ -129,39 +130,46 @@ def _comment(pipeline: str) -> str:
 
 
 def create_publication(
-    connection: Connection, name: str, relations: Iterable[Relation], *, made_for: str | None = None
+    connection: Connection,
+    name: str,
+    relations: Iterable[Relation],
+    lock_timeout_s: float = 10.0,
+    *,
+    made_for: str | None = None,
 ) -> None:
     """Publish all changes of these tables, those of partitions under their partitioned table's name, with
     stored generated columns where the server can.
 
     `made_for`: the pipeline, which the publication's comment then names. Raises PublicationError when the
-    name is taken, PrivilegeError when a right is missing.
+    name is taken, PrivilegeError when a right is missing, SnapshotError when a lock was not had in time, as
+    while a table is altered or vacuumed.
     """
     options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
     if connection.server_version >= GENERATED_COLUMNS_SINCE:
         options += ", publish_generated_columns = stored"
     command = f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {_listed(relations)} WITH ({options})"
+    if made_for is not None:
+        command += f"; COMMENT ON PUBLICATION {quote_identifier(name)} IS '{_comment(made_for)}'"
+
+    def attempt(wait_s: float) -> None:
+        try:
+            execute_within(connection, command, wait_s)
+        except psycopg2.errors.LockNotAvailable:
+            raise SnapshotError(
+                f"publication {name} was not created, because a lock on one of its tables was not had:"
+                " another session alters or vacuums it",
+                "try again when that is done, or raise lock_timeout_s",
+            ) from None
+
     with source_errors(f"creating publication {name}"):
         try:
-            _execute(connection, "BEGIN")
-            _execute(connection, command)
-            if made_for is not None:
-                _execute(
-                    connection,
-                    f"COMMENT ON PUBLICATION {quote_identifier(name)} IS '{_comment(made_for)}'",
-                )
-            _execute(connection, "COMMIT")
+            with_short_waits(attempt, lock_timeout_s)
         except psycopg2.errors.DuplicateObject:
-            _execute(connection, "ROLLBACK")
             raise PublicationError(
                 f"a publication named {name} exists already",
                 "give the pipeline another publication name, or publication_mode: use to replicate what that"
                 " one publishes",
             ) from None
-        except BaseException:
-            if not connection.closed:
-                _execute(connection, "ROLLBACK")
-            raise
 
 
 def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_s: float) -> list[Relation]:
@@ -186,27 +194,23 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
     except SnapshotError:
         if added:
             with source_errors(f"taking tables out of publication {name} again"):
-                _execute(
-                    connection, f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {_listed(added)}"
-                )
+                command = f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {_listed(added)}"
+                execute_within(connection, command, lock_timeout_s)
         raise
     finally:
         connection.close()
 
 
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:
-    deadline = time.monotonic() + lock_timeout_s
-    # Partitions are locked one after the other: given up before the server looks for deadlocks (1 s).
-    patience = min(lock_timeout_s, _PARTITIONS_PATIENCE_S) if relation.relkind == "p" else lock_timeout_s
-    while True:
+    def attempt(wait_s: float) -> None:
         try:
-            _try_to_add(connection, dsn, name, relation, patience)
+            _try_to_add(connection, dsn, name, relation, wait_s)
         except SnapshotError:
             _execute(connection, "ROLLBACK")
-            if time.monotonic() + patience / 2 >= deadline:
-                raise
-        else:
-            return
+            raise
+
+    # Writers that come while the lock is waited for wait behind it.
+    with_short_waits(attempt, lock_timeout_s)
 
 
 def _try_to_add(connection: Connection, dsn: str, name: str, relation: Relation, patience: float) -> None:

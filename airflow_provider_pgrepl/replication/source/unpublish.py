@@ -9,7 +9,7 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
-from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
+from airflow_provider_pgrepl.replication.source.copy.table_locks import execute_within, with_short_waits
 
 _MEMBERS = """
 SELECT n.nspname::text, c.relname::text
@@ -48,21 +48,16 @@ def drop_tables(
 
 def _drop(connection: Connection, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
     listed = ", ".join(f"ONLY {table.sql}" for table in tables)
-    with patience(connection, lock_timeout_s + ANSWER_LIMIT_S), connection.cursor() as cursor:
-        cursor.execute("BEGIN")
+    command = f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {listed}"
+
+    def attempt(wait_s: float) -> None:
         try:
-            milliseconds = str(max(1, int(lock_timeout_s * 1000)))
-            cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (milliseconds,))
-            cursor.execute(f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {listed}")
-            cursor.execute("COMMIT")
+            execute_within(connection, command, wait_s)
         except psycopg2.errors.LockNotAvailable:
-            cursor.execute("ROLLBACK")
             raise BusyError(
                 f"{', '.join(map(str, tables))}: not taken out of publication {name}, because a lock was not"
                 f" had within {lock_timeout_s:g} s",
                 "somebody alters or vacuums one of them: run the same again when that is done",
             ) from None
-        except BaseException:
-            if not connection.closed:
-                cursor.execute("ROLLBACK")
-            raise
+
+    with_short_waits(attempt, lock_timeout_s)

@@ -16,9 +16,11 @@ from airflow_provider_pgrepl.replication.app.drift_check.awaited_truncate import
     wait_until_applied,
 )
 from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport, TableDrift
+from airflow_provider_pgrepl.replication.app.drift_check.source_protection import protect_source
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
+from airflow_provider_pgrepl.replication.app.source_problems import published_refused
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
@@ -55,10 +57,11 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
     """Compare every table in the lake with the catalog as it is now.
 
     Tables that cannot go on are marked errored, unless told otherwise; what their lake tables will follow by
-    themselves is only reported. May wait, a minute or so, until a running pipeline has applied what was
-    committed before: a TRUNCATE of a partitioned table looks like drift until then. Raises PublicationError
-    when the publication is gone, was made anew or publishes less; StateError for a pipeline that is not set
-    up; SourceConnectionError, PrivilegeError.
+    themselves is only reported. Tables whose changes the source refuses because they are published are
+    problems of the report; with `protect_source` they leave the publication. May wait, a minute or so, until
+    a running pipeline has applied what was committed before: a TRUNCATE of a partitioned table looks like
+    drift until then. Raises PublicationError when the publication is gone, was made anew or publishes less;
+    StateError for a pipeline that is not set up; SourceConnectionError, PrivilegeError.
     """
     pipeline = access.pipeline
     with access.source("drift") as source, access.store("drift") as store:
@@ -86,8 +89,12 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
             findings |= {known.table: TableFinding(_AWAITED, rights.get(known.oid)) for known in awaited}
         report = _Report(store, pipeline, seen_at, mark_errored)
         tables = tuple(report.drifts(watched, findings))
+        refused = published_refused(source, pipeline, records)
+        if pipeline.protect_source and mark_errored:
+            protect_source(source, store, pipeline, refused)
         new = _new_tables(source, pipeline, records)
-    return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables)
+    problems = tuple(map(str, refused.values()))
+    return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables, problems)
 
 
 def find_drift(

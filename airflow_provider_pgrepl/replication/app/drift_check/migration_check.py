@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
     resolve_tables,
@@ -49,6 +50,7 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
         before = resolve_tables(connection, pipeline)
         publication = read_identity(connection, pipeline.publication)
         holders = _tables_with_rows(connection)
+        refused_before = refused_tables(connection, pipeline, before)
         run_on_trial(connection, sql, pipeline.lock_timeout_s, timeout_s)
         current = current_relations(
             connection, pipeline, before, planned=pipeline.publication_mode == "create"
@@ -60,6 +62,8 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
         findings = find_drift(pipeline, before, attached, {})
         new = _new_tables(connection, pipeline, before)
         problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
+        refused = refused_tables(connection, pipeline, filter(None, current.values()))
+        problems += tuple(str(why) for oid, why in refused.items() if oid not in refused_before)
     tables = tuple(_drift(table, finding, attached.get(table)) for table, finding in findings.items())
     return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
 

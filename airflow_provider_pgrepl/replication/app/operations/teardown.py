@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import PrivilegeError
+from airflow_provider_pgrepl.errors import LakeError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.operations import waiting

@@ -79,12 +79,12 @@ def begin_epoch(
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
-    if copied.lost is None or not unfinished:
+    if copied.unusable is None or not unfinished:
         return Outcome(tuple(copied.done), copied.failed)
     log.warning(
-        "the snapshot was lost while it was copied: %s. Finished tables are kept; under a new one these are"
+        "the snapshot cannot be used any more: %s. Finished tables are kept; under a new one these are"
         " copied from their beginning: %s",
-        copied.lost.message,
+        copied.unusable.message,
         ", ".join(map(str, sorted(unfinished))),
     )
     more = taking.take(unfinished, requested, record)

@@ -123,7 +123,11 @@ class SourceOwnership:
             if found is not None:
                 publication.drop_publication(self.source, pipeline.publication)
             publication.create_publication(
-                self.source, pipeline.publication, relations, made_for=pipeline.name
+                self.source,
+                pipeline.publication,
+                relations,
+                pipeline.lock_timeout_s,
+                made_for=pipeline.name,
             )
             return
         if found is None:

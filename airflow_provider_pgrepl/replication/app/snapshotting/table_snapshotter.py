@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, TableError
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    PrivilegeError,
+    SnapshotError,
+    TableError,
+)
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import Records, membership_of
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
@@ -41,6 +47,9 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
 """How many snapshots are tried until one has brought a table into the lake."""
+_PAUSES_S = (1.0, 5.0, 15.0, 60.0)
+"""Seconds before tables are copied again under a new snapshot, as after they gave way to statements of the
+source; as often as there are pauses, and again after a table was finished."""
 
 _MENDED_HINT = f"mend it, then {hints.SNAPSHOT}: that copies errored tables again; or remove the table"
 
@@ -74,8 +83,10 @@ class TableSnapshotter:
 
         Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
         not be used several times over. Before the first byte is copied the tables are then as they were.
+        Tables that have given way to statements of the source again and again are marked errored, and
+        TableSnapshotError is raised at the end.
         """
-        left, copied, attempt = set(tables), list[TableName](), 1
+        left, copied, attempt, given_way = set(tables), list[TableName](), 1, 0
         failed: dict[TableName, PgReplError] = {}
         ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         ownership.check_publication(record.publication_oid)
@@ -99,9 +110,12 @@ class TableSnapshotter:
                 copied += result.done
                 failed |= result.failed
                 left -= result.done.keys() | result.failed.keys()
-                if result.lost is None:
+                if result.unusable is None:
                     break
-                attempt, lost = 0 if result.done else attempt, result.lost
+                attempt, given_way = 0, 0 if result.done else given_way
+                self._wait_or_stop(result, given_way)
+                given_way += 1
+                lost = result.unusable
             if attempt >= ATTEMPTS:
                 raise lost
             attempt += 1
@@ -112,6 +126,16 @@ class TableSnapshotter:
                 ", ".join(map(str, sorted(left))),
             )
         return Outcome(tuple(copied), failed)
+
+    def _wait_or_stop(self, result: Copied, times: int) -> None:
+        """Leave the source's statements time; after several times mark displaced tables errored and raise."""
+        assert result.unusable is not None
+        if times < len(_PAUSES_S):
+            time.sleep(_PAUSES_S[times])
+            return
+        for table, error in result.displaced.items():
+            self.mark_errored(table, error)
+        raise result.unusable
 
     def _examine(
         self, tables: set[TableName], requested: RequestedTables

@@ -27,7 +27,8 @@ from airflow_provider_pgrepl.replication.lake.spark_failures import (
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class _Gathered(AccumulatorParam[_Answers]):
 class RangeCopies:
     """One table's ranges under one keeper."""
 
-    def __init__(self, spark: SparkSession, job: CopyJob, keeper: Keeper) -> None:
+    def __init__(self, spark: SparkSession, job: CopyJob, keeper: TableKeeper) -> None:
         self._spark = spark
         self._job = job
         self._keeper = keeper
@@ -122,8 +123,9 @@ class RangeCopies:
     def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
         """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
 
-        Raises what a range failed with that trying again does not help, or has not helped; SnapshotError when
-        the keeper is gone, whatever is finished; TableError when the tasks themselves crash again and again.
+        Raises what a range failed with that trying again does not help, or has not helped. Whatever is
+        finished, raises TableSnapshotError when the keeper gave way to a statement, SnapshotError when it is
+        gone. Raises TableError when the tasks themselves crash again and again.
         """
         done: dict[int, RangeOutcome] = {}
         for pause in (*_PAUSES_S, None):

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJo
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
 from airflow_provider_pgrepl.replication.lake.delta.comments import commented, commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
@@ -33,6 +34,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -86,10 +88,10 @@ class SnapshotCopy:
             table: read_comments(self._keeper.connection, table, relation.oid)
             for table, relation in relations.items()
         }
-        plans = {table: self._plan(relation) for table, relation in relations.items()}
+        self._keeper.watch()
         return copy_tables(
             list(relations),
-            lambda table: self._copy(relations[table], plans[table]),
+            lambda table: self._copy(relations[table]),
             finished=lambda table, rows: self._finish(relations[table], rows),
             failed=lambda table, error: self._mark_errored(relations[table], error),
         )
@@ -116,40 +118,44 @@ class SnapshotCopy:
         """Position, epoch and time that the rows are of."""
         return self._position, self._record.epoch, self._exported.exported_at
 
-    def _plan(self, relation: Relation) -> list[CopyRange] | errors.TableError:
-        """The table's ranges, or what keeps it, and no other, from being copied."""
-        try:
-            return self._keeper.plan(
-                copied_part(relation, self._pipeline.choices(relation.table)),
-                self._pipeline.snapshot_range_bytes,
-            )
-        except errors.TableError as error:
-            return error
+    def _plan(self, keeper: TableKeeper, relation: Relation) -> list[CopyRange]:
+        choices = self._pipeline.choices(relation.table)
+        return keeper.plan(copied_part(relation, choices), self._pipeline.snapshot_range_bytes)
 
-    def _copy(self, relation: Relation, ranges: list[CopyRange] | errors.TableError) -> int:
-        if isinstance(ranges, errors.TableError):
-            raise ranges
+    def _copy(self, relation: Relation) -> int:
         started = time.monotonic()
-        choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
         # Before the first file is written: it would stay in a folder that is not ours.
-        check_replaceable(f"{lake_root}/{relation.table.path}", self._pipeline.name)
-        keeps_history = choices.policy.history
-        if keeps_history:
-            prepare_history(relation, self._pipeline, *self._moment)
+        check_replaceable(f"{self._pipeline.lake_root}/{relation.table.path}", self._pipeline.name)
+        with self._keeper.hold(relation) as keeper:
+            ranges = self._plan(keeper, relation)
+            keeper.watch()
+            if self._pipeline.choices(relation.table).policy.history:
+                prepare_history(relation, self._pipeline, *self._moment)
+            files = self._copy_ranges(keeper, relation, ranges)
+        rows = self._commit(relation, files)
+        log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
+        return rows
+
+    def _copy_ranges(
+        self, keeper: TableKeeper, relation: Relation, ranges: list[CopyRange]
+    ) -> list[WrittenFile]:
         job = CopyJob(
             self._dsn,
-            self._keeper.snapshot,
+            keeper.snapshot,
             relation,
-            choices,
-            lake_root,
+            self._pipeline.choices(relation.table),
+            self._pipeline.lake_root,
             self._position,
             self._exported.exported_at,
         )
-        files = RangeCopies(self._spark, job, self._keeper).run(ranges)
+        return RangeCopies(self._spark, job, keeper).run(ranges)
+
+    def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
+        choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
         record = RelationRecord.of_catalog(relation)
         with self._index_lock:
             self._index.add(self._record.epoch, record, self._place)
-        if keeps_history:
+        if choices.policy.history:
             self._versions[history_key(relation.table)] = end_all_versions(
                 relation, self._pipeline, *self._moment
             )
@@ -172,9 +178,7 @@ class SnapshotCopy:
             comments,
         )
         self._versions[str(relation.table)] = int(table.version())
-        rows = sum(file.rows for file in files)
-        log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
-        return int(rows)
+        return sum(file.rows for file in files)
 
     def _mark_errored(self, relation: Relation, error: errors.PgReplError) -> None:
         log.error("%s: %s", relation.table, error)

@@ -20,12 +20,19 @@ _AT_ONCE = 4
 class Copied:
     """What became of the tables: rows of those that are in the lake now, errors of those that stopped.
 
-    `lost`: the keeper was lost, and what is in neither has to be copied again, under another snapshot.
+    `displaced`: tables that another session altered, or had to wait for. `lost`: the keeper was lost. What is
+    neither done nor failed has to be copied again, under another snapshot.
     """
 
     done: dict[TableName, int] = field(default_factory=dict)
     failed: dict[TableName, errors.PgReplError] = field(default_factory=dict)
+    displaced: dict[TableName, errors.TableSnapshotError] = field(default_factory=dict)
     lost: errors.SnapshotError | None = None
+
+    @property
+    def unusable(self) -> errors.SnapshotError | None:
+        """Why tables have to be copied again under another snapshot, if any has."""
+        return self.lost or next(iter(self.displaced.values()), None)
 
 
 def copy_tables(
@@ -52,6 +59,8 @@ def copy_tables(
                     rows = future.result()
                 except CancelledError:
                     continue
+                except errors.TableSnapshotError as error:
+                    copied.displaced[table] = error
                 except errors.SnapshotError as error:
                     copied.lost = error
                     _cancel(futures)

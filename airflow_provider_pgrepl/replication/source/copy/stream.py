@@ -16,7 +16,12 @@ from typing import Any, BinaryIO
 import psycopg2
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, SourceConnectionError
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    SnapshotError,
+    SourceConnectionError,
+    TableSnapshotError,
+)
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -73,6 +78,10 @@ def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
         with connection.cursor() as cursor:
             cursor.execute(_REFUSE_VIEWS)
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            # First the lock, then the snapshot: its session, which holds the table, must still be there.
+            # NOWAIT: behind a statement that waits for that session, this one would wait for itself.
+            if copy_range.leaf_oid:
+                cursor.execute(f"LOCK TABLE ONLY {copy_range.leaf.sql} IN ACCESS SHARE MODE NOWAIT")
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
             _check_name(connection, copy_range)
     except BaseException as error:
@@ -193,7 +202,7 @@ class _CopyBytes(io.RawIOBase):
     def _stall(self) -> SourceConnectionError:
         return SourceConnectionError(
             f"copying {self._range.leaf}: the server has sent nothing for {STALL_LIMIT_S:g} s",
-            "the network swallows what is sent, or somebody's lock on the table keeps the copy waiting",
+            "the network swallows what is sent, or a lock on an index of the table keeps the copy waiting",
         )
 
     def _fail(self, error: PgReplError) -> None:
@@ -201,10 +210,16 @@ class _CopyBytes(io.RawIOBase):
             self.failure = error
 
 
+_LOCK_NOT_AVAILABLE = "55P03"
 _SNAPSHOT_UNUSABLE = ("22023", "42704", "42P01", "42703", "72000", "55000")
 
 
 def _failed(error: Any, copy_range: CopyRange) -> PgReplError:
+    if error.pgcode == _LOCK_NOT_AVAILABLE:
+        return TableSnapshotError(
+            f"copying {copy_range.leaf}: a statement of another session waits for a lock on it, or holds one",
+            "nothing needs to be done: it is copied again",
+        )
     if error.pgcode in _SNAPSHOT_UNUSABLE:
         return SnapshotError(
             f"copying {copy_range.leaf}: the snapshot is gone or no longer fits: {describe(error)}",

@@ -13,8 +13,10 @@ from airflow_provider_pgrepl.replication.choices import COLUMN_FIELDS
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
 from airflow_provider_pgrepl.replication.source.preflight.shape_problems import (
     is_system,
     shape_problems,
@@ -157,6 +159,7 @@ class _Selection:
         self._insert_only = insert_only
         self._left_out = left_out
         self._problems: dict[TableName, list[str]] = defaultdict(list)
+        self._refused: dict[int, RefusedChanges] = {}
 
     def select(self, by_pattern: frozenset[TableName]) -> Selected:
         for schema in sorted(filter(is_system, self._patterns)):
@@ -168,6 +171,7 @@ class _Selection:
             self._pipeline.publication,
             planned=self._pipeline.publication_mode == "create",
         )
+        self._refused = refused_tables(self._connection, self._pipeline, relations.values())
         usable = [relation for relation in relations.values() if self._is_usable(relation)]
         usable = [relation for relation in usable if relation.table not in self._problems]
         problems = {
@@ -235,7 +239,12 @@ class _Selection:
         if relation.table not in self._named and not _has_identity(relation):
             log.info("%s has no usable key; the pattern leaves it out", relation.table)
             return False
+        if relation.table not in self._named and (refused := self._refused.get(relation.oid)):
+            log.warning("the pattern leaves out %s: %s; %s", relation.table, refused.problem, refused.cure)
+            return False
         problems = [*self._shape_problems(relation), *self._key_problems(relation)]
+        if not problems and (refused := self._refused.get(relation.oid)):
+            problems = [f"{refused.problem}. Either {refused.cure}"]
         if problems:
             self._problems[relation.table] += problems
         return not problems

@@ -1,0 +1,28 @@
+"""What the source's own statements suffer from a pipeline, for status and drift check to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
+from airflow_provider_pgrepl.replication.state.store import TableRecord
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+
+def published_refused(
+    source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
+) -> dict[TableName, RefusedChanges]:
+    """Return the recorded tables that are in the publication now, and whose changes the source refuses."""
+    oids = {
+        record.relation.oid: table
+        for table, record in records.items()
+        if record.relation is not None and record.state is not TableState.REMOVED
+    }
+    current = read_relations(source, oids, pipeline.publication).values()
+    found = refused_tables(source, pipeline, [relation for relation in current if relation.membership_oid])
+    return {oids[oid]: refused for oid, refused in found.items()}

@@ -1,0 +1,202 @@
+"""Tables of which the source refuses UPDATE and DELETE because a publication publishes them.
+
+PostgreSQL checks it when such a statement begins (CheckCmdReplicaIdentity): the application fails. What a
+publication must not leave out is documented with CREATE PUBLICATION:
+https://www.postgresql.org/docs/current/sql-createpublication.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_pgrepl.replication.names import TableName, quote_identifier, show_identifier
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.publication_membership import (
+    COLUMN_LISTS_SINCE,
+    GENERATED_COLUMNS_SINCE,
+    Membership,
+    memberships,
+)
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+
+_TABLES = """
+SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text,
+    (SELECT pg_catalog.array_agg(k.attnum) FROM pg_catalog.pg_index i,
+            LATERAL unnest((i.indkey::int2[])[0 : i.indnkeyatts - 1]) AS k (attnum)
+        WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident
+            WHEN 'd' THEN i.indisprimary AND i.indimmediate WHEN 'i' THEN i.indisreplident ELSE false END),
+    EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisvalid AND i.indisprimary
+        AND i.indimmediate)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%s::oid[]) AND c.relkind IN ('r', 'p')
+"""
+_COLUMNS = """
+SELECT a.attrelid::bigint, a.attnum, a.attname::text, a.attgenerated::text FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = ANY (%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_OPERATIONS = "SELECT pubupdate, pubdelete FROM pg_catalog.pg_publication WHERE pubname = %s"
+_FILTERED = """
+SELECT m.oid::bigint, found.part[1]::int FROM pg_catalog.pg_publication_rel m,
+    LATERAL pg_catalog.regexp_matches(m.prqual::text, ':varattno (\\d+)', 'g') AS found (part)
+WHERE m.oid = ANY (%s::oid[]) AND m.prqual IS NOT NULL
+"""
+
+
+@dataclass(frozen=True)
+class RefusedChanges:
+    """Why the source refuses changes of a published table, and the statement that ends that.
+
+    `lacks_identity`: the table has no replica identity at all.
+    """
+
+    table: TableName
+    operations: str
+    reason: str
+    cure: str
+    lacks_identity: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.table}: {self.problem}; {self.cure}"
+
+    @property
+    def problem(self) -> str:
+        return f"while it is published, the source refuses {self.operations} on it, because {self.reason}"
+
+
+def read_refused(
+    connection: Connection, relations: Iterable[Relation], publication: str, *, planned: bool = False
+) -> dict[int, RefusedChanges]:
+    """Return the tables, by oid, whose changes the source refuses, or will when they are published.
+
+    A partitioned table is refused with any of its partitions. `planned`: see `read_relations`. A table that
+    is not in the publication is judged as if it were, without a column list.
+    """
+    holders = {relation.oid: [relation.oid, *_leaves(relation)] for relation in relations}
+    oids = sorted({oid for some in holders.values() for oid in some})
+    with source_errors("looking for refused changes"):
+        operations = _operations(rows(connection, _OPERATIONS, (publication,)), planned=planned)
+        if not operations or not oids:
+            return {}
+        members = memberships(connection, oids, publication, planned=planned)
+        filtered = _filtered_columns(connection, members)
+        tables = {oid: tuple(more) for oid, *more in rows(connection, _TABLES, (oids,))}
+        columns: dict[int, list[tuple[int, str, str]]] = {oid: [] for oid in oids}
+        for oid, *column in rows(connection, _COLUMNS, (oids,)):
+            columns[oid].append(tuple(column))
+    version = connection.server_version
+    found = {
+        oid: _Published(
+            publication, operations, version, members[oid], filtered.get(members[oid].oid, set())
+        ).judge(tables[oid], columns[oid])
+        for oid in tables
+    }
+    by_table = {oid: next(filter(None, map(found.get, some)), None) for oid, some in holders.items()}
+    return {oid: refused for oid, refused in by_table.items() if refused is not None}
+
+
+def _leaves(relation: Relation) -> Iterator[int]:
+    return (part.oid for part in relation.partitions if part.relkind in ("r", ""))
+
+
+def _operations(found: list[tuple[bool, bool]], *, planned: bool) -> str:
+    if not found:
+        return "UPDATE and DELETE" if planned else ""
+    update, delete = found[0]
+    return " and ".join(["UPDATE"] * update + ["DELETE"] * delete)
+
+
+def _filtered_columns(connection: Connection, members: dict[int, Membership]) -> dict[int, set[int]]:
+    """The columns of row filters, by membership."""
+    if connection.server_version < COLUMN_LISTS_SINCE:
+        return {}
+    found: dict[int, set[int]] = {}
+    for member, attnum in rows(connection, _FILTERED, (sorted({one.oid for one in members.values()}),)):
+        found.setdefault(member, set()).add(attnum)
+    return found
+
+
+@dataclass(frozen=True)
+class _Published:
+    """How one table is published."""
+
+    publication: str
+    operations: str
+    version: int
+    member: Membership
+    filtered: set[int]
+
+    def judge(self, facts: tuple[Any, ...], columns: list[tuple[int, str, str]]) -> RefusedChanges | None:
+        """`facts`: a row of _TABLES without its oid; `columns`: rows of _COLUMNS likewise."""
+        schema, name, identity, key, has_primary_key = facts
+        table = TableName(schema, name)
+        if identity != "f" and not key:
+            reason = {"n": "its replica identity is NOTHING", "i": "its replica identity index is gone"}
+            return self._refused(
+                table,
+                reason.get(identity, "it has no replica identity"),
+                f"ALTER TABLE {table.sql} ADD PRIMARY KEY (…), REPLICA IDENTITY USING INDEX … or REPLICA"
+                f" IDENTITY FULL; or {self._leave(table)}",
+                lacks_identity=True,
+            )
+        named = {attnum: column for attnum, column, _ in columns}
+        needed = set(named) if identity == "f" else set(key or ())
+        listed = self.member.columns
+        if listed is not None and (identity == "f" or not needed <= listed):
+            what = "FULL" if identity == "f" else "not covered by it"
+            return self._refused(
+                table,
+                f"the publication has a column list for it, and its replica identity is {what}",
+                f"ALTER PUBLICATION {quote_identifier(self.publication)} SET TABLE … with every column of the"
+                f" replica identity, and without a list where that is FULL; or {self._leave(table)}",
+            )
+        if unsent := self._unsent(columns, needed):
+            return self._refused_for_generated(table, identity, has_primary_key, unsent)
+        if self.filtered and not self.filtered <= needed and not self.member.links:
+            names = ", ".join(show_identifier(named[a]) for a in sorted(self.filtered - needed) if a in named)
+            return self._refused(
+                table,
+                f"the publication's row filter uses {names}, which its replica identity does not hold",
+                f"ALTER TABLE {table.sql} REPLICA IDENTITY FULL; or {self._leave(table)}",
+            )
+        return None
+
+    def _unsent(self, columns: list[tuple[int, str, str]], needed: set[int]) -> list[tuple[str, str]]:
+        """Generated columns of the identity that are not sent. Servers before 18 do not mind."""
+        if self.version < GENERATED_COLUMNS_SINCE or self.member.columns is not None:
+            return []
+        return [
+            (column, generated)
+            for attnum, column, generated in columns
+            if attnum in needed
+            and (generated == "v" or (generated == "s" and not self.member.stored_generated))
+        ]
+
+    def _refused_for_generated(
+        self, table: TableName, identity: str, has_primary_key: bool, unsent: list[tuple[str, str]]
+    ) -> RefusedChanges:
+        names = ", ".join(show_identifier(column) for column, _ in unsent)
+        one = len(unsent) == 1
+        if all(kind == "s" for _, kind in unsent):
+            publication = quote_identifier(self.publication)
+            cure = f"ALTER PUBLICATION {publication} SET (publish_generated_columns = stored)"
+        elif has_primary_key and identity == "f":
+            cure = f"ALTER TABLE {table.sql} REPLICA IDENTITY DEFAULT"
+        else:
+            cure = f"ALTER TABLE {table.sql} REPLICA IDENTITY USING INDEX …, or drop the column"
+        holds = "is FULL and so holds" if identity == "f" else "holds"
+        return self._refused(
+            table,
+            f"its replica identity {holds} the generated column{'' if one else 's'} {names}, which"
+            f" {'is' if one else 'are'} not published",
+            f"{cure}; or {self._leave(table)}",
+        )
+
+    def _leave(self, table: TableName) -> str:
+        return f"ALTER PUBLICATION {quote_identifier(self.publication)} DROP TABLE {table.sql}"
+
+    def _refused(
+        self, table: TableName, reason: str, cure: str, *, lacks_identity: bool = False
+    ) -> RefusedChanges:
+        return RefusedChanges(table, self.operations, reason, cure, lacks_identity)

@@ -1,0 +1,73 @@
+"""A snapshot in a session of its own: imported, exported again, and what tables are in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+import psycopg2.errors
+
+from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import (
+    Leaf,
+    read_leaves,
+    read_relations,
+)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, source_errors
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Tables as a publication publishes them, and their leaves, by oid."""
+
+    publication: str | None
+    relations: dict[int, Relation]
+    leaves: dict[int, list[Leaf]]
+
+
+def import_snapshot(connection: Connection, snapshot: str) -> None:
+    """Begin a read-only transaction that sees the snapshot. Raises SnapshotError if it is gone."""
+    with source_errors("importing the snapshot"), connection.cursor() as cursor:
+        try:
+            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+        except (psycopg2.errors.InvalidParameterValue, psycopg2.errors.UndefinedObject):
+            raise SnapshotError("the exported snapshot is gone: its connection was closed or lost") from None
+
+
+def export_again(connection: Connection) -> str:
+    """Return the name under which others import the snapshot of this session's transaction."""
+    with source_errors("exporting the snapshot again"):
+        exported: str = row(connection, "SELECT pg_catalog.pg_export_snapshot()")[0]
+    return exported
+
+
+def read_shape(connection: Connection, relations: Sequence[Relation], publication: str | None) -> Shape:
+    """Read tables as they are in the connection's snapshot, or now."""
+    oids = [relation.oid for relation in relations]
+    leaves = {oid: read_leaves(connection, oid) for oid in oids}
+    return Shape(publication, read_relations(connection, oids, publication), leaves)
+
+
+def check_unaltered(dsn: str, relations: Sequence[Relation], then: Shape) -> None:
+    """Raise SnapshotError if a table, a partition or the publication is not as it was `then`.
+
+    After a rewriting ALTER the snapshot shows an empty table, without an error.
+    """
+    with closing(connect(dsn, "keeper check")) as now:
+        today = read_shape(now, relations, then.publication)
+    altered = sorted(
+        str(relation.table)
+        for relation in relations
+        if relation.oid not in then.relations
+        or then.relations[relation.oid] != today.relations.get(relation.oid)
+        or then.relations[relation.oid].table != relation.table
+        or then.leaves[relation.oid] != today.leaves[relation.oid]
+    )
+    if altered:
+        raise SnapshotError(
+            f"{', '.join(altered)}: altered after the snapshot was exported",
+            "nothing needs to be done: a new snapshot is taken",
+        )

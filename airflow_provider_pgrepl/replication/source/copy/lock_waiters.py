@@ -1,0 +1,83 @@
+"""Sessions of the source that wait for a lock which sessions of a copy hold.
+
+While such a session waits for ACCESS EXCLUSIVE, every later statement on the table waits behind it. The
+server's deadlock detector does not help: the copy's sessions wait for each other outside the server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from airflow_provider_pgrepl.errors import one_line
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+
+# pg_stat_activity is read once a transaction, unless told otherwise; what it hides from the role is NULL.
+_REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"
+_COPIES = """
+SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY (%(oids)s::oid[])
+    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND a.application_name = 'pgrepl copy' AND a.usename = current_user
+"""
+_WAITERS = """{refresh}
+WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION {copies})
+SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode, a.query
+FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
+WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
+    AND pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours)
+"""
+_END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(found.pid) FROM ({copies}) AS found"
+
+# Two words at most: the statement's text may hold values.
+_COMMAND = re.compile(r"\s*([A-Za-z]+(?:\s+[A-Za-z]+)?)")
+
+
+@dataclass(frozen=True)
+class LockWaiter:
+    """A session that waits. `command`: the first words of its statement, if the role may see it."""
+
+    pid: int
+    role: str
+    application: str
+    mode: str
+    command: str
+
+    def __str__(self) -> str:
+        command = self.command or "a statement"
+        return one_line(
+            f"{command} of pid {self.pid} (role {self.role}, application"
+            f" {self.application or 'unnamed'}, waiting for {self.mode})"
+        )
+
+
+def read_waiters(connection: Connection, oids: Iterable[int] = ()) -> list[LockWaiter]:
+    """Return the sessions that wait for this session, or for a copy with a lock on one of these relations.
+
+    Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
+    """
+    with source_errors("looking for sessions that wait for the copy"):
+        found = rows(connection, _filled(_WAITERS), {"oids": list(oids)})
+    return [
+        LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""))
+        for pid, role, application, mode, query in found
+    ]
+
+
+def end_copies(connection: Connection, oids: Iterable[int]) -> None:
+    """End this role's copy sessions that have a lock on one of these relations.
+
+    A cancel would not reach a session whose client reads nothing.
+    """
+    with source_errors("ending the copies of a table"):
+        rows(connection, _filled(_END_COPIES), {"oids": list(oids)})
+
+
+def _filled(query: str) -> str:
+    return query.format(refresh=_REFRESH, copies=_COPIES)
+
+
+def _command(query: str) -> str:
+    found = _COMMAND.match(query)
+    return " ".join(found[1].upper().split()) if found else ""

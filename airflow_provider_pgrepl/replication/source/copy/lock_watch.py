@@ -1,0 +1,97 @@
+"""A thread that gives way as soon as a session of the source waits for the copy."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Collection
+
+import psycopg2
+
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
+from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row
+from airflow_provider_pgrepl.replication.source.copy.lock_waiters import end_copies, read_waiters
+from airflow_provider_pgrepl.trace import log_unexpected
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+"""How long a statement of the source waits for the copy at most, and the time that ending the copy takes."""
+
+
+class LockWatch:
+    """Watches a session that holds a snapshot, and locks on `oids`, in a transaction of `connection`.
+
+    `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        oids: Collection[int] = (),
+        kind: type[SnapshotError] = SnapshotError,
+    ) -> None:
+        self.failure: PgReplError | None = None
+        self._connection = connection
+        self._name = name
+        self._oids = oids
+        self._kind = kind
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"lock watch {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch, until `close`, or until the session has given way."""
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise SnapshotError if the session has given way, or was lost."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            row(self._connection, "SELECT 1")
+        except psycopg2.Error as error:
+            # It may have given way between the two.
+            raise self.failure or _lost(describe(error)) from None
+
+    def close(self) -> None:
+        """Stop watching, and end the session. Can be called again."""
+        self._stop.set()
+        self._connection.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(POLL_S):
+                waiters = read_waiters(self._connection, self._oids)
+                if waiters:
+                    self._give_way("; ".join(map(str, waiters)))
+                    return
+        except PgReplError as error:
+            if not self._stop.is_set():
+                self.failure = self.failure or _lost(error.message)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
+            if not self._stop.is_set():
+                log_unexpected(log, f"watching the locks of {self._name}", error)
+                self.failure = self.failure or _lost(type(error).__name__)
+        finally:
+            # Without a watch no lock is held.
+            with contextlib.suppress(psycopg2.Error):
+                self._connection.close()
+
+    def _give_way(self, waiters: str) -> None:
+        self.failure = self._kind(
+            f"{self._name}: the copy was given up for {waiters}",
+            "nothing needs to be done: it is copied again under a new snapshot. If this repeats, run the"
+            " snapshot when no DDL runs on the table",
+        )
+        log.warning("%s", self.failure.message)
+        if self._oids:
+            end_copies(self._connection, self._oids)
+
+
+def _lost(reason: str) -> SnapshotError:
+    return SnapshotError(
+        f"the connection that kept the snapshot was lost: {reason}",
+        "the copies made under it are not used: run the snapshot again",
+    )

@@ -1,0 +1,132 @@
+"""One table, locked against DDL while it is copied in ranges."""
+
+from __future__ import annotations
+
+import logging
+from types import TracebackType
+
+from airflow_provider_pgrepl.errors import SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
+    refused_code,
+    shut_owners_out,
+    unsafe_to_select,
+)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
+    Shape,
+    check_unaltered,
+    export_again,
+    import_snapshot,
+)
+from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+
+log = logging.getLogger(__name__)
+
+
+class TableKeeper:
+    """A transaction that has the snapshot, and an ACCESS SHARE lock on one table and its partitions.
+
+    `snapshot` is the name under which the table's copies import it, which they can while the lock is held. A
+    copy that has locked the table before reads it as it was in the snapshot.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        connection: Connection,
+        snapshot: str,
+        relation: Relation,
+        oids: set[int],
+        *,
+        trusts_owners: bool,
+    ) -> None:
+        self.connection = connection
+        self.snapshot = snapshot
+        self.relation = relation
+        self._dsn = dsn
+        self._trusts_owners = trusts_owners
+        self._watch = LockWatch(connection, str(relation.table), oids, TableSnapshotError)
+
+    def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
+        """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
+
+        A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
+        TableError when it has such code, or cannot be copied without a SELECT.
+        """
+        ranges = plan_ranges(self.connection, relation, range_bytes)
+        leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
+        if self._trusts_owners or not leaves or self._has_shut_out(relation, leaves):
+            return ranges
+        whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
+        if any(part.is_planned for part in whole):
+            raise unsafe_to_select(relation.table)
+        log.info(
+            "%s is copied by one task for each partition: its owner could run code in a SELECT, see"
+            " trust_table_owners",
+            relation.table,
+        )
+        return whole
+
+    def _has_shut_out(self, relation: Relation, leaves: dict[int, TableName]) -> bool:
+        check = connect(self._dsn, "keeper check")
+        try:
+            code = shut_owners_out(self.connection, check, leaves)
+            if code:
+                raise refused_code(check, relation.table, [one for found in code.values() for one in found])
+        finally:
+            check.close()
+        return code is not None
+
+    def watch(self) -> None:
+        """Give the table up as soon as a session of the source waits for it; `check` then raises.
+
+        Its copies that run are ended. To be called once, after `plan`.
+        """
+        self._watch.start()
+
+    def check(self) -> None:
+        """Raise TableSnapshotError if the table was given up, SnapshotError if the connection was lost.
+
+        What was copied is not used then. To be called before the copies are committed.
+        """
+        self._watch.check()
+
+    def close(self) -> None:
+        """Release the lock. Can be called again."""
+        self._watch.close()
+
+    def __enter__(self) -> TableKeeper:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def keep_table(
+    dsn: str, snapshot: str, relation: Relation, then: Shape, lock_timeout_s: float, *, trusts_owners: bool
+) -> TableKeeper:
+    """Import a snapshot in a session of the table's own, lock the table, and export the snapshot again.
+
+    Raises TableSnapshotError if the lock is not had in time or the table differs from `then`; SnapshotError
+    if the snapshot is gone.
+    """
+    connection = connect(dsn, "keeper")
+    try:
+        import_snapshot(connection, snapshot)
+        try:
+            lock_tables(connection, dsn, [relation], "ACCESS SHARE", lock_timeout_s)
+            check_unaltered(dsn, [relation], then)
+        except SnapshotError as error:
+            raise TableSnapshotError(error.message, error.hint) from None
+        exported = export_again(connection)
+    except BaseException:
+        connection.close()
+        raise
+    oids = {relation.oid, *(leaf.oid for leaf in then.leaves[relation.oid])}
+    return TableKeeper(dsn, connection, exported, relation, oids, trusts_owners=trusts_owners)

@@ -1,0 +1,193 @@
+"""Statements of the application go first: the copy of their table ends, and is made again later."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.source.time_limit import abandon
+from tests.support.replicated import wait_until
+
+HANGS_S = 120
+RANGE_BYTES = 300_000
+
+
+class Application(threading.Thread):
+    """One statement of the application's, which nobody limits."""
+
+    def __init__(self, dsn: str, sql: str) -> None:
+        super().__init__(daemon=True)
+        self.connection = psycopg2.connect(dsn + " application_name=migration")
+        self.connection.autocommit = True
+        self.pid = self.connection.info.backend_pid
+        self.error: BaseException | None = None
+        self._sql = sql
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.connection.cursor().execute(self._sql)
+        except psycopg2.Error as error:
+            self.error = error
+
+    def assert_done(self) -> None:
+        self.join(HANGS_S)
+        assert not self.is_alive(), f"still waiting: {self._sql}"
+        assert self.error is None
+        self.connection.close()
+
+
+@pytest.fixture
+def tables(run: object) -> None:
+    run(  # type: ignore[operator]
+        "create table t (id int primary key, v text)",
+        "create index t_v on t (v)",
+        "insert into t select g, repeat('v', 100) from generate_series(1, 20000) g",
+        "create table other (id int primary key)",
+        "create table part (id int primary key) partition by range (id)",
+        "create table part_1 partition of part for values from (0) to (10000)",
+        "create table part_2 partition of part for values from (10000) to (20001)",
+        "insert into part select generate_series(0, 20000)",
+        "create publication p for table t, part with (publish_via_partition_root)",
+    )
+
+
+@contextmanager
+def keeping(dsn: str, pg: psycopg2.extensions.connection, *names: str) -> Iterator[Keeper]:
+    relations: list[Relation] = [find_relation(pg, TableName("public", name), "p") for name in names]  # type: ignore[misc]
+    with (
+        export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as exported,
+        keep(dsn, exported.snapshot, relations, "p", 5.0, trusts_owners=True) as keeper,
+    ):
+        exported.close()
+        yield keeper
+
+
+def waits(pg: psycopg2.extensions.connection, pid: int) -> bool:
+    with pg.cursor() as cursor:
+        cursor.execute("select 1 from pg_locks where pid = %s and not granted", (pid,))
+        return bool(cursor.fetchall())
+
+
+STATEMENTS = {
+    "alter table t add later int": "t",
+    "truncate t": "t",
+    "vacuum full t": "t",
+    "drop index t_v": "t",
+    "reindex index t_v": "t",
+    "reindex index concurrently t_v": "t",
+    "create index concurrently on other (id)": "t",
+    "alter table part_2 add check (id > 0)": "part",
+    "alter table part detach partition part_1 concurrently": "part",
+    "drop table part": "part",
+}
+
+
+@pytest.mark.differs_by_major("which locks and snapshots DDL waits for")
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_statement_goes_before_the_copy_of_its_table(pg, dsn, tables, statement):
+    with keeping(dsn, pg, STATEMENTS[statement]) as keeper:
+        keeper.watch()
+        with keeper.hold(keeper.relations[0]) as held:
+            first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+            with (
+                suppress(PgReplError),  # a range that was read by then is not used either
+                open_copy(dsn, held.snapshot, first) as stream,
+            ):
+                stream.read(10)
+                application = Application(dsn, statement)
+                wait_until(lambda: waits(pg, application.pid) or not application.is_alive())
+                held.watch()
+                application.assert_done()
+                with pytest.raises(SnapshotError) as caught:
+                    held.check()
+                while stream.read(1 << 20):
+                    pass
+    assert isinstance(caught.value, TableSnapshotError)
+    command = " ".join(statement.upper().split()[:2])
+    named = f"{command} of pid {application.pid} (role postgres, application migration, waiting for "
+    assert f"the copy was given up for {named}" in caught.value.message
+
+
+def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables):
+    """Were it to wait, it would wait for the statement, which waits for the session that keeps the table."""
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+        application = Application(dsn, "alter table t add later int")
+        wait_until(lambda: waits(pg, application.pid))
+        with pytest.raises(TableSnapshotError), open_copy(dsn, held.snapshot, first):
+            pass
+        held.close()
+        application.assert_done()
+
+
+def test_range_cannot_begin_once_its_table_was_given_up(pg, dsn, tables):
+    """A rewriting ALTER that came between would leave it an empty table, without an error."""
+    with keeping(dsn, pg, "t") as keeper:
+        with keeper.hold(keeper.relations[0]) as held:
+            first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+        with pytest.raises(SnapshotError, match="snapshot is gone"), open_copy(dsn, held.snapshot, first):
+            pass
+
+
+def test_table_that_waits_for_its_turn_is_not_locked(pg, dsn, run, tables):
+    with keeping(dsn, pg, "t", "part") as keeper, keeper.hold(keeper.relations[0]):
+        run("set lock_timeout = '10s'", "alter table part add later int")
+        with pytest.raises(TableSnapshotError, match=r"public\.part: altered after the snapshot"):
+            keeper.hold(keeper.relations[1])
+
+
+def test_application_reads_and_writes_a_table_that_is_copied(pg, dsn, run, tables):
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        ranges = held.plan(keeper.relations[0], RANGE_BYTES)
+        held.watch()
+        with open_copy(dsn, held.snapshot, ranges[0]) as stream:
+            stream.read(10)
+            run(
+                "set lock_timeout = '10s'",
+                "select count(*) from t",
+                "insert into t values (0, 'new')",
+                "update t set v = 'other' where id = 1",
+                "delete from t where id = 2",
+                "analyze t",
+                "vacuum t",
+            )
+            while stream.read(1 << 20):
+                pass
+        held.check()
+
+
+def test_backend_that_waits_for_a_lock_ends_with_its_client(pg, dsn, run, tables):
+    run("begin", "lock table t in access exclusive mode")
+    left = connect(dsn, "test")
+    pid = left.info.backend_pid
+    waiting = threading.Thread(target=lambda: _ignore(left, "select from public.t"), daemon=True)
+    waiting.start()
+    wait_until(lambda: waits(pg, pid))
+    abandon(left)
+    with pg.cursor() as cursor:
+
+        def is_gone() -> bool:
+            cursor.execute("select pg_stat_clear_snapshot()")
+            cursor.execute("select 1 from pg_stat_activity where pid = %s", (pid,))
+            return not cursor.fetchall()
+
+        wait_until(is_gone)
+    run("rollback")
+
+
+def _ignore(connection: psycopg2.extensions.connection, sql: str) -> None:
+    with pytest.raises(psycopg2.Error):
+        connection.cursor().execute(sql)
