@@ -67,6 +67,16 @@ class HiddenColumns:
             return frozenset(c.attnum for c in (*relation.columns, *relation.unpublished))
         return self._known(known) | _attnums(relation, self.names)
 
+    def bound(self, relation: Relation) -> frozenset[int]:
+        """The attnums of a relation of the catalog that had one of the names, as far as records determine it.
+        Where they do not, columns that no earlier catalog has count too."""
+        known = [one for one in self.records(relation.oid) if one.standing is None]
+        found = self._known(known)
+        if self._unclear(known):
+            seen = {column.attnum for one in _catalogs(known) for column in (*one.columns, *one.unpublished)}
+            found |= {column.attnum for column in (*relation.columns, *relation.unpublished)} - seen
+        return found
+
     def bare(self, relation: Relation | None) -> Relation | None:
         """What the catalog says, without what older rows have in columns that are not kept."""
         if relation is None or not self.names:

@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 )
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -126,6 +127,8 @@ def _open_epoch(
             writer.create_changelog(uri, record)
         else:
             writer.begin_epoch(uri, record)
+            if last.system_identifier != record.system_identifier:
+                RelationIndex(relations_uri(pipeline.lake_root)).begin_server(record.epoch)
     except BaseException:
         # A slot that no changelog goes with would hold the source's WAL for nobody.
         drop_unused(taking.access.dsn, taking.source, pipeline.slot)

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
@@ -25,6 +26,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
@@ -59,6 +61,7 @@ class SnapshotRun:
     new_epoch: bool
     check_executors: Callable[[], None]
     """Raises ToolError; to be called before anything is made for a copy."""
+    recorded: BoundRules | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -66,7 +69,7 @@ class SnapshotRun:
 
     @property
     def requested(self) -> RequestedTables:
-        return requested_of(self.records)
+        return requested_of(self.records, self.recorded)
 
     def check_has_begun(self, option: str) -> None:
         """Raises ConfigError naming the option, which is for pipelines that have begun."""
@@ -131,7 +134,9 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
+            with access.source("snapshot") as looking:
+                requested = requested_of(records, recorded_names(looking, pipeline, epoch, records))
+            check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
         store.migrate()
@@ -142,8 +147,14 @@ def opened(access: Access, *, new_epoch: bool = False) -> Iterator[SnapshotRun]:
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
         taking = TableSnapshotter(access, source, store, session.get)
+        epoch = find_epoch(pipeline)
         yield SnapshotRun(
-            taking, find_epoch(pipeline), records, new_epoch, lambda: _check_executors(session, access)
+            taking,
+            epoch,
+            records,
+            new_epoch,
+            lambda: _check_executors(session, access),
+            recorded_names(source, pipeline, epoch, records),
         )
 
 
