@@ -223,6 +223,33 @@ def test_a_new_table_waits_while_an_excluded_one_is_gone(kept: Kept) -> None:
     assert problems(kept) == {}
 
 
+def test_a_partition_keeps_what_is_excluded_of_its_partitioned_table(kept: Kept) -> None:
+    execute(
+        kept.dsn,
+        "create table p (id int primary key, ssn text) partition by range (id)",
+        "create table p_1 partition of p for values from (0) to (9)",
+        "create table p_2 (ssn text, id int primary key)",
+        "alter table p attach partition p_2 for values from (10) to (19)",
+    )
+    kept.configure(exclude_columns=("public.p.ssn",))
+    kept.take("public.p", E, OTHER)
+    execute(kept.dsn, "alter table p detach partition p_1", "alter table p detach partition p_2")
+    execute(kept.dsn, "alter table p_2 rename ssn to other")
+    found = problems(kept)
+    assert "name public.p_1.ssn there" in found["public.p_1"]
+    assert "name the column that has its values there" in found["public.p_2"]
+    kept.configure(exclude_columns=("public.p.ssn", "public.p_1.ssn", "public.p_2.other"))
+    assert problems(kept) == {}
+
+
+def test_a_table_that_becomes_a_partition_brings_its_exclusion(kept: Kept) -> None:
+    execute(kept.dsn, "create table p (id int primary key, ssn text) partition by range (id)")
+    execute(kept.dsn, "alter table e drop column amount, drop column note")
+    taken(kept)
+    execute(kept.dsn, "alter table p attach partition e for values from (0) to (9)")
+    assert "exclude_columns names public.e.ssn" in problems(kept)["public.p"]
+
+
 def test_names_of_another_server_bind_nothing(kept: Kept) -> None:
     """A new epoch may begin at a server whose oids are those of other tables."""
     taken(kept)

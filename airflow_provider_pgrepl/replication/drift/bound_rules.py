@@ -43,6 +43,7 @@ class BoundRules:
     def problems(self, relation: Relation) -> Iterator[str]:
         """Return, in a sentence each, the settings that named this table, or a column of it, by an earlier
         name, and that do not name it by its present one."""
+        yield from self._kin_problems(relation)
         if not self._recorded(relation.oid):
             return
         named = {field: self._renamed(relation, field) for field in COLUMN_FIELDS}
@@ -60,6 +61,47 @@ class BoundRules:
             if relation.table not in known:
                 for table in sorted(self.names(relation.oid) & known):
                     yield f"{field} names {table}, an earlier name of this table: name {relation.table} there"
+
+    def _kin_problems(self, relation: Relation) -> Iterator[str]:
+        """Excluded columns of a partitioned table that had this table as a partition, or the other way round.
+
+        The column of the two has one name while they are attached, and seldom one attnum.
+        """
+        excluded = self._columns[_EXCLUDE]
+        names = {column.name for column in (*relation.columns, *relation.unpublished)}
+        chosen = {name for name in names if ColumnName(relation.table, name) in excluded}
+        for named in sorted(excluded):
+            if named.table == relation.table or not self._is_kin(named.table, relation):
+                continue
+            is_there = named.name in names
+            if named.name not in chosen if is_there else not chosen:
+                what = (
+                    ColumnName(relation.table, named.name) if is_there else "the column that has its values"
+                )
+                yield (
+                    f"exclude_columns names {named}, and {named.table} and this table were, or are,"
+                    f" partitioned table and partition: name {what} there"
+                )
+
+    def _is_kin(self, table: TableName, relation: Relation) -> bool:
+        parts = {relation.oid, *(part.oid for part in relation.partitions)}
+        return any(
+            oid != relation.oid and (oid in parts or not parts.isdisjoint(self._parts[oid]))
+            for oid in self._excluded_oids[table]
+        )
+
+    @cached_property
+    def _excluded_oids(self) -> dict[TableName, set[int]]:
+        return {table: self.oids(table) for table in {column.table for column in self._columns[_EXCLUDE]}}
+
+    @cached_property
+    def _parts(self) -> dict[int, set[int]]:
+        """The partitions that each table with excluded columns had, by oid."""
+        oids = set[int]().union(*self._excluded_oids.values())
+        return {
+            oid: {part.oid for one in self._recorded(oid) if one.catalog for part in one.catalog.partitions}
+            for oid in oids
+        }
 
     def _renamed(self, relation: Relation, field: str) -> Set[int]:
         """The attnums that had a name of the field's."""
