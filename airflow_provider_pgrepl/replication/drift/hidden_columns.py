@@ -6,7 +6,7 @@ any other column of the table, and sends no column that is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -106,6 +106,15 @@ class HiddenColumns:
 
     def _names_any(self, record: RelationRecord) -> bool:
         return any(self._is_named(record, column.name) for column in record.message.columns)
+
+
+def new_places(record: RelationRecord, records: Sequence[RelationRecord], known: Collection[int]) -> set[int]:
+    """Return where in a relation's message columns are, or may be, whose attnums are not among the known."""
+    catalogs = _catalogs([*(one for one in records if one.standing is None), record])
+    layouts = list(_layouts(record, catalogs))
+    if not layouts:
+        return set(range(len(record.message.columns)))
+    return {n for layout in layouts for n, attnum in enumerate(layout) if attnum not in known}
 
 
 def excluded(pipeline: Pipeline) -> frozenset[ColumnName]:
