@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.events.publishing.keyed_events import K
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation
+from airflow_provider_pgrepl.replication.row_filter import RowFilter
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
@@ -212,6 +213,43 @@ def test_rules_that_cannot_be_are_refused(given, says):
 def test_hashed_and_renamed_goes_together():
     given = {"hash_columns": ["a.b.c"], "rename_columns": {"a.b.c": "d"}}
     assert parse_publisher("shop", "p", {"target": "kafka", **given}).column_rules.all
+
+
+PARENT, PART = TableName("public", "users"), TableName("public", "users_1")
+
+
+def partitioned(oid: int = 16_400, part: int = 16_401) -> RelationRecord:
+    record = users(("id", 1), ("email", 2))
+    assert record.catalog is not None
+    catalog = replace(record.catalog, oid=oid, relkind="p", partitions=(Partition(part, PART, 1),))
+    return RelationRecord.of_catalog(catalog)
+
+
+def detached() -> RelationRecord:
+    made = (Column("email", 1, 25, -1, "text"), Column("id", 2, 25, -1, "text", is_key=True))
+    return RelationRecord.of_catalog(Relation(16_401, PART, made))
+
+
+def test_rules_of_a_partitioned_table_are_missed_at_a_partition_that_was_detached():
+    rules = {"hash_columns": ("public.users.email",)}
+    with pytest.raises(DriftError, match=r"has settings for public\.users alone"):
+        published(detached(), partitioned(), **rules)
+    both = {"hash_columns": ("public.users.email", "public.users_1.email")}
+    assert published(detached(), partitioned(), **both) == {"email": "#email", "id": "id"}
+    assert published(detached(), partitioned()) == {"email": "email", "id": "id"}
+    assert published(partitioned(), **rules) == {"id": "id", "email": "#email"}
+
+
+def test_rules_of_a_table_are_missed_where_it_became_a_partition():
+    with pytest.raises(DriftError, match=r"has settings for public\.users_1 alone"):
+        published(partitioned(), detached(), hash_columns=("public.users_1.email",))
+
+
+def test_a_row_filter_of_a_partitioned_table_is_missed_at_its_partition():
+    rows = RowFilter.parse({"public.users": {"email": "a"}})
+    found = PublishedColumns(Known(detached(), partitioned()), filter=rows)
+    with pytest.raises(DriftError, match="alone"):
+        found.of_stream(detached(), {})
 
 
 # --- columns that came after the publisher began (new_columns) ---

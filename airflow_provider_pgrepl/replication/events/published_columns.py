@@ -102,6 +102,7 @@ class PublishedColumns:
     def of_stream(self, record: RelationRecord, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
         """Of a relation's columns, by place in the stream, those that are published."""
         oid, new = record.message.oid, set[int]()
+        self._check_kin(oid, record.name)
         if self.begun_with is not None:
             new = new_places(record, self.relations.records(oid), self.begun_with.get(oid, ()))
         if not self._rules_of(oid, record.names):
@@ -115,6 +116,7 @@ class PublishedColumns:
     def of_catalog(self, relation: Relation, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
         """Of a relation's columns, by attnum, those that are published."""
         new = set[int]()
+        self._check_kin(relation.oid, relation.table)
         if self.begun_with is not None:
             new = columns.keys() - self.begun_with.get(relation.oid, ())
         if not self._rules_of(relation.oid, {relation.table}):
@@ -122,6 +124,14 @@ class PublishedColumns:
             return _as_they_are(columns)
         keys = [attnum for attnum, one in columns.items() if one.is_key]
         return self._published(relation.table, columns, keys, new, lambda known: known.attnums(relation))
+
+    def _check_kin(self, oid: int, table: TableName) -> None:
+        """Raises DriftError for a table without rules whose partitioned table, or partition, has some."""
+        ruled = {*self.rules.tables(), *self.filter.tables}
+        if not ruled or ruled & {table, *self.relations.names(oid)}:
+            return
+        if kin := sorted(ruled & self.relations.kin(oid)):
+            raise kin_error(table, kin[0])
 
     def _known(self, *names: ColumnName) -> HiddenColumns:
         return HiddenColumns(frozenset(names), self.relations.records)
@@ -188,6 +198,17 @@ class PublishedColumns:
                 places = [at for at, one in columns.items() if ColumnName(table, one.name) == known]
             found |= dict.fromkeys(places, name)
         return found
+
+
+def kin_error(table: TableName, ruled: TableName) -> DriftError:
+    """For a table that settings do not name, though they name its partitioned table or its partition."""
+    return DriftError(
+        f"{table} and {ruled} were, or are, partition and partitioned table, and the publisher has settings"
+        f" for {ruled} alone",
+        f"say of {table} too what becomes of its columns and rows: rename_columns with a column's own name"
+        " says that it is published",
+        remedy=None,
+    )
 
 
 def _refuse_new(table: TableName, columns: Mapping[int, Column], new: Set[int]) -> None:
