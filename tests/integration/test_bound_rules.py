@@ -59,7 +59,7 @@ def taken(kept: Kept, **options: Any) -> Kept:
 
 
 def selected(kept: Kept) -> Selected:
-    """What a snapshot would choose."""
+    """Return the tables that a snapshot would choose."""
     with kept.access.store("test") as store, kept.source() as source:
         records = store.read_tables(kept.pipeline.name)
         known = recorded_names(source, kept.pipeline, read_epoch(kept.changelog), records)
@@ -67,7 +67,7 @@ def selected(kept: Kept) -> Selected:
 
 
 def problems(kept: Kept) -> dict[str, str]:
-    """Of the tables that exist, why they would not be copied."""
+    """Return why tables that exist would not be copied."""
     found = {str(table): error.message for table, error in selected(kept).problems.items()}
     return {table: message for table, message in found.items() if "does not exist" not in message}
 
@@ -114,6 +114,18 @@ def test_a_resnapshot_does_not_copy_an_excluded_column_under_another_name(kept: 
     assert_guarded(kept)
     kept.configure(exclude_columns=(*EXCLUDED, "public.e.ssn_old"))
     assert problems(kept) == {}
+
+
+def test_a_table_that_need_not_be_copied_goes_on_and_is_warned_of(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN)
+    outcome = take_tables(kept.access)
+    assert (outcome.copied, outcome.failed) == ((), {})
+    assert kept.states() == {E: "streaming", OTHER: "streaming"}
+    assert "public.e: column public.e.ssn_old is, or may be" in caplog.text
+    assert "cannot be copied until then" in caplog.text
 
 
 def test_a_new_epoch_is_refused_before_anything_is_dropped(kept: Kept) -> None:

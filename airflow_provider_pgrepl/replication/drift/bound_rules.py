@@ -6,7 +6,8 @@ had its name in the stream or the catalog. A rename must neither copy what was e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,13 +37,23 @@ class BoundRules:
         """Every name under which a table was recorded."""
         return set[TableName]().union(*(record.names for record in self._recorded(oid)))
 
-    def oids(self, table: TableName) -> set[int]:
+    def oids(self, table: TableName) -> Set[int]:
         """The tables that were recorded under a name."""
-        return {oid for oid in self.relation_ids() if table in self.names(oid)}
+        return self._oids.get(table, frozenset())
+
+    @cached_property
+    def _oids(self) -> Mapping[TableName, set[int]]:
+        found: dict[TableName, set[int]] = defaultdict(set)
+        for oid in self.relation_ids():
+            for name in self.names(oid):
+                found[name].add(oid)
+        return found
 
     def problems(self, relation: Relation) -> Iterator[str]:
         """Return, in a sentence each, the settings that named this table, or a column of it, by an earlier
         name, and that do not name it by its present one."""
+        if not any((*self._columns.values(), *self._tables.values())):
+            return
         yield from self._kin_problems(relation)
         if not self._recorded(relation.oid):
             return
@@ -87,20 +98,17 @@ class BoundRules:
         parts = {relation.oid, *(part.oid for part in relation.partitions)}
         return any(
             oid != relation.oid and (oid in parts or not parts.isdisjoint(self._parts[oid]))
-            for oid in self._excluded_oids[table]
+            for oid in self.oids(table)
         )
-
-    @cached_property
-    def _excluded_oids(self) -> dict[TableName, set[int]]:
-        return {table: self.oids(table) for table in {column.table for column in self._columns[_EXCLUDE]}}
 
     @cached_property
     def _parts(self) -> dict[int, set[int]]:
         """The partitions that each table with excluded columns had, by oid."""
-        oids = set[int]().union(*self._excluded_oids.values())
+        tables = {column.table for column in self._columns[_EXCLUDE]}
         return {
             oid: {part.oid for one in self._recorded(oid) if one.catalog for part in one.catalog.partitions}
-            for oid in oids
+            for table in tables
+            for oid in self.oids(table)
         }
 
     def _renamed(self, relation: Relation, field: str) -> Set[int]:

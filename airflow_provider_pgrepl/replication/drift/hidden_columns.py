@@ -36,8 +36,8 @@ class HiddenColumns:
 
     A column is known by its attnum once it had one of the `names`, in the stream or in the catalog, which may
     have been asked when it had another already. A table is known by its oid: its columns of these names count
-    whatever it is called now. Where it cannot be told which columns the stream sends, more are hidden than
-    need be: a table whose lake has one of those stops.
+    whatever it is called now. Where the attnums of the stream's columns cannot be determined, more are
+    hidden than need be: a table whose lake has one of those stops.
     """
 
     names: frozenset[ColumnName]

@@ -72,14 +72,14 @@ class KnownRelations:
 
     def kin(self, oid: int) -> set[TableName]:
         """Return the names of the tables that had this one as a partition, or that it had as partitions."""
-        parts = self._parts(oid)
-        others = {record.message.oid for record in self._records.values()} - {oid}
-        related = {other for other in others if other in parts or oid in self._parts(other)}
+        related: set[int] = set()
+        for record in self._records.values():
+            parts = {part.oid for part in record.catalog.partitions} if record.catalog else set[int]()
+            if record.message.oid == oid:
+                related |= parts
+            elif oid in parts:
+                related.add(record.message.oid)
         return set[TableName]().union(*map(self.names, related))
-
-    def _parts(self, oid: int) -> set[int]:
-        catalogs = (record.catalog for record in self.records(oid))
-        return {part.oid for catalog in catalogs if catalog is not None for part in catalog.partitions}
 
     def column(self, oid: int, sent: WireColumn, index: int) -> Column:
         """A column as the stream has it, of which the catalog said nothing when it came: its type is what the

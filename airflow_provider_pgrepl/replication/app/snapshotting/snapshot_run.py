@@ -87,6 +87,10 @@ class SnapshotRun:
         record = self.records.get(table)
         if record is None or record.state not in _DONE_STATES:
             return True
+        if table in selected.unnamed:
+            # Nothing is copied of it now: the receiver knows its columns by their attnums.
+            log.warning("%s; the table goes on, and cannot be copied until then", selected.problems[table])
+            return False
         return table in selected.problems and record.state is not TableState.PAUSED
 
     def begin(self, take_over: str = "") -> Outcome:

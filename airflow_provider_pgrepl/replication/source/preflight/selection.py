@@ -62,12 +62,14 @@ class RequestedTables:
 class Selected:
     """What `tables` stand for now: tables that can be replicated, by name, and why others cannot.
 
-    `matched`: those that are there by a pattern alone.
+    `matched`: those that are there by a pattern alone. `unnamed`: those that have no problem but settings by
+    earlier names, so that they cannot be copied, and can go on.
     """
 
     relations: tuple[Relation, ...]
     problems: Mapping[TableName, TableError]
     matched: frozenset[TableName]
+    unnamed: frozenset[TableName] = frozenset()
 
     @property
     def tables(self) -> frozenset[TableName]:
@@ -186,6 +188,7 @@ class _Selection:
         self._left_out = left_out
         self._recorded = recorded
         self._lost: list[TableName] = []
+        self._unnamed: set[TableName] = set()
         self._problems: dict[TableName, list[str]] = defaultdict(list)
 
     def select(self, by_pattern: frozenset[TableName]) -> Selected:
@@ -209,6 +212,7 @@ class _Selection:
             tuple(sorted(usable, key=lambda relation: relation.table)),
             problems,
             frozenset(tables - self._named | tables & by_pattern),
+            frozenset(self._unnamed),
         )
 
     def _choose(self) -> list[int]:
@@ -267,14 +271,13 @@ class _Selection:
         if relation.table not in self._named and not _has_identity(relation):
             log.info("%s has no usable key; the pattern leaves it out", relation.table)
             return False
-        problems = [
-            *self._shape_problems(relation),
-            *self._key_problems(relation),
-            *self._rule_problems(relation),
-        ]
-        if problems:
-            self._problems[relation.table] += problems
-        return not problems
+        problems = [*self._shape_problems(relation), *self._key_problems(relation)]
+        by_rule = [*self._rule_problems(relation)]
+        if by_rule and not problems:
+            self._unnamed.add(relation.table)
+        if problems or by_rule:
+            self._problems[relation.table] += [*problems, *by_rule]
+        return not problems and not by_rule
 
     def _shape_problems(self, relation: Relation) -> Iterable[str]:
         return shape_problems(self._connection, self._pipeline, relation)
