@@ -32,6 +32,14 @@ def add(table: object) -> str:
     return f"add {table}: pgrepl snapshot FILE.json --add '{table}', or PgAddTablesOperator"
 
 
+def rename_settings(table: object, new: object) -> str:
+    """For a table that has another name, and settings of the pipeline file that go by its old one."""
+    return (
+        f"change {table} to {new} in every setting of the pipeline file that names it or a column of it"
+        " (exclude_columns, per_table and so on)"
+    )
+
+
 def reference(page: str) -> str:
     """Where the reference has more: its place on this machine, or in a checkout."""
     folder = str(_DOCUMENTS) if _DOCUMENTS.is_dir() else "docs"

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.row_filter import RowFilter
 TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
+NewColumns = Literal["publish", "stop"]
 Unchanged = Literal["mark", "fill", "look_up"]
 """What becomes of a large value that an update left alone and the server did not send: it is said to be
 missing; is filled from the change before; or else looked up in the lake."""
@@ -42,8 +43,9 @@ class PublisherSettings:
     an event that no queue takes is such an error, or is dropped. `max_event_bytes`: what the target takes
     at most. `publish_keep_h`: for how long changes that are not published are kept. `metrics`: `host:port`
     of a Prometheus endpoint. `exclude_columns`, `hash_columns`, `mask_columns`, `rename_columns`: as
-    ColumnRules has them; `row_filter`: of which rows it tells, as RowFilter has it; `salt_conn_id`: the
-    Airflow connection whose password goes into each hash.
+    ColumnRules has them; `new_columns`: whether a column that came after the publisher began, and that none
+    of these names, is published or stops its table; `row_filter`: of which rows it tells, as RowFilter has
+    it; `salt_conn_id`: the Airflow connection whose password goes into each hash.
     `outbox`, `transform`: which tables' changes become business events, as `business_settings` has them;
     `transform_transaction`: a function that makes events of whole transactions, of `transaction_changes` each
     at most; `messages`: of which prefixes logical messages are events; `route`: how topics or routing keys of
@@ -77,6 +79,7 @@ class PublisherSettings:
     exclude_columns: tuple[str, ...] = ()
     hash_columns: tuple[str, ...] = ()
     mask_columns: tuple[str, ...] = ()
+    new_columns: NewColumns = "publish"
     rename_columns: dict[str, str] = field(default_factory=dict)
     row_filter: dict[str, Any] = field(default_factory=dict)
     salt_conn_id: str = ""

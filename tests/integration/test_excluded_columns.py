@@ -130,6 +130,23 @@ def test_an_excluded_column_stays_excluded_when_it_is_renamed(source: str, tmp_p
     guarded.assert_guarded()
 
 
+def test_a_renamed_table_keeps_hiding_a_column_that_is_dropped_and_added_again(
+    source: str, tmp_path: Path
+) -> None:
+    execute(source, "create table t(id int primary key, v text, secret text)")
+    guarded = Guarded(source, tmp_path).take()
+    result = guarded.follow(
+        "alter table t rename to u",
+        "insert into u values (1, 'a', 'classified 1')",
+        "alter table u drop column secret",
+        "alter table u add column secret text default 'classified default'",
+        "insert into u values (2, 'b', 'classified 2')",
+    )
+    assert result.error is not None
+    assert [row["new"] for row in guarded.changelog_rows("I")] == [["1", "a", None], ["2", "b", None]]
+    guarded.assert_guarded()
+
+
 def test_names_that_are_swapped_swap_no_secrets(source: str, tmp_path: Path) -> None:
     execute(source, "create table t(id int primary key, v text, secret text)")
     guarded = Guarded(source, tmp_path).take()

@@ -54,6 +54,34 @@ def test_a_table_that_was_renamed_away_may_still_be_named(published, dsn):
     assert [m.event["data"]["id"] for m in published.publish()] == [1]
 
 
+def test_a_new_column_waits_for_a_rule_where_new_columns_stop(published, dsn):
+    execute(dsn, "insert into t values (1, 'a')", "insert into other values (1, 'a')")
+    published.receive()
+    published.publisher(new_columns="stop")
+    assert {m.event["table"] for m in published.publish()} == {"public.t", "public.other"}
+    execute(dsn, "alter table t add ssn text", "insert into t(id, ssn) values (2, 'classified')")
+    execute(dsn, "insert into other values (2, 'b')")
+    published.receive()
+    assert [m.event["table"] for m in published.publish(code=process.WILL_NOT_HELP)] == ["public.other"]
+    (stopped,) = published.record.stopped.values()
+    assert (stopped.error, "(new_columns): ssn" in stopped.reason) == ("DriftError", True)
+    published.publisher(new_columns="stop", mask_columns=["public.t.ssn"])
+    (event,) = (m.event["data"] for m in published.publish())
+    assert (event["id"], event["ssn"]) == (2, "***")
+
+
+def test_beginning_again_takes_the_columns_of_then(published, dsn):
+    published.publisher(new_columns="stop")
+    execute(dsn, "insert into t values (1, 'a')")
+    published.receive()
+    published.publish()
+    execute(dsn, "alter table t add note text", "insert into t(id, note) values (2, 'n')")
+    published.receive()
+    assert published.publish(code=process.WILL_NOT_HELP) == []
+    after = str(published.record.needed_after)
+    assert [m.event["data"]["note"] for m in published.publish("--after", after)] == ["n"]
+
+
 def test_another_exchange_under_the_same_name_is_refused_and_begun_where_it_is_told(
     published, dsn, broker, caplog
 ):

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, TransformError
+from airflow_provider_pgrepl.errors import ConfigError, DriftError, TransformError
 from airflow_provider_pgrepl.replication.business_settings import Outbox
 from airflow_provider_pgrepl.replication.changelog.layout import ROW_SCHEMA
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation
 from tests.support.histories import Known
 
 Row = Mapping[str, Any]
@@ -240,6 +240,17 @@ def test_a_function_that_fails_stops_its_table_and_shows_no_value(function, says
         )
     assert "secret" not in f"{caught.value}{caught.value.__context__}{caught.value.__cause__}"
     assert "events try" in caught.value.hint
+
+
+def test_a_detached_partition_of_a_transformed_table_is_not_sent_as_it_is():
+    part, transform = relation(4, "orders_1", ("id", INTEGER)), {"public.orders": f"{HERE}:nothing"}
+    assert ORDERS.catalog is not None
+    partitions = (Partition(part.message.oid, part.name, 1),)
+    whole = RelationRecord.of_catalog(replace(ORDERS.catalog, partitions=partitions))
+    rows = rows_of(change("I", part, ["1"]))
+    with pytest.raises(DriftError, match=r"has settings for public\.orders alone"):
+        made(rows, known=(part, whole), transform=transform)
+    assert len(made(rows, known=(part,), transform=transform)) == 1
 
 
 # --- logical messages ---

@@ -357,7 +357,9 @@ def test_a_way_back_is_offered_only_while_no_row_was_sent() -> None:
 def test_a_renamed_table_is_taken_under_its_new_name() -> None:
     moved = replace(BEFORE, table=TableName("sales", "Orders"), replica_identity="f")
     added = (
-        """remove it from the pipeline, then add sales."Orders": pgrepl snapshot FILE.json --add"""
+        'change public.goods to sales."Orders" in every setting of the pipeline file that names it or a'
+        " column of it (exclude_columns, per_table and so on), remove public.goods from the pipeline,"
+        """ then add sales."Orders": pgrepl snapshot FILE.json --add"""
         """ 'sales."Orders"', or PgAddTablesOperator"""
     )
     verdict = judge_catalog(BEFORE, moved, PIPELINE.choices(BEFORE.table))

@@ -24,7 +24,8 @@ from airflow_provider_pgrepl.replication.events.publishing.keyed_events import K
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
-from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.relation import Column, Partition, Relation
+from airflow_provider_pgrepl.replication.row_filter import RowFilter
 from airflow_provider_pgrepl.replication.values import typed_column
 from tests.support.examples import examples
 from tests.support.histories import Known, Table, histories
@@ -212,6 +213,108 @@ def test_rules_that_cannot_be_are_refused(given, says):
 def test_hashed_and_renamed_goes_together():
     given = {"hash_columns": ["a.b.c"], "rename_columns": {"a.b.c": "d"}}
     assert parse_publisher("shop", "p", {"target": "kafka", **given}).column_rules.all
+
+
+PARENT, PART = TableName("public", "users"), TableName("public", "users_1")
+
+
+def partitioned(oid: int = 16_400, part: int = 16_401) -> RelationRecord:
+    record = users(("id", 1), ("email", 2))
+    assert record.catalog is not None
+    catalog = replace(record.catalog, oid=oid, relkind="p", partitions=(Partition(part, PART, 1),))
+    return RelationRecord.of_catalog(catalog)
+
+
+def detached() -> RelationRecord:
+    made = (Column("email", 1, 25, -1, "text"), Column("id", 2, 25, -1, "text", is_key=True))
+    return RelationRecord.of_catalog(Relation(16_401, PART, made))
+
+
+def test_rules_of_a_partitioned_table_are_missed_at_a_partition_that_was_detached():
+    rules = {"hash_columns": ("public.users.email",)}
+    with pytest.raises(DriftError, match=r"has settings for public\.users alone"):
+        published(detached(), partitioned(), **rules)
+    both = {"hash_columns": ("public.users.email", "public.users_1.email")}
+    assert published(detached(), partitioned(), **both) == {"email": "#email", "id": "id"}
+    assert published(detached(), partitioned()) == {"email": "email", "id": "id"}
+    assert published(partitioned(), **rules) == {"id": "id", "email": "#email"}
+
+
+def test_rules_of_a_table_are_missed_where_it_became_a_partition():
+    with pytest.raises(DriftError, match=r"has settings for public\.users_1 alone"):
+        published(partitioned(), detached(), hash_columns=("public.users_1.email",))
+
+
+def test_a_row_filter_of_a_partitioned_table_is_missed_at_its_partition():
+    rows = RowFilter.parse({"public.users": {"email": "a"}})
+    found = PublishedColumns(Known(detached(), partitioned()), filter=rows)
+    with pytest.raises(DriftError, match="alone"):
+        found.of_stream(detached(), {})
+
+
+# --- columns that came after the publisher began (new_columns) ---
+
+
+def begun(record: RelationRecord, *others: RelationRecord, **rules: Any) -> list[str]:
+    """The columns that are published by a publisher that began with attnums 1 and 2."""
+    columns = dict(enumerate(record.catalog.columns)) if record.catalog else {}
+    given = {"exclude_columns": (), "hash_columns": (), "mask_columns": (), "rename_columns": {}, **rules}
+    known, parsed = Known(record, *others), ColumnRules.parse(**given)
+    found = PublishedColumns(known, parsed, SALT, begun_with={16_400: frozenset({1, 2})})
+    return [one.name for one in found.of_stream(record, columns).values()]
+
+
+FIRST = users(("id", 1), ("email", 2))
+GROWN = users(("id", 1), ("email", 2), ("ssn", 3))
+
+
+def test_a_column_that_no_rule_names_stops_its_table_when_it_is_new():
+    assert begun(FIRST) == ["id", "email"]
+    with pytest.raises(DriftError, match=r"no rule names \(new_columns\): ssn") as caught:
+        begun(GROWN, FIRST)
+    assert "rename_columns with its own name" in caught.value.hint
+    with pytest.raises(DriftError, match=r"\(new_columns\): ssn"):
+        begun(GROWN, FIRST, hash_columns=("public.users.email",))
+
+
+@pytest.mark.parametrize(
+    ("rules", "names"),
+    [
+        ({"exclude_columns": ("public.users.ssn",)}, ["id", "email"]),
+        ({"mask_columns": ("public.users.ssn",)}, ["id", "email", "ssn"]),
+        ({"rename_columns": {"public.users.ssn": "ssn"}}, ["id", "email", "ssn"]),
+    ],
+)
+def test_a_rule_for_a_new_column_says_what_becomes_of_it(rules, names):
+    assert begun(GROWN, FIRST, **rules) == names
+
+
+def test_columns_are_new_by_their_attnums_and_not_by_their_names():
+    renamed = users(("id", 1), ("mail", 2))
+    assert begun(renamed, FIRST) == ["id", "mail"]
+    with pytest.raises(DriftError, match=r"\(new_columns\): email"):
+        begun(users(("id", 1), ("mail", 2), ("email", 3)), FIRST)
+
+
+def test_a_column_whose_attnum_cannot_be_told_is_new():
+    odd = replace(users(("a", 1), ("b", 2)), catalog=None)
+    columns = {0: Column("a", 1, 25, -1, "text"), 1: Column("b", 2, 25, -1, "text")}
+    found = PublishedColumns(Known(odd), begun_with={16_400: frozenset({1, 2})})
+    with pytest.raises(DriftError, match=r"\(new_columns\): a, b"):
+        found.of_stream(odd, columns)
+
+
+def test_a_table_that_was_made_again_is_new_as_a_whole():
+    again = replace(FIRST, message=replace(FIRST.message, oid=16_500))
+    with pytest.raises(DriftError, match=r"\(new_columns\): email, id"):
+        begun(again, FIRST)
+
+
+def test_a_snapshot_has_no_new_column_either():
+    assert GROWN.catalog is not None
+    known, begun_with = Known(GROWN), {16_400: frozenset({1, 2})}
+    with pytest.raises(DriftError, match=r"\(new_columns\): ssn"):
+        _ = SnapshotRows(GROWN.catalog, CHOICES, PublishedColumns(known, begun_with=begun_with)).schema
 
 
 # --- snapshots on creek's wire ---

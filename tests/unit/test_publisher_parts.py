@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -137,11 +139,21 @@ def test_a_record_holds_any_number_of_stopped_tables(tmp_path: Path):
     record = PublisherRecord(
         position(2000), 7, 6, 8, 9, "me", "kafka: the topics t", datetime(2026, 1, 1, tzinfo=UTC), stopped
     )
+    record = replace(record, columns={16_400: frozenset({1, 2, 3, 5, 8, 9}), 16_500: frozenset()})
     publisher_log = PublisherLog(str(tmp_path), "events")
     publisher_log.take(record, "me")
     publisher_log.save(record)
     assert read_record(str(tmp_path), "events") == record
     assert record.needed_after == position(1)
+
+
+def test_only_a_record_with_columns_has_a_layout_that_earlier_versions_refuse():
+    record = PublisherRecord(position(1))
+    for columns, layout in ((None, 1), ({}, 2), ({16_400: frozenset({1})}, 2)):
+        text = replace(record, columns=columns).to_json()
+        fields = json.loads(text)
+        assert (fields["layout"], "columns" in fields) == (layout, layout == 2)
+        assert PublisherRecord.from_json(text).columns == columns
 
 
 def test_who_was_replaced_can_write_nothing_down(tmp_path: Path):

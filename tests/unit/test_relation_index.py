@@ -58,6 +58,25 @@ def test_what_others_have_added_since_is_known(tmp_path):
     assert index.relation_ids() == [42]
 
 
+def test_records_of_a_relation_that_another_process_copied_are_found(tmp_path):
+    """A receiver must know the names of its columns before its first change comes."""
+    index = RelationIndex(relations_uri(str(tmp_path)))
+    assert index.records(42) == []
+    RelationIndex(relations_uri(str(tmp_path))).add(Epoch(1), announced("a"))
+    assert index.records(42) == [announced("a")]
+
+
+def test_oids_of_an_earlier_server_are_not_this_ones(tmp_path):
+    index = RelationIndex(relations_uri(str(tmp_path)))
+    index.add(Epoch(1), announced("a"))
+    index.begin_server(Epoch(2))
+    for found in (index, RelationIndex(relations_uri(str(tmp_path)))):
+        assert (found.relation_ids(), found.records(42)) == ([], [])
+        assert found.find(42, announced("a").version) == announced("a")  # its changes are read by it
+    index.add(Epoch(2), announced("b"))
+    assert index.records(42) == [announced("b")]
+
+
 def test_what_was_effective_is_told_for_any_place_by_a_later_process(tmp_path):
     uri, epoch = relations_uri(str(tmp_path)), Epoch(1)
     index = RelationIndex(uri)

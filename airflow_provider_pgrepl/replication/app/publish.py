@@ -32,6 +32,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.beginning import begin_after
+from airflow_provider_pgrepl.replication.events.fault import changelog_errors
+from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.publishing.publisher import Publisher
 from airflow_provider_pgrepl.replication.events.publishing.publisher_log import (
@@ -101,7 +103,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
     ):
         store.lock(pipeline.name, f"publish {settings.name}")
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
-        record = _take(pipeline, settings, publisher_log, arguments.after)
+        record = _with_columns(_take(pipeline, settings, publisher_log, arguments.after), pipeline, settings)
         check_stopped(settings, record)
         durable = _durable_after(pipeline, record.position, stop)
         if durable is None:
@@ -187,7 +189,7 @@ def _take(
     if after is not None:
         begin = begin_after(changelog, after)
         taken = publisher_log.take(PublisherRecord(begin), holder)
-        record = replace(taken, position=begin, stopped={}, place=settings.full_place)
+        record = replace(taken, position=begin, stopped={}, columns=None, place=settings.full_place)
         publisher_log.save(record)
         return record
     if (known := read_record(pipeline.lake_root, settings.name)) is not None:
@@ -199,6 +201,21 @@ def _take(
     # One that an earlier version began does not say where it sends.
     record = publisher_log.take(PublisherRecord(begin), holder)
     return replace(record, place=settings.full_place)
+
+
+def _with_columns(
+    record: PublisherRecord, pipeline: Pipeline, settings: PublisherSettings
+) -> PublisherRecord:
+    """The record with the columns that the publisher begins with, once it is to stop at others.
+
+    It is written down before anything is sent. `--after` begins again, so also with the columns of then.
+    """
+    if settings.new_columns == "publish":
+        return replace(record, columns=None)
+    if record.columns is not None:
+        return record
+    with changelog_errors():
+        return replace(record, columns=KnownRelations(pipeline.lake_root).attnums())
 
 
 def _durable_after(pipeline: Pipeline, position: EventPosition, stop: StopSignal) -> LSN | None:

@@ -147,7 +147,9 @@ def _payloads(
     salt = process.hash_salt(settings)
     with changelog_errors():
         relations = KnownRelations(pipeline.lake_root)
-    published = PublishedColumns(relations, settings.column_rules, salt)
+    record = read_record(pipeline.lake_root, settings.name)
+    begun_with = record.columns if record is not None else None
+    published = PublishedColumns(relations, settings.column_rules, salt, begun_with=begun_with)
     snapshot = SnapshotRows(relation, pipeline.choices(table), published)
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)
     header = snapshot.header(position, place.stamp, place.at, rows.num_rows)

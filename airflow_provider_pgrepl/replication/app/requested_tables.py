@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    RecordedTables,
     RequestedTables,
     Selected,
     lists,
@@ -25,9 +26,10 @@ log = logging.getLogger(__name__)
 Records = Mapping[TableName, TableRecord]
 
 
-def requested_of(records: Records) -> RequestedTables:
+def requested_of(records: Records, recorded: RecordedTables | None = None) -> RequestedTables:
     """What the recorded tables say of who belongs to the pipeline."""
     return RequestedTables(
+        recorded=recorded,
         added=frozenset(table for table, record in records.items() if record.membership == "added"),
         removed=frozenset(table for table, record in records.items() if record.membership == "removed"),
         replicated=frozenset(

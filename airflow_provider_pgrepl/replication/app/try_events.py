@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
 from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, subject, topic
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
@@ -57,11 +58,13 @@ def _lsn(text: str | None) -> LSN | None:
 
 
 def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) -> Iterator[Event]:
+    record = read_record(pipeline.lake_root, settings.name)
+    begun_with = record.columns if record is not None else None
     reader = OrderedReader(
         pipeline,
         TableSelection.parse(settings.tables, settings.messages),
         after=None if lsn is None else LSN(max(0, lsn - 1)),
-        make=maker_of(settings, process.hash_salt(settings), _traced),
+        make=maker_of(settings, process.hash_salt(settings), _traced, begun_with),
         whole=settings.whole,
         unchanged=settings.unchanged,
     )

@@ -40,6 +40,8 @@ SCHEMA = pa.schema(
 
 _ANY_RELATION = 0
 """Stands for all relations in an entry that ends what was known of them."""
+_OTHER_SERVER = "another server"
+"""The text of an entry for all relations: oids of earlier epochs are those of another server."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,8 @@ class RelationIndex:
         self._known: dict[tuple[int, int], str] | None = None
         self._version = -1
         self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
+        self._epochs: dict[tuple[int, int], int] = {}
+        self._first_epoch = 0
 
     def add(self, epoch: Epoch, record: RelationRecord, place: EffectiveFrom | None = None) -> None:
         """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
@@ -92,6 +96,10 @@ class RelationIndex:
     def forget(self, epoch: Epoch, commit_lsn: int) -> None:
         """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
         self._append(epoch, _ANY_RELATION, 0, "", EffectiveFrom(commit_lsn, ""))
+
+    def begin_server(self, epoch: Epoch) -> None:
+        """Record that the source is another server from this epoch on. Raises LakeUnavailableError."""
+        self._append(epoch, _ANY_RELATION, 0, _OTHER_SERVER, None)
 
     def effective(
         self, epoch: Epoch, relation_id: int, before_lsn: int
@@ -132,11 +140,11 @@ class RelationIndex:
         self._remember(dict(zip(SCHEMA.names, values, strict=True)))
 
     def relation_ids(self) -> list[int]:
-        """The oids of all that was ever received or copied, by others too: tables are copied while changes
-        come in. Raises LakeUnavailableError."""
+        """The oids of all that was ever received or copied of this server, by other processes too: tables
+        are copied while changes come in. Raises LakeUnavailableError."""
         if self._has_grown():
             self._reload()
-        return sorted({relation_id for relation_id, _ in self._entries()})
+        return sorted({known[0] for known in self._entries() if self._is_of_this_server(known)})
 
     def _has_grown(self) -> bool:
         try:
@@ -145,16 +153,28 @@ class RelationIndex:
             raise refusal("the relation index cannot be read", error) from error
 
     def records(self, relation_id: int) -> list[RelationRecord]:
-        """What stream and catalog said of a relation, whenever it was received or copied; in no order."""
-        return list(self._records(relation_id))
+        """What stream and catalog said of a relation of this server, whenever it was received or copied; in
+        no order. Raises LakeUnavailableError."""
+        found = list(self._records(relation_id))
+        if not found and self._has_grown():
+            self._reload()  # the snapshot app may have copied it
+            found = list(self._records(relation_id))
+        return found
 
     def names(self, relation_id: int) -> set[TableName]:
         """What a relation was called."""
         return set[TableName]().union(*(record.names for record in self._records(relation_id)))
 
     def _records(self, relation_id: int) -> Iterator[RelationRecord]:
-        texts = (text for (known, _), text in self._entries().items() if known == relation_id)
+        texts = (
+            text
+            for known, text in self._entries().items()
+            if known[0] == relation_id and self._is_of_this_server(known)
+        )
         return map(RelationRecord.from_json, texts)
+
+    def _is_of_this_server(self, known: tuple[int, int]) -> bool:
+        return self._epochs[known] >= self._first_epoch
 
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """The relation as received under this version; None when it never was."""
@@ -192,7 +212,11 @@ class RelationIndex:
     def _remember(self, row: dict[str, Any]) -> None:
         relation_id, version = row["relation_id"], row["relation_version"]
         if self._known is not None and relation_id != _ANY_RELATION:
-            self._known[relation_id, version] = row["record"]
+            known = (relation_id, version)
+            self._known[known] = row["record"]
+            self._epochs[known] = max(row["epoch"], self._epochs.get(known, 0))
+        if row["record"] == _OTHER_SERVER:
+            self._first_epoch = max(self._first_epoch, row["epoch"])
         if row.get("commit_lsn") is not None:
             place = EffectiveFrom(row["commit_lsn"], row["trigger"])
             self._placed[row["epoch"], relation_id].append(_Placed(place, row["number"], version))

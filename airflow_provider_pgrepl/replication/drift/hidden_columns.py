@@ -6,7 +6,7 @@ any other column of the table, and sends no column that is added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -35,8 +35,9 @@ class HiddenColumns:
     """Says it of each relation that is received.
 
     A column is known by its attnum once it had one of the `names`, in the stream or in the catalog, which may
-    have been asked when it had another already. Where it cannot be told which columns the stream sends, more
-    are hidden than need be: a table whose lake has one of those stops.
+    have been asked when it had another already. A table is known by its oid: its columns of these names count
+    whatever it is called now. Where the attnums of the stream's columns cannot be determined, more are
+    hidden than need be: a table whose lake has one of those stops.
     """
 
     names: frozenset[ColumnName]
@@ -54,24 +55,43 @@ class HiddenColumns:
         if not self.names:
             return set()
         message, known = record.message, self._received(record)
-        hidden = {n for n, c in enumerate(message.columns) if self._is_named(record, c.name)}
-        if any(_names(one) != _names(record) for one in self._unclear(known)):
+        mine = self._with_earlier_tables(known)
+        hidden = {n for n, c in enumerate(message.columns) if mine._is_named(record, c.name)}
+        if any(_names(one) != _names(record) for one in mine._unclear(known)):
             return set(range(len(message.columns)))
-        attnums = self._known(known)
+        attnums = mine._known(known)
         return hidden | _places(record, _catalogs(known), attnums) if attnums else hidden
 
     def attnums(self, relation: Relation) -> frozenset[int]:
         """Those of a relation of the catalog, by all that is known of it."""
         known = [one for one in self.records(relation.oid) if one.standing is None]
-        if self._unclear(known):
+        mine = self._with_earlier_tables([*known, RelationRecord.of_catalog(relation)])
+        if mine._unclear(known):
             return frozenset(c.attnum for c in (*relation.columns, *relation.unpublished))
-        return self._known(known) | _attnums(relation, self.names)
+        return mine._known(known) | _attnums(relation, mine.names)
+
+    def bound(self, relation: Relation) -> frozenset[int]:
+        """The attnums of a relation of the catalog that had one of the names, as far as records determine it.
+        Where they do not, columns that no earlier catalog has count too."""
+        known = [one for one in self.records(relation.oid) if one.standing is None]
+        mine = self._with_earlier_tables([*known, RelationRecord.of_catalog(relation)])
+        found = mine._known(known) | _attnums(relation, mine.names)
+        if mine._unclear(known):
+            seen = {column.attnum for one in _catalogs(known) for column in (*one.columns, *one.unpublished)}
+            found |= {column.attnum for column in (*relation.columns, *relation.unpublished)} - seen
+        return found
 
     def bare(self, relation: Relation | None) -> Relation | None:
         """What the catalog says, without what older rows have in columns that are not kept."""
         if relation is None or not self.names:
             return relation
         return _without_defaults(relation, self.attnums(relation))
+
+    def _with_earlier_tables(self, known: Sequence[RelationRecord]) -> HiddenColumns:
+        """The names as they apply to one relation, under every name that it had."""
+        tables = set[TableName]().union(*(one.names for one in known))
+        columns = {named.name for named in self.names if named.table in tables}
+        return replace(self, names=frozenset(ColumnName(table, c) for table in tables for c in columns))
 
     def _received(self, record: RelationRecord) -> list[RelationRecord]:
         return [*(one for one in self.records(record.message.oid) if one.standing is None), record]
@@ -96,6 +116,15 @@ class HiddenColumns:
 
     def _names_any(self, record: RelationRecord) -> bool:
         return any(self._is_named(record, column.name) for column in record.message.columns)
+
+
+def new_places(record: RelationRecord, records: Sequence[RelationRecord], known: Collection[int]) -> set[int]:
+    """Return where in a relation's message columns are, or may be, whose attnums are not among the known."""
+    catalogs = _catalogs([*(one for one in records if one.standing is None), record])
+    layouts = list(_layouts(record, catalogs))
+    if not layouts:
+        return set(range(len(record.message.columns)))
+    return {n for layout in layouts for n, attnum in enumerate(layout) if attnum not in known}
 
 
 def excluded(pipeline: Pipeline) -> frozenset[ColumnName]:

@@ -40,5 +40,6 @@ class DriftFinding:
     def hint(self, table: TableName, *, was_sent: bool) -> str:
         """The way out, in words."""
         resnapshot = hints.resnapshot(table)
-        added = f"remove it from the pipeline, then {hints.add(self.moved_to)}"
+        renamed = hints.rename_settings(table, self.moved_to)
+        added = f"{renamed}, remove {table} from the pipeline, then {hints.add(self.moved_to)}"
         return _WORDS[self.way_out(was_sent=was_sent)].format(resnapshot=resnapshot, added=added)

@@ -59,6 +59,28 @@ class KnownRelations:
                 found |= {ColumnName(table, name) for table in record.names for name in columns}
         return found
 
+    def attnums(self) -> dict[int, frozenset[int]]:
+        """The attnums of all columns that the catalog had, by the oid of their table."""
+        found: dict[int, frozenset[int]] = {}
+        for record in self._records.values():
+            if record.standing is None:
+                catalog = record.catalog
+                both = (*catalog.columns, *catalog.unpublished) if catalog else ()
+                known = found.get(record.message.oid, frozenset())
+                found[record.message.oid] = known | {column.attnum for column in both}
+        return found
+
+    def kin(self, oid: int) -> set[TableName]:
+        """Return the names of the tables that had this one as a partition, or that it had as partitions."""
+        related: set[int] = set()
+        for record in self._records.values():
+            parts = {part.oid for part in record.catalog.partitions} if record.catalog else set[int]()
+            if record.message.oid == oid:
+                related |= parts
+            elif oid in parts:
+                related.add(record.message.oid)
+        return set[TableName]().union(*map(self.names, related))
+
     def column(self, oid: int, sent: WireColumn, index: int) -> Column:
         """A column as the stream has it, of which the catalog said nothing when it came: its type is what the
         table is known to have had under the type's oid. Where that is several, or none, it is a text."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.errors import DriftError, one_line
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.choices import ColumnChoice, TableChoices
 from airflow_provider_pgrepl.replication.column_rules import ColumnRules
-from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns
+from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns, new_places
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
@@ -24,6 +24,7 @@ from airflow_provider_pgrepl.replication.values.text import Text, as_string
 
 Hide = Callable[[pa.Array], pa.Array]
 """Makes other texts of a column's; NULL stays NULL."""
+Attnums = Mapping[int, Collection[int]]
 _TEXT, _TEXT_NAME = 25, "text"
 _MASK = pa.scalar("***", pa.large_string())
 
@@ -84,7 +85,8 @@ class PublishedColumn:
 @dataclass(frozen=True)
 class PublishedColumns:
     """What the rules of a publisher make of each table's columns. `salt`: of the hashes; `filter`: of which
-    of its rows the target is told.
+    of its rows the target is told. `begun_with`: the attnums, by the oid of their table, that the publisher
+    began with. Another column is published only if a rule names it; None: every column is.
 
     A column is known by its place in the catalog once it had a name that a rule says, so that it stays hidden
     when it, or its table, is renamed. Methods raise DriftError, which stops the table alone, where a rule
@@ -95,22 +97,41 @@ class PublishedColumns:
     rules: ColumnRules = field(default_factory=ColumnRules)
     salt: bytes = b""
     filter: RowFilter = field(default_factory=RowFilter)
+    begun_with: Attnums | None = None
 
     def of_stream(self, record: RelationRecord, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
         """Of a relation's columns, by place in the stream, those that are published."""
-        if not self._rules_of(record.message.oid, record.names):
+        oid, new = record.message.oid, set[int]()
+        self._check_kin(oid, record.name)
+        if self.begun_with is not None:
+            new = new_places(record, self.relations.records(oid), self.begun_with.get(oid, ()))
+        if not self._rules_of(oid, record.names):
+            _refuse_new(record.name, columns, new)
             return _as_they_are(columns)
         whole = record.message.replica_identity == "f"
         sent = record.message.columns
         keys = [i for i, one in columns.items() if (one.is_key if whole else sent[i].is_identity)]
-        return self._published(record.name, columns, keys, lambda known: known.places(record))
+        return self._published(record.name, columns, keys, new, lambda known: known.places(record))
 
     def of_catalog(self, relation: Relation, columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:
         """Of a relation's columns, by attnum, those that are published."""
+        new = set[int]()
+        self._check_kin(relation.oid, relation.table)
+        if self.begun_with is not None:
+            new = columns.keys() - self.begun_with.get(relation.oid, ())
         if not self._rules_of(relation.oid, {relation.table}):
+            _refuse_new(relation.table, columns, new)
             return _as_they_are(columns)
         keys = [attnum for attnum, one in columns.items() if one.is_key]
-        return self._published(relation.table, columns, keys, lambda known: known.attnums(relation))
+        return self._published(relation.table, columns, keys, new, lambda known: known.attnums(relation))
+
+    def _check_kin(self, oid: int, table: TableName) -> None:
+        """Raises DriftError for a table without rules whose partitioned table, or partition, has some."""
+        ruled = {*self.rules.tables(), *self.filter.tables}
+        if not ruled or ruled & {table, *self.relations.names(oid)}:
+            return
+        if kin := sorted(ruled & self.relations.kin(oid)):
+            raise kin_error(table, kin[0])
 
     def _known(self, *names: ColumnName) -> HiddenColumns:
         return HiddenColumns(frozenset(names), self.relations.records)
@@ -133,12 +154,14 @@ class PublishedColumns:
         table: TableName,
         columns: Mapping[int, Column],
         keys: Collection[int],
+        new: Set[int],
         places_of: Callable[[HiddenColumns], Collection[int]],
     ) -> dict[int, PublishedColumn]:
         """`places_of`: where columns that are known by some names are, or may be: more are hidden then."""
         rules = (self.rules.excluded, self.rules.masked, self.rules.hashed)
         excluded, masked, hashed = (places_of(self._known(*names)) for names in rules)
         renamed = self._renamed(table, columns, places_of)
+        _refuse_new(table, columns, new - {*excluded, *masked, *hashed, *renamed})
         if lost := sorted(columns[place].name for place in keys if place in excluded or place in masked):
             raise DriftError(
                 f"{', '.join(map(one_line, lost))} of {table} is of its key, by which consumers tell rows"
@@ -175,6 +198,29 @@ class PublishedColumns:
                 places = [at for at, one in columns.items() if ColumnName(table, one.name) == known]
             found |= dict.fromkeys(places, name)
         return found
+
+
+def kin_error(table: TableName, ruled: TableName) -> DriftError:
+    """For a table that settings do not name, though they name its partitioned table or its partition."""
+    return DriftError(
+        f"{table} and {ruled} were, or are, partition and partitioned table, and the publisher has settings"
+        f" for {ruled} alone",
+        f"say of {table} too what becomes of its columns and rows: rename_columns with a column's own name"
+        " says that it is published",
+        remedy=None,
+    )
+
+
+def _refuse_new(table: TableName, columns: Mapping[int, Column], new: Set[int]) -> None:
+    """Raises DriftError where new columns are published that no rule names."""
+    if names := ", ".join(sorted(one_line(column.name) for place, column in columns.items() if place in new)):
+        raise DriftError(
+            f"{table} has columns that it did not have when the publisher began, and that no rule names"
+            f" (new_columns): {names}",
+            "name each in exclude_columns, hash_columns or mask_columns; or, to publish it as it is, in"
+            " rename_columns with its own name",
+            remedy=None,
+        )
 
 
 def _as_they_are(columns: Mapping[int, Column]) -> dict[int, PublishedColumn]:

@@ -80,7 +80,8 @@ def _hint(table: TableName, became: Relation | None) -> str:
     if became is None:
         return f"{change} {_remove(table)}"
     if became.table != table:
-        return f"{change} {_remove(table)}; then {hints.add(became.table)}"
+        renamed = hints.rename_settings(table, became.table)
+        return f"{change} {renamed}; {_remove(table)}; then {hints.add(became.table)}"
     return f"{change} {hints.resnapshot(table)}"
 
 

@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
     read_token,
 )
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -141,6 +142,8 @@ def _open_epoch(
             writer.create_changelog(uri, record, token)
         else:
             writer.begin_epoch(uri, record, token)
+            if last.system_identifier != record.system_identifier:
+                RelationIndex(relations_uri(pipeline.lake_root)).begin_server(record.epoch)
         taking.store.record_evidence(
             pipeline.name,
             database=server.database,

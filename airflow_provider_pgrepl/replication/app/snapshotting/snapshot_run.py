@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
@@ -27,6 +28,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
@@ -60,6 +62,7 @@ class SnapshotRun:
     new_epoch: bool
     check_executors: Callable[[], None]
     """Raises ToolError; to be called before anything is made for a copy."""
+    recorded: BoundRules | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -67,7 +70,7 @@ class SnapshotRun:
 
     @property
     def requested(self) -> RequestedTables:
-        return requested_of(self.records)
+        return requested_of(self.records, self.recorded)
 
     def check_has_begun(self, option: str) -> None:
         """Raises ConfigError naming the option, which is for pipelines that have begun."""
@@ -85,6 +88,10 @@ class SnapshotRun:
         record = self.records.get(table)
         if record is None or record.state not in _DONE_STATES:
             return True
+        if table in selected.unnamed:
+            # Nothing is copied of it now: the receiver knows its columns by their attnums.
+            log.warning("%s; the table goes on, and cannot be copied until then", selected.problems[table])
+            return False
         return table in selected.problems and record.state is not TableState.PAUSED
 
     def begin(self, take_over: str = "") -> Outcome:
@@ -144,7 +151,9 @@ def opened(
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            check_source(access.dsn, pipeline, requested_of(records), new_epoch=new_epoch, makes_slot=True)
+            with access.source("snapshot") as looking:
+                requested = requested_of(records, recorded_names(looking, pipeline, epoch, records))
+            check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
         store.migrate()
@@ -154,8 +163,14 @@ def opened(
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
         taking = TableSnapshotter(access, source, store, session.get)
+        epoch = find_epoch(pipeline)
         yield SnapshotRun(
-            taking, find_epoch(pipeline), records, new_epoch, lambda: _check_executors(session, access)
+            taking,
+            epoch,
+            records,
+            new_epoch,
+            lambda: _check_executors(session, access),
+            recorded_names(source, pipeline, epoch, records),
         )
 
 

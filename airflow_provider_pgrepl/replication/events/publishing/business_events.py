@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, S
 from airflow_provider_pgrepl.replication.events.change import Change
 from airflow_provider_pgrepl.replication.events.json_format import embedded, json_value, on_one_line
 from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.published_columns import kin_error
 from airflow_provider_pgrepl.replication.events.publishing.event import Business, Event
 from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents, JsonShape
 from airflow_provider_pgrepl.replication.events.reader import MESSAGES
@@ -59,6 +60,8 @@ class BusinessEvents(ByRelation[Event]):
         names = record.names | self.relations.names(record.message.oid)
         for name in sorted(names & self._transforms.keys()):
             return _Transformed(self._typed.shape_of(record), self._transforms[name])
+        if kin := sorted(self._transforms.keys() & self.relations.kin(record.message.oid)):
+            raise kin_error(record.name, kin[0])
         return self._plain.shape_of(record)
 
     def _messages(self, rows: pa.Table) -> Iterator[Event]:

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, C
 from airflow_provider_pgrepl.replication.events.creek.events import CreekEvents
 from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
-from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
+from airflow_provider_pgrepl.replication.events.published_columns import Attnums, PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.business_events import BusinessEvents
 from airflow_provider_pgrepl.replication.events.publishing.json_events import JsonEvents
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
@@ -25,19 +25,27 @@ Maker = Callable[[KnownRelations, ChoicesOf, TableSelection], ByRelation[Any]]
 
 
 def maker_of(
-    settings: PublisherSettings, salt: bytes = b"", wrapped: Callable[[Any], Any] | None = None
+    settings: PublisherSettings,
+    salt: bytes = b"",
+    wrapped: Callable[[Any], Any] | None = None,
+    begun_with: Attnums | None = None,
 ) -> Maker:
     """What makes the events of a publisher, given what is read. `salt`: of hashes; `wrapped`: makes of each
-    transform another. Raises ConfigError for a transform that cannot be imported."""
+    transform another; `begun_with`: as PublishedColumns has it. Raises ConfigError for a transform that
+    cannot be imported."""
+
+    def published_of(relations: KnownRelations) -> PublishedColumns:
+        return PublishedColumns(relations, settings.column_rules, salt, settings.rows, begun_with)
+
     if settings.transform_transaction:
-        return _of_transactions(settings, salt, wrapped)
+        return _of_transactions(settings, published_of, wrapped)
     kind: Callable[..., ByRelation[Any]] = _kind_of(settings)
     transforms = {table: transform_of(rule) for table, rule in settings.rules.items()}
     if wrapped is not None:
         transforms = {table: wrapped(transform) for table, transform in transforms.items()}
 
     def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
-        published = PublishedColumns(relations, settings.column_rules, salt, settings.rows)
+        published = published_of(relations)
         plain = kind(relations, choices_of, wanted, published)
         if not transforms and not settings.messages:
             return plain
@@ -47,13 +55,17 @@ def maker_of(
     return make
 
 
-def _of_transactions(settings: PublisherSettings, salt: bytes, wrapped: Callable[[Any], Any] | None) -> Maker:
+def _of_transactions(
+    settings: PublisherSettings,
+    published_of: Callable[[KnownRelations], PublishedColumns],
+    wrapped: Callable[[Any], Any] | None,
+) -> Maker:
     function: TransactionFunction = imported(settings.transform_transaction)
     if wrapped is not None:
         function = wrapped(function)
 
     def make(relations: KnownRelations, choices_of: ChoicesOf, wanted: TableSelection) -> ByRelation[Any]:
-        published = PublishedColumns(relations, settings.column_rules, salt, settings.rows)
+        published = published_of(relations)
         return TransactionEvents(function, relations, choices_of, wanted, published)
 
     return make

@@ -73,7 +73,7 @@ class Publisher:
             target.stamp = above_all(record.stamp, read_durable_lsn(changelog))
         self._delivery = Delivery(target, wait, self.progress, self._state.begin_generation)
         self._reader: OrderedReader[Event] | None = None
-        self._make = maker_of(settings, salt)
+        self._make = maker_of(settings, salt, begun_with=record.columns)
         self._left_out: set[int] = set()
 
     @property

@@ -34,7 +34,8 @@ from airflow_provider_pgrepl.replication.storage import (
 )
 
 PUBLISHER_APP = "pgrepl-publisher"
-LAYOUT = 1
+LAYOUT, _WITH_COLUMNS = 1, 2
+"""Layouts of a record; a publisher of an earlier version would publish new columns in spite of the second."""
 SKIPPED_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -56,8 +57,9 @@ _DOING = "where the publisher is cannot be written"
 @dataclass(frozen=True)
 class PublisherRecord:
     """All up to `position` is published, but for what `stopped` holds, by oid. `generation`: that of the last
-    connection; `stamp`: as a target has it; `place`: where the events went. `error`: what ended the
-    publisher, if it was an error; `holder`: who published last."""
+    connection; `stamp`: as a target has it; `place`: where the events went. `columns`: the attnums that the
+    publisher began with, by oid, if new_columns is `stop`. `error`: what ended the publisher, if it was an
+    error; `holder`: who published last."""
 
     position: EventPosition
     generation: int = 0
@@ -68,6 +70,7 @@ class PublisherRecord:
     place: str = ""
     saved_at: datetime | None = None
     stopped: Mapping[int, StoppedTable] = field(default_factory=dict)
+    columns: Mapping[int, frozenset[int]] | None = None
     error: str = ""
     reason: str = ""
     hint: str = ""
@@ -81,16 +84,18 @@ class PublisherRecord:
     def to_json(self) -> str:
         stopped = {str(oid): {**asdict(one), "after": str(one.after)} for oid, one in self.stopped.items()}
         saved_at = self.saved_at.isoformat() if self.saved_at else None
+        columns = {str(oid): _to_ranges(attnums) for oid, attnums in (self.columns or {}).items()}
         return json.dumps(
             {
                 **{
                     name: getattr(self, name)
                     for name in ("generation", "stamp", "published", "skipped", "holder", "place", *_ERROR)
                 },
-                "layout": LAYOUT,
+                "layout": LAYOUT if self.columns is None else _WITH_COLUMNS,
                 "position": str(self.position),
                 "saved_at": saved_at,
                 "stopped": stopped,
+                **({} if self.columns is None else {"columns": columns}),
             }
         )
 
@@ -99,7 +104,7 @@ class PublisherRecord:
         """Raises LakeError when it is not ours or of a newer layout."""
         try:
             fields = json.loads(text or "")
-            if fields.pop("layout") > LAYOUT:
+            if fields.pop("layout") > _WITH_COLUMNS:
                 raise LakeError(
                     "a publisher's record is of a newer layout", "upgrade airflow-provider-pgrepl"
                 )
@@ -110,10 +115,14 @@ class PublisherRecord:
                 )
                 for oid, one in fields.pop("stopped").items()
             }
+            columns = fields.pop("columns", None)
             return cls(
                 **{**fields, "position": EventPosition.parse(fields["position"])},
                 saved_at=datetime.fromisoformat(saved_at) if saved_at else None,
                 stopped=stopped,
+                columns=None
+                if columns is None
+                else {int(oid): _of_ranges(ranges) for oid, ranges in columns.items()},
             )
         except (ValueError, KeyError, TypeError):
             raise LakeError(
@@ -123,6 +132,19 @@ class PublisherRecord:
 
 
 _ERROR = ("error", "reason", "hint")
+
+
+def _to_ranges(numbers: frozenset[int]) -> str:
+    """As `1-5 7`: the record is written every second."""
+    first = (one for one in sorted(numbers) if one - 1 not in numbers)
+    last = (one for one in sorted(numbers) if one + 1 not in numbers)
+    return " ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
+
+
+def _of_ranges(text: str) -> frozenset[int]:
+    """Raises ValueError."""
+    pairs = (part.partition("-") for part in text.split())
+    return frozenset(n for a, _, b in pairs for n in range(int(a), int(b or a) + 1))
 
 
 def publisher_uri(lake_root: str, name: str) -> str:

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
@@ -75,6 +76,7 @@ class SnapshotCopy:
         self._index = RelationIndex(relations_uri(pipeline.lake_root))
         watching = event_trigger.read_watching(keeper.connection, pipeline)
         self._place = None if watching is None else EffectiveFrom(self._position, watching)
+        self._rules = BoundRules(pipeline, self._index.records, lambda: set(self._index.relation_ids()))
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
         self._comments: dict[TableName, Comments] = {}
@@ -119,6 +121,9 @@ class SnapshotCopy:
         return self._position, self._record.epoch, self._exported.exported_at
 
     def _plan(self, keeper: TableKeeper, relation: Relation) -> list[CopyRange]:
+        """Raise TableError when settings do not fit the table as it is held: it may have been altered."""
+        if problems := list(self._rules.problems(relation)):
+            raise errors.TableError("\n".join(f"{relation.table}: {problem}" for problem in problems))
         choices = self._pipeline.choices(relation.table)
         return keeper.plan(copied_part(relation, choices), self._pipeline.snapshot_range_bytes)
 

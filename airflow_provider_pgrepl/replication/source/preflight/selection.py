@@ -6,9 +6,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
 from airflow_provider_pgrepl.replication.choices import COLUMN_FIELDS
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import ColumnName, TableName
@@ -31,27 +31,47 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE n.nspname = ANY (%s)
 """
 
+_EXISTING = "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1"
+
+
+class RecordedTables(Protocol):
+    """The names that tables and columns had when they were recorded, and the settings that named them so."""
+
+    def names(self, oid: int) -> Set[TableName]:
+        """Every name under which a table was recorded."""
+
+    def oids(self, table: TableName) -> Set[int]:
+        """The tables that were recorded under a name."""
+
+    def problems(self, relation: Relation) -> Iterable[str]:
+        """The settings that named a table or its columns by earlier names only, in sentences."""
+
 
 @dataclass(frozen=True)
 class RequestedTables:
     """What is wanted beside the pipeline file: tables that an operator added, or removed; and those that are
-    replicated already, of which a pattern must not lose sight when they can be replicated no longer."""
+    replicated already, of which a pattern must not lose sight when they can be replicated no longer.
+
+    `recorded`: None where nothing was recorded of the source's tables."""
 
     added: frozenset[TableName] = frozenset()
     removed: frozenset[TableName] = frozenset()
     replicated: frozenset[TableName] = frozenset()
+    recorded: RecordedTables | None = None
 
 
 @dataclass(frozen=True)
 class Selected:
     """What `tables` stand for now: tables that can be replicated, by name, and why others cannot.
 
-    `matched`: those that are there by a pattern alone.
+    `matched`: those that are there by a pattern alone. `unnamed`: those that have no problem but settings by
+    earlier names, so that they cannot be copied, and can go on.
     """
 
     relations: tuple[Relation, ...]
     problems: Mapping[TableName, TableError]
     matched: frozenset[TableName]
+    unnamed: frozenset[TableName] = frozenset()
 
     @property
     def tables(self) -> frozenset[TableName]:
@@ -99,6 +119,7 @@ def select_tables(connection: Connection, pipeline: Pipeline, requested: Request
         patterns,
         insert_only,
         requested.removed,
+        requested.recorded,
     ).select(by_pattern=replicated)
 
 
@@ -126,17 +147,25 @@ def _check_insert_only(
 
 
 def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
-    """Choices for a table that is not replicated are a slip of the pen. Raises ConfigError."""
+    """Raise ConfigError for a setting that names a table, or in target_schemas a schema, of which nothing is
+    replicated: it is misspelt."""
     chosen = {
         field: {ColumnName.parse(name).table for name in getattr(pipeline, field)} for field in COLUMN_FIELDS
     }
-    chosen["per_table"] = {TableName.parse(name) for name in pipeline.per_table}
+    for field in ("per_table", "target_tables"):
+        chosen[field] = {TableName.parse(name) for name in getattr(pipeline, field)}
     unknown = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
     if unknown:
         listed = "; ".join(f"{field}: {', '.join(map(str, found))}" for field, found in unknown.items())
         raise ConfigError(
             f"{listed} not among the tables of the pipeline",
             f"list it in tables too, or take it out of {' and '.join(unknown)}",
+        )
+    schemas = {table.schema for table in tables} | _patterns(pipeline)
+    if missing := sorted(pipeline.target_schemas.keys() - schemas):
+        raise ConfigError(
+            f"target_schemas: {', '.join(map(one_line, missing))}: the pipeline has no table of that schema",
+            "correct the name, or take it out of target_schemas",
         )
 
 
@@ -151,6 +180,7 @@ class _Selection:
         patterns: frozenset[str],
         insert_only: frozenset[TableName],
         left_out: frozenset[TableName],
+        recorded: RecordedTables | None,
     ) -> None:
         self._connection = connection
         self._pipeline = pipeline
@@ -158,6 +188,9 @@ class _Selection:
         self._patterns = patterns
         self._insert_only = insert_only
         self._left_out = left_out
+        self._recorded = recorded
+        self._lost: list[TableName] = []
+        self._unnamed: set[TableName] = set()
         self._problems: dict[TableName, list[str]] = defaultdict(list)
         self._refused: dict[int, RefusedChanges] = {}
 
@@ -183,15 +216,18 @@ class _Selection:
             tuple(sorted(usable, key=lambda relation: relation.table)),
             problems,
             frozenset(tables - self._named | tables & by_pattern),
+            frozenset(self._unnamed),
         )
 
     def _choose(self) -> list[int]:
         """Oids of the ordinary and partitioned tables that are named or match."""
-        schemas = sorted({table.schema for table in self._named} | self._patterns)
+        excluded = {ColumnName.parse(column).table for column in self._pipeline.exclude_columns}
+        schemas = sorted({table.schema for table in self._named | excluded} | self._patterns)
         with source_errors("listing the tables"):
             found = rows(self._connection, _CANDIDATES, (schemas,))
         by_name = {TableName(schema, name): tuple(more) for _, schema, name, *more in found}
         oids = {TableName(schema, name): oid for oid, schema, name, *_ in found}
+        self._lost = sorted(table for table in excluded - by_name.keys() if not self._is_renamed(table))
         chosen = []
         for table in sorted(self._named):
             problem = why_no_table(table, by_name.get(table))
@@ -243,14 +279,36 @@ class _Selection:
             log.warning("the pattern leaves out %s: %s; %s", relation.table, refused.problem, refused.cure)
             return False
         problems = [*self._shape_problems(relation), *self._key_problems(relation)]
+        by_rule = [*self._rule_problems(relation)]
+        if by_rule and not problems:
+            self._unnamed.add(relation.table)
         if not problems and (refused := self._refused.get(relation.oid)):
             problems = [f"{refused.problem}. Either {refused.cure}"]
-        if problems:
-            self._problems[relation.table] += problems
-        return not problems
+        if problems or by_rule:
+            self._problems[relation.table] += [*problems, *by_rule]
+        return not problems and not by_rule
 
     def _shape_problems(self, relation: Relation) -> Iterable[str]:
         return shape_problems(self._connection, self._pipeline, relation)
+
+    def _rule_problems(self, relation: Relation) -> Iterable[str]:
+        """Settings that named the table, or may have named what it was made of, by a name that is gone."""
+        if self._recorded is None:
+            return
+        yield from self._recorded.problems(relation)
+        if self._lost and not self._recorded.names(relation.oid):
+            lost = ", ".join(map(str, self._lost))
+            yield (
+                f"a new table, and exclude_columns names columns of {lost}, which no longer exists: this"
+                f" table may hold its rows. Name the columns of {relation.table} that are to be left out,"
+                f" and take {lost} out of exclude_columns"
+            )
+
+    def _is_renamed(self, table: TableName) -> bool:
+        """Whether a table that was recorded under this name exists under another: that one is recognized."""
+        known = self._recorded.oids(table) if self._recorded is not None else ()
+        with source_errors("looking for a renamed table"):
+            return bool(known) and bool(rows(self._connection, _EXISTING, (sorted(known),)))
 
     def _key_problems(self, relation: Relation) -> Iterable[str]:
         """Why its rows cannot be told apart, by a key or, with REPLICA IDENTITY FULL, by all values."""

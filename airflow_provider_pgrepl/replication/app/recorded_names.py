@@ -1,0 +1,37 @@
+"""The names that a pipeline's tables and columns had, as its lake and its state recorded them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from airflow_provider_pgrepl.replication.app.requested_tables import Records
+from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.server import read_server
+
+
+def recorded_names(
+    source: Connection, pipeline: Pipeline, epoch: EpochRecord | None, records: Records
+) -> BoundRules | None:
+    """Return what is known of tables by their oids; None if the lake has no epoch, or its epoch is of another
+    server, whose oids are others. Raises LakeUnavailableError, SourceConnectionError.
+
+    The index of relations is read again with each call: the receiver adds to it.
+    """
+    if epoch is None or epoch.system_identifier != read_server(source).system_identifier:
+        return None
+    index = RelationIndex(relations_uri(pipeline.lake_root))
+    of_state: dict[int, list[RelationRecord]] = defaultdict(list)
+    for record in records.values():
+        # Of a removed table the state may describe another server's; the index says of which each entry is.
+        if record.relation is not None and record.membership != "removed":
+            of_state[record.relation.oid].append(RelationRecord.of_catalog(record.relation))
+    return BoundRules(
+        pipeline,
+        lambda oid: [*index.records(oid), *of_state.get(oid, ())],
+        lambda: {*index.relation_ids(), *of_state},
+    )

@@ -1,0 +1,137 @@
+"""Settings that name a table or a column, compared with what was recorded under that name. Pure.
+
+Copies choose by name. So before a table is copied, each setting is compared with the oid and the attnum that
+had its name in the stream or the catalog. A rename must neither copy what was excluded nor change a policy.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from functools import cached_property
+
+from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
+from airflow_provider_pgrepl.replication.choices import COLUMN_FIELDS
+from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.hidden_columns import HiddenColumns, Records
+from airflow_provider_pgrepl.replication.names import ColumnName, TableName
+from airflow_provider_pgrepl.replication.relation import Relation
+
+TABLE_FIELDS = ("per_table", "insert_only")
+_EXCLUDE = "exclude_columns"
+
+
+@dataclass(frozen=True)
+class BoundRules:
+    """The settings of a pipeline file for tables and columns, and the names that these had.
+
+    `records` returns what was recorded of an oid; `relation_ids` every oid of which something was recorded.
+    """
+
+    pipeline: Pipeline
+    records: Records
+    relation_ids: Callable[[], Set[int]]
+
+    def names(self, oid: int) -> set[TableName]:
+        """Every name under which a table was recorded."""
+        return set[TableName]().union(*(record.names for record in self._recorded(oid)))
+
+    def oids(self, table: TableName) -> Set[int]:
+        """The tables that were recorded under a name."""
+        return self._oids.get(table, frozenset())
+
+    @cached_property
+    def _oids(self) -> Mapping[TableName, set[int]]:
+        found: dict[TableName, set[int]] = defaultdict(set)
+        for oid in self.relation_ids():
+            for name in self.names(oid):
+                found[name].add(oid)
+        return found
+
+    def problems(self, relation: Relation) -> Iterator[str]:
+        """Return, in a sentence each, the settings that named this table, or a column of it, by an earlier
+        name, and that do not name it by its present one."""
+        if not any((*self._columns.values(), *self._tables.values())):
+            return
+        yield from self._kin_problems(relation)
+        if not self._recorded(relation.oid):
+            return
+        named = {field: self._renamed(relation, field) for field in COLUMN_FIELDS}
+        for column in (*relation.columns, *relation.unpublished):
+            now = ColumnName(relation.table, column.name)
+            for field in COLUMN_FIELDS:
+                # Another field that names the column today decides on it, but never that it is published.
+                fields = (_EXCLUDE,) if field == _EXCLUDE else COLUMN_FIELDS
+                if column.attnum in named[field] and not any(now in self._columns[one] for one in fields):
+                    earlier = " or ".join(sorted(map(str, self._earlier(relation, column.attnum, field))))
+                    was = earlier or "a column that it names"
+                    yield f"column {now} is, or may be, {was} of {field} under another name: name {now} there"
+        for field in TABLE_FIELDS:
+            known = self._tables[field]
+            if relation.table not in known:
+                for table in sorted(self.names(relation.oid) & known):
+                    yield f"{field} names {table}, an earlier name of this table: name {relation.table} there"
+
+    def _kin_problems(self, relation: Relation) -> Iterator[str]:
+        """Excluded columns of a partitioned table that had this table as a partition, or the other way round.
+
+        The column of the two has one name while they are attached, and seldom one attnum.
+        """
+        excluded = self._columns[_EXCLUDE]
+        names = {column.name for column in (*relation.columns, *relation.unpublished)}
+        chosen = {name for name in names if ColumnName(relation.table, name) in excluded}
+        for named in sorted(excluded):
+            if named.table == relation.table or not self._is_kin(named.table, relation):
+                continue
+            is_there = named.name in names
+            if named.name not in chosen if is_there else not chosen:
+                what = (
+                    ColumnName(relation.table, named.name) if is_there else "the column that has its values"
+                )
+                yield (
+                    f"exclude_columns names {named}, and {named.table} and this table were, or are,"
+                    f" partitioned table and partition: name {what} there"
+                )
+
+    def _is_kin(self, table: TableName, relation: Relation) -> bool:
+        parts = {relation.oid, *(part.oid for part in relation.partitions)}
+        return any(
+            oid != relation.oid and (oid in parts or not parts.isdisjoint(self._parts[oid]))
+            for oid in self.oids(table)
+        )
+
+    @cached_property
+    def _parts(self) -> dict[int, set[int]]:
+        """The partitions that each table with excluded columns had, by oid."""
+        tables = {column.table for column in self._columns[_EXCLUDE]}
+        return {
+            oid: {part.oid for one in self._recorded(oid) if one.catalog for part in one.catalog.partitions}
+            for table in tables
+            for oid in self.oids(table)
+        }
+
+    def _renamed(self, relation: Relation, field: str) -> Set[int]:
+        """The attnums that had a name of the field's."""
+        names = frozenset(self._columns[field])
+        if not names:
+            return frozenset()
+        return HiddenColumns(names, self.records).bound(relation)
+
+    def _earlier(self, relation: Relation, attnum: int, field: str) -> set[ColumnName]:
+        found = set()
+        for record in self._recorded(relation.oid):
+            both = (*record.catalog.columns, *record.catalog.unpublished) if record.catalog else ()
+            found |= {ColumnName(record.name, column.name) for column in both if column.attnum == attnum}
+        return found & self._columns[field]
+
+    def _recorded(self, oid: int) -> list[RelationRecord]:
+        return [record for record in self.records(oid) if record.standing is None]
+
+    @cached_property
+    def _columns(self) -> dict[str, set[ColumnName]]:
+        return {field: set(map(ColumnName.parse, getattr(self.pipeline, field))) for field in COLUMN_FIELDS}
+
+    @cached_property
+    def _tables(self) -> dict[str, set[TableName]]:
+        return {field: set(map(TableName.parse, getattr(self.pipeline, field))) for field in TABLE_FIELDS}

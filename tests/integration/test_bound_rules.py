@@ -1,0 +1,287 @@
+"""Settings hold for the table and the column that they named at its copy, also after these are renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_pgrepl.errors import ConfigError, TableError
+from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
+from airflow_provider_pgrepl.replication.app.requested_tables import requested_of
+from airflow_provider_pgrepl.replication.app.snapshot import (
+    add_tables,
+    begin_new_epoch,
+    resnapshot,
+    take_tables,
+)
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.copy import keeper
+from airflow_provider_pgrepl.replication.source.preflight.selection import (
+    Selected,
+    resolve_tables,
+    select_tables,
+)
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.kept import Kept
+from tests.support.replicated import execute
+
+E, OTHER = "public.e", "public.other"
+EXCLUDED = ("public.e.ssn",)
+SECRET = "classified"
+RENAMED_COLUMN = ("alter table e rename ssn to ssn_old", "alter table e add ssn text")
+
+
+@pytest.fixture
+def kept(dsn: str, tmp_path: Path) -> Kept:
+    execute(
+        dsn,
+        "create table e (id int primary key, ssn text, amount numeric, note text)",
+        "create table other (id int primary key)",
+        f"insert into e values (1, '{SECRET}', 1, 'n')",
+    )
+    return Kept(dsn, tmp_path, ("public.*",), exclude_columns=EXCLUDED)
+
+
+def taken(kept: Kept, **options: Any) -> Kept:
+    kept.configure(**options)
+    kept.take(E, OTHER)
+    return kept
+
+
+def selected(kept: Kept) -> Selected:
+    """Return the tables that a snapshot would choose."""
+    with kept.access.store("test") as store, kept.source() as source:
+        records = store.read_tables(kept.pipeline.name)
+        known = recorded_names(source, kept.pipeline, read_epoch(kept.changelog), records)
+        return select_tables(source, kept.pipeline, requested_of(records, known))
+
+
+def problems(kept: Kept) -> dict[str, str]:
+    """Return why tables that exist would not be copied."""
+    found = {str(table): error.message for table, error in selected(kept).problems.items()}
+    return {table: message for table, message in found.items() if "does not exist" not in message}
+
+
+def assert_guarded(kept: Kept) -> None:
+    for file in Path(kept.pipeline.lake_root).rglob("*"):
+        if file.suffix == ".parquet":
+            assert SECRET not in str(pq.read_table(file, partitioning=None).to_pydict()), file
+        if file.is_file():
+            assert SECRET not in file.read_bytes().decode("latin-1"), file
+
+
+def test_a_pattern_does_not_take_in_a_renamed_table_with_its_excluded_column(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, "alter table e rename to e_new", f"insert into e_new values (2, '{SECRET}', 2, 'm')")
+    outcome = take_tables(kept.access)
+    assert {str(table) for table in outcome.failed} == {E, "public.e_new"}
+    assert outcome.copied == ()
+    record = kept.record("public.e_new")
+    assert record.state is TableState.ERRORED
+    assert "column public.e_new.ssn is, or may be, public.e.ssn of exclude_columns" in record.reason
+    kept.receive()
+    assert_guarded(kept)
+
+
+def test_a_renamed_table_that_is_removed_and_added_again_needs_its_settings(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, "alter table e rename to e_new")
+    remove_tables(kept.access, [E])
+    with pytest.raises(TableError, match=r"name public\.e_new\.ssn there"):
+        add_tables(kept.access, [TableName("public", "e_new")])
+    assert "public.e_new" not in kept.states()
+    kept.configure(exclude_columns=("public.e_new.ssn",))
+    assert problems(kept) == {}
+
+
+def test_a_resnapshot_does_not_copy_an_excluded_column_under_another_name(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN)
+    outcome = resnapshot(kept.access, [TableName("public", "e")])
+    (error,) = outcome.failed.values()
+    assert "column public.e.ssn_old is, or may be, public.e.ssn of exclude_columns" in error.message
+    assert kept.states() == {E: "errored", OTHER: "streaming"}
+    assert_guarded(kept)
+    kept.configure(exclude_columns=(*EXCLUDED, "public.e.ssn_old"))
+    assert problems(kept) == {}
+
+
+def test_a_table_that_need_not_be_copied_goes_on_and_is_warned_of(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN)
+    outcome = take_tables(kept.access)
+    assert (outcome.copied, outcome.failed) == ((), {})
+    assert kept.states() == {E: "streaming", OTHER: "streaming"}
+    assert "public.e: column public.e.ssn_old is, or may be" in caplog.text
+    assert "cannot be copied until then" in caplog.text
+
+
+def test_a_new_epoch_is_refused_before_anything_is_dropped(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN)
+    slot = kept.slot()
+    with pytest.raises(TableError, match=r"public\.e\.ssn_old is, or may be"):
+        begin_new_epoch(kept.access)
+    assert kept.slot() == slot
+
+
+def test_a_column_renamed_after_the_tables_were_chosen_is_not_copied(kept: Kept) -> None:
+    """The keeper holds the table as it is at the snapshot: that is what is compared."""
+    taken(kept)
+    chosen = [relation for relation in selected(kept).relations if str(relation.table) == E]
+    execute(kept.dsn, *RENAMED_COLUMN)
+    kept.set_states(E, TableState.SNAPSHOTTING)
+    no_spark: Any = None
+    with (
+        kept.access.store("test") as store,
+        export_snapshot(kept.dsn, "pgrepl_test_copy", timeout_s=30) as exported,
+        keeper.keep(kept.dsn, exported.snapshot, chosen, kept.pipeline.publication, 5) as held,
+    ):
+        epoch = read_epoch(kept.changelog)
+        copy = SnapshotCopy(no_spark, kept.dsn, kept.pipeline, store, epoch, held, exported)
+        failed = copy.run().failed
+    assert "column public.e.ssn_old is, or may be" in failed[TableName("public", "e")].message
+    assert kept.record(E).state is TableState.ERRORED
+
+
+@pytest.mark.parametrize(
+    ("options", "ddl", "said"),
+    [
+        ({"types": {"public.e.amount": "string"}}, ["alter table e rename to f"], "amount of types"),
+        ({"text_columns": ("public.e.amount",)}, ["alter table e rename to f"], "amount of text_columns"),
+        (
+            {"per_column": {"public.e.amount": {"numeric_nan": "null"}}},
+            ["alter table e rename to f"],
+            "amount of per_column",
+        ),
+        ({"per_table": {"public.e": {"deletes": "soft"}}}, ["alter table e rename to f"], "per_table names"),
+        ({"per_table": {"public.e": {"history": True}}}, ["alter table e rename to f"], "per_table names"),
+        ({"insert_only": ("public.e",)}, ["alter table e rename to f"], "insert_only names"),
+        (
+            {"exclude_columns": EXCLUDED},
+            ["create schema sales", "alter table e set schema sales"],
+            "column sales.e.ssn is",
+        ),
+        (
+            {"exclude_columns": EXCLUDED},
+            ["alter table e rename to f", "create table e (id int primary key, ssn text)"],
+            "column public.f.ssn is",
+        ),
+        (
+            {"types": {"public.e.amount": "string"}},
+            ["alter table e rename amount to gross", "alter table e add amount numeric"],
+            "column public.e.gross is",
+        ),
+    ],
+    ids=[
+        "types",
+        "text_columns",
+        "infinity",
+        "deletes",
+        "history",
+        "insert_only",
+        "schema",
+        "swapped",
+        "column",
+    ],
+)
+def test_settings_by_an_earlier_name_keep_the_table_out(
+    kept: Kept, options: dict[str, Any], ddl: Sequence[str], said: str
+) -> None:
+    taken(kept, **{"exclude_columns": (), "tables": ("public.*", "sales.*"), **options})
+    assert problems(kept) == {}
+    execute(kept.dsn, *ddl)
+    (message,) = problems(kept).values()
+    assert said in message
+
+
+def test_an_empty_setting_by_the_present_name_is_a_decision(kept: Kept) -> None:
+    by_name = {"public.e": {"deletes": "soft"}}
+    taken(kept, exclude_columns=(), per_table=by_name, types={"public.e.amount": "string"})
+    execute(kept.dsn, "alter table e rename to f")
+    kept.configure(
+        per_table={**by_name, "public.f": {}},
+        per_column={"public.f.amount": {}},
+    )
+    assert problems(kept) == {}
+
+
+def test_a_new_table_waits_while_an_excluded_one_is_gone(kept: Kept) -> None:
+    """Dropped and made again under another name, nothing but its columns tell that it is the same."""
+    taken(kept)
+    execute(
+        kept.dsn, "create table e2 as select * from e", "alter table e2 add primary key (id)", "drop table e"
+    )
+    assert list(problems(kept)) == ["public.e2"]
+    outcome = take_tables(kept.access)
+    assert "exclude_columns names columns of public.e, which no longer exists" in (
+        outcome.failed[TableName("public", "e2")].message
+    )
+    remove_tables(kept.access, [E])
+    assert list(problems(kept)) == ["public.e2"]
+    kept.configure(exclude_columns=("public.e2.ssn",))
+    assert problems(kept) == {}
+
+
+def test_a_partition_keeps_what_is_excluded_of_its_partitioned_table(kept: Kept) -> None:
+    execute(
+        kept.dsn,
+        "create table p (id int primary key, ssn text) partition by range (id)",
+        "create table p_1 partition of p for values from (0) to (9)",
+        "create table p_2 (ssn text, id int primary key)",
+        "alter table p attach partition p_2 for values from (10) to (19)",
+    )
+    kept.configure(exclude_columns=("public.p.ssn",))
+    kept.take("public.p", E, OTHER)
+    execute(kept.dsn, "alter table p detach partition p_1", "alter table p detach partition p_2")
+    execute(kept.dsn, "alter table p_2 rename ssn to other")
+    found = problems(kept)
+    assert "name public.p_1.ssn there" in found["public.p_1"]
+    assert "name the column that has its values there" in found["public.p_2"]
+    kept.configure(exclude_columns=("public.p.ssn", "public.p_1.ssn", "public.p_2.other"))
+    assert problems(kept) == {}
+
+
+def test_a_table_that_becomes_a_partition_brings_its_exclusion(kept: Kept) -> None:
+    execute(kept.dsn, "create table p (id int primary key, ssn text) partition by range (id)")
+    execute(kept.dsn, "alter table e drop column amount, drop column note")
+    taken(kept)
+    execute(kept.dsn, "alter table p attach partition e for values from (0) to (9)")
+    assert "exclude_columns names public.e.ssn" in problems(kept)["public.p"]
+
+
+def test_names_of_another_server_bind_nothing(kept: Kept) -> None:
+    """A new epoch may begin at a server whose oids are those of other tables."""
+    taken(kept)
+    execute(kept.dsn, "alter table e rename to e_new")
+    epoch = read_epoch(kept.changelog)
+    with kept.source() as source, Store(kept.dsn, "test") as store:
+        records = store.read_tables(kept.pipeline.name)
+        assert recorded_names(source, kept.pipeline, epoch, records) is not None
+        other = replace(epoch, system_identifier="7")
+        assert recorded_names(source, kept.pipeline, other, records) is None
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"target_tables": {"public.nothere": "x"}}, "target_tables: public.nothere"),
+        ({"target_schemas": {"nothere": "x"}}, "target_schemas: nothere"),
+    ],
+)
+def test_a_catalog_name_for_nothing_is_refused(kept: Kept, setting: dict[str, Any], said: str) -> None:
+    kept.configure(**setting)
+    with pytest.raises(ConfigError, match=said), kept.source() as source:
+        resolve_tables(source, kept.pipeline)
