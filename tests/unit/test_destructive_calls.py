@@ -29,6 +29,7 @@ _CALLER = "asked for by the caller"
 _EMPTY = "an empty folder, which goes with what was in it"
 _NOTHING = "values in memory"
 _ADDS = "subjects are added, none is taken away"
+_HINT = "a statement that an error proposes"
 
 _CLAIM = "replication/app/snapshotting/source_ownership.py"
 
@@ -59,6 +60,9 @@ SITES: dict[Site, str] = {
     ("replication/app/snapshotting/epoch_beginning.py", "_begin", "drop_unused"): "just made",
     ("replication/app/snapshotting/epoch_beginning.py", "_open_epoch", "drop_unused"): "just made",
     (_CLAIM, "prepare_publication", "drop_publication"): "publication",
+    (_CLAIM, "_drop_former", "drop_slot"): "slot",
+    (_CLAIM, "_drop_former", "drop_publication"): "publication",
+    ("replication/app/drift_check/source_protection.py", "protect_source", "drop_tables"): "publication",
     ("replication/app/torn_commits.py", "settle_lake", "set_aside"): "changelog",
     ("replication/changelog/compaction.py", "_join_hour", "replace_files"): "fence",
     ("replication/changelog/parts.py", "write", "delete_files"): "just made",
@@ -95,6 +99,7 @@ SITES: dict[Site, str] = {
     ("replication/source/ddl_capture/event_trigger.py", "uninstall", "DROP"): "event trigger",
     ("replication/source/ddl_capture/event_trigger_sql.py", "_drop_statements", "DROP"): "event trigger",
     ("replication/source/ddl_capture/event_trigger_sql.py", "removal_statements", "DROP"): "event trigger",
+    ("replication/source/catalog/refused_changes.py", "_leave", "DROP"): _HINT,
     ("replication/source/publication.py", "add_tables", "DROP"): "just made",
     ("replication/source/publication.py", "drop_publication", "DROP"): _CALLER,
     ("replication/source/slot/creation.py", "_wait_until_gone", "drop_slot"): "just made",
@@ -107,6 +112,9 @@ SITES: dict[Site, str] = {
     ("replication/state/migrations.py", "_drop_tables", "DROP"): "state schema",
     ("replication/state/pipeline_locks.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/state/pipelines.py", "forget_pipeline", "DELETE FROM"): "state schema",
+    ("replication/state/source_tokens.py", "<module>", "DELETE FROM"): "state schema",
+    ("replication/state/source_tokens.py", "forget_tokens", "DROP"): "state schema",
+    ("replication/state/source_tokens.py", "forget_tokens", "remove_schema"): "state schema",
     ("replication/state/store.py", "remove_schema", "remove_schema"): "state schema",
     ("replication/state/tables.py", "remove_table", "DELETE FROM"): "state schema",
     ("replication/storage/clock.py", "_stamp", "delete_files"): "just made",
@@ -134,7 +142,7 @@ def test_every_destructive_call_site_is_listed_with_its_evidence() -> None:
 
 
 def test_evidence_of_every_site_is_explained_in_the_reference() -> None:
-    explained = {*_EVIDENCE.findall(PAGE.read_text("utf-8")), _CALLER, _EMPTY, _NOTHING, _ADDS}
+    explained = {*_EVIDENCE.findall(PAGE.read_text("utf-8")), _CALLER, _EMPTY, _NOTHING, _ADDS, _HINT}
     assert set(SITES.values()) <= explained
 
 

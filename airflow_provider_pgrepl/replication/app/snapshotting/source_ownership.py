@@ -14,7 +14,6 @@ from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.creation import PLUGIN
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
@@ -95,7 +94,8 @@ class SourceOwnership:
         if former is None:
             return
         slot = read_slot(self.source, former.slot) if former.slot != pipeline.slot else None
-        if slot is not None and (recorded is None or recorded.slot_owned) and slot.plugin == PLUGIN:
+        is_owned = recorded is None or recorded.slot_owned
+        if slot is not None and is_owned and reason_to_keep(self.source, slot) is None:
             drop_slot(self.source, slot.name)
             forget_tokens(self.source, slot.name)
             log.info("dropped the slot of the epoch that is given up: %s", slot.name)
