@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,10 @@ SNAPSHOT = LSN(5)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("batch"), st.sets(st.sampled_from(TABLES)), st.integers(1, 3)),
-        st.tuples(st.sampled_from(["begin", "end", "plan", "lose", "pause"]), st.sampled_from(TABLES)),
+        st.tuples(
+            st.sampled_from(["begin", "end", "plan", "lose", "pause", "stop", "take"]),
+            st.sampled_from(TABLES),
+        ),
         st.tuples(st.sampled_from(["seal", "point", "cut"])),
     ),
     max_size=60,
@@ -43,6 +48,7 @@ class World:
     )
     ends: list[int] = field(default_factory=list)
     passed: int = BEFORE_ALL
+    streaming: set[int] = field(default_factory=lambda: set(TABLES))
 
     def __post_init__(self) -> None:
         self.schedule = TableSchedule(lambda _: AT_ONCE, self.limit)
@@ -85,11 +91,25 @@ class World:
 
     def pause(self, oid: int) -> None:
         """It was stopped, and goes on."""
-        self.schedule.follow({other: SNAPSHOT for other in TABLES if other != oid}, {oid: SNAPSHOT})
+        self.follow(oid, {oid: SNAPSHOT})
 
     def lose(self, oid: int) -> None:
         """Somebody else's doing: nothing is known of the table any more."""
-        self.schedule.follow({other: SNAPSHOT for other in TABLES if other != oid}, {})
+        self.follow(oid)
+
+    def stop(self, oid: int) -> None:
+        """It stops, and is noticed before what is recorded of it is read again."""
+        self.schedule.caught_up.forget(oid)
+        self.point()
+        self.streaming.discard(oid)
+        self.follow()
+
+    def take(self, oid: int) -> None:
+        """It is there again."""
+        self.streaming.add(oid)
+
+    def follow(self, but: int = 0, catching_up: Mapping[int, LSN] = MappingProxyType({})) -> None:
+        self.schedule.follow(dict.fromkeys(self.streaming - {but}, SNAPSHOT), catching_up)
 
     def seal(self) -> None:
         self.schedule.seal()
@@ -99,10 +119,10 @@ class World:
         self.passed = BEFORE_ALL
 
     def point(self) -> None:
-        version = self.schedule.caught_up.common(TABLES, self.schedule.newest)
+        version = self.schedule.common(self.streaming)
         if version is not None and version > self.passed:
             self.passed = version
-        self.schedule.forget_before(self.passed, TABLES)
+        self.schedule.forget_before(self.passed, self.streaming)
 
     def check(self) -> None:
         """Whatever is said of a table at a moment, it holds just what was committed until then."""
@@ -111,11 +131,11 @@ class World:
                 known = self.schedule.caught_up.at(oid, version)
                 if known is not None:
                     assert self.versions[oid][known.version] == self.committed(oid, version)
-        common = self.schedule.caught_up.common(TABLES, self.schedule.newest)
+        common = self.schedule.common(self.streaming)
         if common is not None:
             assert common in self.ends
-            assert all(self.schedule.caught_up.at(oid, common) is not None for oid in TABLES)
-            assert common < self.passed or common in self.schedule.ends
+            assert all(self.schedule.caught_up.at(oid, common) is not None for oid in self.streaming)
+            assert self.schedule.ends[common].version == common
 
     def committed(self, oid: int, upto: int) -> set[int]:
         return {version for version, tables in self.commits.items() if version <= upto and oid in tables}
@@ -140,6 +160,7 @@ def test_whatever_happened_before_all_tables_catch_up_and_meet(steps, limit):
     world = World(limit)
     for name, *arguments in steps:
         getattr(world, name)(*arguments)
+    world.streaming = set(TABLES)
     for _ in range(len(steps) + 3):
         for oid in TABLES:
             world.end(oid)
@@ -147,7 +168,7 @@ def test_whatever_happened_before_all_tables_catch_up_and_meet(steps, limit):
             world.begin(oid)
     assert world.schedule.is_settled(TABLES)
     assert world.schedule.through(TABLES) == world.schedule.newest
-    assert world.schedule.caught_up.common(TABLES, world.schedule.newest) == world.schedule.newest
+    assert world.schedule.common(TABLES) == world.schedule.newest
     world.check()
 
 

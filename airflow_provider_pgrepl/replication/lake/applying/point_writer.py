@@ -41,7 +41,7 @@ class PointWriter:
         if schedule.newest < self._version:
             self._version = BEFORE_ALL
         needed = [oid for oid, record in records.items() if record.state is TableState.STREAMING]
-        version = schedule.caught_up.common(needed, schedule.newest)
+        version = schedule.common(needed)
         if version is not None and (version > self._version or self._lacks(records, version)):
             self._append(records, version)
             self._version = version

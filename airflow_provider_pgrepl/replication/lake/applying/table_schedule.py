@@ -140,6 +140,15 @@ class TableSchedule:
         known = [self.caught_up.get(oid) for oid in oids]
         return min((BEFORE_ALL if one is None else one.through for one in known), default=self.newest)
 
+    def common(self, oids: Collection[int]) -> int | None:
+        """Return the newest version of the changelog that a consistent point of these tables can be made at.
+
+        None when there is none. The end of one that they have had may be forgotten: a table that has stopped
+        since, or is paused, would not have had it.
+        """
+        version = self.caught_up.common(oids, self.newest)
+        return version if version in self.ends else None
+
     def merges(self, oid: int, now: float) -> TableMerges | None:
         """For people to see; None for a table that was not merged yet."""
         pace, waiting = self.paces.get(oid), self.waiting.get(oid)
