@@ -133,7 +133,7 @@ def test_event_trigger_that_a_person_made_under_the_name_is_kept(kept, dsn, inst
             event_trigger.install(source, replace(kept.pipeline, event_trigger=True))
         event_trigger.keep_installed(source, replace(kept.pipeline, event_trigger=False))
         assert not event_trigger.is_present(source, kept.pipeline.name)
-        with pytest.raises(psycopg2.errors.RaiseException, match="calls another function"):
+        with pytest.raises(psycopg2.errors.RaiseException, match="calls a function outside"):
             source.cursor().execute(removal_script(kept.pipeline.name))
         source.cursor().execute("rollback")
     assert any(f"event trigger {trigger}, which" in what for what in teardown(kept.access).kept)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.lake.dropping import check_droppable, drop_lake_tables
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.dropping import (
+    check_droppable,
+    drop_lake_tables,
+    files_of_others,
+)
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.storage import append_delta, open_storage, store_probe
+from airflow_provider_pgrepl.replication.storage import append_delta, objects, open_storage, store_probe
+from airflow_provider_pgrepl.replication.storage.clock import storage_lead
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 
 
@@ -95,6 +102,34 @@ def test_what_is_dropped_is_gone_with_all_that_is_below_it(s3_lake):
     assert left
     assert all(info.path.startswith((f"{root}/public/t2", f"{root}/public")) for info in left)
     assert not [info for info in left if info.path.startswith(f"{root}/public/t/")]
+
+
+def test_objects_of_others_in_the_place_of_a_table_stay(s3_lake):
+    filesystem, root = open_storage(s3_lake)
+    report = f"{root}/public/t/report-2019.csv"
+    objects.put(filesystem, report, b"mine")
+    with pytest.raises(LakeError, match=r"it has no Delta log, but holds report-2019.csv"):
+        check_droppable(s3_lake, [TableName("public", "t")], "p")
+    with pytest.raises(LakeError, match="has not written"):
+        commit_snapshot(f"{s3_lake}/public/t", pa.schema([("a", pa.int64())]), [], LSN(9), "p", Epoch(1))
+    objects.delete(filesystem, [report])
+    commit_snapshot(f"{s3_lake}/public/t", pa.schema([("a", pa.int64())]), [], LSN(9), "p", Epoch(1))
+    objects.put(filesystem, report, b"mine")
+    check_droppable(s3_lake, [TableName("public", "t")], "p")
+    assert files_of_others(s3_lake, [TableName("public", "t")]) == [f"{s3_lake}/public/t/report-2019.csv"]
+    drop_lake_tables(s3_lake, [TableName("public", "t")])
+    left = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    assert [info.path for info in left if info.is_file] == [report]
+
+
+def test_clock_of_the_store_is_asked_and_leaves_nothing(s3_lake):
+    append_delta(f"{s3_lake}/_pgrepl/changelog", pa.table({"a": [1]}))
+    filesystem, root = open_storage(s3_lake)
+    before = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    lead = storage_lead(f"{s3_lake}/_pgrepl", datetime.now(UTC) + timedelta(minutes=20))
+    assert timedelta(minutes=19) < lead < timedelta(minutes=21)
+    after = filesystem.get_file_info(fs.FileSelector(root, recursive=True))
+    assert [info.path for info in after] == [info.path for info in before]
 
 
 def test_a_store_that_is_away(faulty, s3_lake):

@@ -18,15 +18,24 @@ from tests.support.replicated import execute
 SETUP = ("create table t(id int primary key, v text)", "insert into t values (1, 'a')")
 
 
-def assert_refused_until_a_new_epoch(replicated: InProcess, says: str, *, gives_up: bool = False) -> None:
+def assert_refused_until_a_new_epoch(
+    replicated: InProcess, says: str, *, gives_up: bool = False, cure: str = ""
+) -> None:
     """Refused, the lake left as it is, and everything resnapshotted only when that is asked for; where the
-    source is not proven to be the lake's (`gives_up`), only by the name of what is given up."""
+    source is not proven to be the lake's (`gives_up`), only by the name of what is given up.
+
+    `cure`: what has to be run at the source first.
+    """
     before = sorted(replicated.lake_rows("public.t")["id"].to_pylist())
     for _ in range(2):
         assert replicated.run("replicate", "--until", "caught-up") == 78
     assert says in replicated.log_tail()
     assert ("--new-epoch" in replicated.log_tail()) != gives_up
     assert sorted(replicated.lake_rows("public.t")["id"].to_pylist()) == before
+    if cure:
+        assert replicated.run("snapshot", "--new-epoch") == 78
+        assert "exists and was not made by" in replicated.log_tail()
+        execute(replicated.dsn, cure)
     if gives_up:
         record = read_epoch(replicated.changelog)
         assert replicated.run("snapshot", "--new-epoch") == 78
@@ -42,23 +51,29 @@ def assert_refused_until_a_new_epoch(replicated: InProcess, says: str, *, gives_
 
 
 @pytest.mark.parametrize(
-    ("breakage", "says"),
+    ("breakage", "says", "cure"),
     [
-        ("select pg_drop_replication_slot('{slot}')", "exist"),
+        ("select pg_drop_replication_slot('{slot}')", "exist", ""),
         (
             "select pg_replication_slot_advance('{slot}', pg_current_wal_insert_lsn())",
             "somebody else moved it",
+            "",
         ),
-        ("drop publication {slot}; create publication {slot} for table t", "created again"),
+        # It is not the pipeline's any more, which drops none but its own.
+        (
+            "drop publication {slot}; create publication {slot} for table t",
+            "created again",
+            "drop publication {slot}",
+        ),
     ],
 )
-def test_a_slot_or_publication_that_is_not_what_it_was(spark, dsn, tmp_path, breakage, says):
+def test_a_slot_or_publication_that_is_not_what_it_was(spark, dsn, tmp_path, breakage, says, cure):
     execute(dsn, *SETUP)
     replicated = InProcess(spark, dsn, tmp_path, ("public.t",))
     replicated.snapshot()
     replicated.catch_up()
     execute(dsn, "insert into t values (2, 'b')", *breakage.format(slot=replicated.pipeline.slot).split("; "))
-    assert_refused_until_a_new_epoch(replicated, says)
+    assert_refused_until_a_new_epoch(replicated, says, cure.format(slot=replicated.pipeline.slot))
 
 
 @pytest.fixture(scope="module")

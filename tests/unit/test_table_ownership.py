@@ -166,6 +166,20 @@ def test_snapshot_into_a_folder_of_others_is_rejected_and_changes_nothing(tmp_pa
     assert tree(tmp_path) == before
 
 
+def test_folder_of_a_table_in_other_letter_case_is_not_taken_for_this_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system that ignores case, the paths of "Orders" and orders lead to one folder."""
+    ours(tmp_path / "public" / "orders")
+    real = Path.iterdir
+    others = {"orders": "Orders"}
+    monkeypatch.setattr(
+        Path, "iterdir", lambda self: (one.with_name(others.get(one.name, one.name)) for one in real(self))
+    )
+    found = read_ownership(f"{tmp_path}/public/orders", "shop")
+    assert (found.owner, found.reason.rpartition(" ")[2]) == (Owner.UNKNOWN, "Orders")
+
+
 def out_of_sight(table: Path) -> Path:
     file = next(table.glob("*.parquet"))
     return file.rename(table.parent.parent / file.name)

@@ -12,6 +12,7 @@ from typing import Any
 
 from pyarrow import fs
 
+from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
 from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.storage import (
@@ -44,8 +45,17 @@ def _replaced_files(filesystem: fs.FileSystem, root: str, since: datetime) -> It
     for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
         match = _COMMIT.fullmatch(info.base_name)
         if match and info.mtime >= since:
-            actions: list[dict[str, Any]] = read_commit_actions(filesystem, root, int(match[1]))
+            actions = _read(filesystem, root, int(match[1]))
             yield from (action["remove"]["path"] for action in actions if "remove" in action)
+
+
+def _read(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:
+    try:
+        return read_commit_actions(filesystem, root, version)
+    except FileNotFoundError:
+        return []  # Another process cleaned the log: it is older than a released version is held.
+    except ValueError:
+        raise LakeError(f"commit {version} of the consistent points cannot be read") from None
 
 
 def _named(filesystem: fs.FileSystem, path: str) -> Iterator[tuple[str, int]]:

@@ -72,7 +72,8 @@ class SourceOwnership:
             raise PublicationError(
                 f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}"
                 f"{f': {reason}' if reason else ''}",
-                'set `publication` to a name that is free, or `publication_mode` to "use"',
+                'set `publication` to a name that is free, or `publication_mode` to "use"; or drop that'
+                f" publication, if nobody needs it: DROP PUBLICATION {pipeline.publication}",
             )
         if replace_record:
             self._drop_former(ours, known)

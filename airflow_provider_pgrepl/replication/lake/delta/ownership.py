@@ -66,6 +66,17 @@ def is_link(uri: str) -> bool:
     return local is not None and (local.is_symlink() or local.parent.is_symlink())
 
 
+def _other_spelling(uri: str) -> str | None:
+    """The name under which a file system that ignores case has the folder, if it is not this one."""
+    local = local_path(uri)
+    if local is None:
+        return None
+    for path in (local.parent, local):
+        if path.exists() and path.name not in (names := {one.name for one in path.parent.iterdir()}):
+            return next((name for name in names if name.casefold() == path.name.casefold()), path.name)
+    return None
+
+
 def read_ownership(uri: str, pipeline_name: str) -> Ownership:
     """Return the owner of the folder `uri` from the lake table's point of view.
 
@@ -76,6 +87,8 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
         return Ownership(Owner.UNKNOWN, "its folder is a symbolic link")
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
+        if (name := _other_spelling(uri)) is not None:
+            return Ownership(Owner.UNKNOWN, f"the file system ignores case, and the folder is that of {name}")
         kind = filesystem.get_file_info(root).type
         if kind == fs.FileType.File:
             return Ownership(Owner.UNKNOWN, "it is a file")

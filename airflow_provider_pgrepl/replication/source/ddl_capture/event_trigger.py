@@ -40,7 +40,7 @@ _FOREIGN = """
 SELECT e.evtname::text, pg_catalog.format('%%s.%%s', n.nspname, p.proname)
 FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
     JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-WHERE e.evtname = ANY (%s::text[]) AND (n.nspname, p.proname) <> (%s, %s) ORDER BY 1
+WHERE e.evtname = ANY (%s::text[]) AND n.nspname <> %s ORDER BY 1
 """
 
 _KEY_TABLE = """
@@ -130,8 +130,8 @@ def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
 def uninstall(connection: Connection, pipeline: str) -> None:
     """Take away what `install` made, the schema too when nothing else is in it. May be called again.
 
-    A trigger of one of its names that calls another function stays. Raises PrivilegeError when the role may
-    not.
+    A trigger of one of its names that calls a function outside of our schema stays. Raises PrivilegeError
+    when the role may not.
     """
     if not is_present(connection, pipeline):
         return
@@ -157,17 +157,21 @@ def is_installed(connection: Connection, pipeline: str) -> bool:
 
 def is_present(connection: Connection, pipeline: str) -> bool:
     """Whether there is anything for `uninstall` to take away, whether it fires or not."""
+    foreign = {name for name, _ in read_foreign(connection, pipeline)}
+    own = [name for name in trigger_names(pipeline) if name not in foreign]
     with source_errors("looking for the event trigger"):
-        # A trigger of ours cannot be there without it.
-        return bool(rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
+        triggers = rows(
+            connection, "SELECT 1 FROM pg_catalog.pg_event_trigger WHERE evtname = ANY (%s::text[])", (own,)
+        )
+        return bool(triggers or rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
 
 
 def read_foreign(connection: Connection, pipeline: str) -> list[tuple[str, str]]:
-    """Return the event triggers of this pipeline's names that call another function, and that function."""
+    """Return the event triggers of this pipeline's names that call a function outside of our schema, and
+    that function."""
     names = list(trigger_names(pipeline))
     with source_errors("looking for the event trigger"):
-        found = rows(connection, _FOREIGN, (names, SCHEMA, function_name(pipeline)))
-    return [(name, function) for name, function in found]
+        return [(name, function) for name, function in rows(connection, _FOREIGN, (names, SCHEMA))]
 
 
 def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:
