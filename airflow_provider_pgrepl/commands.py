@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
 
 if TYPE_CHECKING:
+    from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.drift_check.report import DriftReport
 
 Arguments = argparse.Namespace
@@ -79,8 +80,9 @@ def _remove(pipeline: Pipeline, arguments: Arguments) -> int:
     if arguments.drop_lake_tables and not arguments.yes:
         check_removable(access, arguments.tables, drop_lake_tables=True)
         return _ask(
+            access,
             f"this would drop the lake tables of {', '.join(arguments.tables)}, with their histories, in"
-            f" {pipeline.lake_root}"
+            f" {pipeline.lake_root}",
         )
     remove_tables(access, arguments.tables, arguments.drop_lake_tables, arguments.timeout)
     lake = "lake table dropped" if arguments.drop_lake_tables else "lake table kept"
@@ -95,7 +97,7 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     done = teardown(access, arguments.drop_lake, arguments.timeout, dry_run=not arguments.yes)
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
-    return _ask(f"with --yes it would end with this:\n{done.to_text()}")
+    return _ask(access, f"with --yes it would end with this:\n{done.to_text()}")
 
 
 def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -123,11 +125,11 @@ def _skip(pipeline: Pipeline, arguments: Arguments) -> int:
     if arguments.yes:
         return _say(skipped.to_text())
     done = "nothing was skipped; the changelog has all transactions before this one now"
-    return _ask(f"with --yes:\n{skipped.to_text()}", done)
+    return _ask(access, f"with --yes:\n{skipped.to_text()}", done)
 
 
-def _ask(what: str, done: str = "nothing was changed") -> int:
-    sys.stderr.write(f"{what}\n{done}: run the same with --yes to do it\n")
+def _ask(access: Access, what: str, done: str = "nothing was changed") -> int:
+    sys.stderr.write(f"{access.describe()}\n{what}\n{done}: run the same with --yes to do it\n")
     return process.WILL_NOT_HELP
 
 

@@ -78,6 +78,7 @@ def test_a_lake_table_is_dropped_only_with_yes(line):
     code, out, err = line("remove", A, "--drop-lake-tables")
     assert (code, out) == (78, "")
     assert err.splitlines() == [
+        line.kept.access.describe(),
         f"this would drop the lake tables of {A}, with their histories, in {line.kept.pipeline.lake_root}",
         "nothing was changed: run the same with --yes to do it",
     ]
@@ -90,7 +91,8 @@ def test_teardown_first_says_what_it_would_do(line):
     slot, publication = line.kept.pipeline.slot, line.kept.pipeline.publication
     code, out, err = line("teardown")
     assert (code, out) == (78, "")
-    assert err.splitlines()[:3] == [
+    assert err.splitlines()[:4] == [
+        line.kept.access.describe(),
         "with --yes it would end with this:",
         f"dropped: slot {slot}",
         f"dropped: publication {publication}",

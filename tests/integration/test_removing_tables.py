@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from airflow_provider_pgrepl.errors import BusyError, ConfigError, LakeError, Retry
+from airflow_provider_pgrepl.errors import BusyError, ConfigError, LakeError, Retry, SnapshotError
 from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
+from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.read import consistent_arrow
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.conftest import closing_connection
@@ -183,3 +191,65 @@ def test_a_lake_that_cannot_be_told_to_be_ours_drops_nothing(kept):
         remove_tables(nowhere, [A], drop_lake_tables=True)
     assert kept.states()[A] == "streaming"
     assert LSN(kept.begin() - 1) == kept.record(A).position_lsn
+
+
+def test_table_that_is_taken_again_meanwhile_stays_published(kept):
+    """The states are read again once no snapshot can take a table any more."""
+    with kept.access.store("snapshot") as app:
+        app.lock(kept.pipeline.name, "snapshot")
+        failed: list[BaseException] = []
+        with app.locked(kept.pipeline.name, "publication", 0):
+            remover = threading.Thread(target=removing, args=(kept, failed), daemon=True)
+            remover.start()
+            kept.set_states(A, TableState.SNAPSHOTTING)
+        remover.join(30)
+    assert [type(error) for error in failed] == [BusyError]
+    assert kept.states()[A] == "snapshotting"
+    assert published(kept) == {A, B}
+
+
+def removing(kept: Kept, failed: list[BaseException]) -> None:
+    try:
+        remove_tables(kept.access, [A], timeout_s=1)
+    except BusyError as error:
+        failed.append(error)
+
+
+def test_snapshot_waits_for_a_removal_that_waits_for_the_source(kept, monkeypatch):
+    """Else it would find the table in the publication that it is about to leave."""
+    kept.configure(lock_timeout_s=0.1)
+    with closing_connection(kept.dsn) as connection, connection.cursor() as cursor, taking(kept) as snapshot:
+        cursor.execute("begin; lock table a in share row exclusive mode")
+        removal = replace(kept.access, pipeline=replace(kept.pipeline, lock_timeout_s=60))
+        remover = threading.Thread(target=remove_tables, args=(removal, [A]), daemon=True)
+        remover.start()
+        wait_until(lambda: kept.states()[A] == "removed", 20)
+        with pytest.raises(BusyError, match=r"at it already \(publication\)"):
+            snapshot.take([TableName.parse(A)], RequestedTables(), read_epoch(kept.changelog))
+        cursor.execute("rollback")
+        remover.join(30)
+    assert kept.states()[A] == "removed"
+    assert published(kept) == {B}
+
+
+def test_removed_table_whose_copy_fails_leaves_the_publication_again(kept, monkeypatch):
+    def fails(*_: object, **__: object) -> None:
+        raise SnapshotError("no snapshot could be had")
+
+    remove_tables(kept.access, [A])
+    monkeypatch.setattr(table_snapshotter, "export_snapshot", fails)
+    with taking(kept) as snapshot, pytest.raises(SnapshotError):
+        snapshot.take([TableName.parse(A)], RequestedTables(), read_epoch(kept.changelog))
+    assert kept.states()[A] == "removed"
+    assert published(kept) == {B}
+
+
+@contextmanager
+def taking(kept: Kept) -> Iterator[TableSnapshotter]:
+    """What takes tables, up to where it would copy them."""
+
+    def spark() -> Any:
+        raise AssertionError("nothing is copied")
+
+    with kept.access.store("snapshot") as store, kept.source() as source:
+        yield TableSnapshotter(kept.access, source, store, spark)

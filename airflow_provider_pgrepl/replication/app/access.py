@@ -10,7 +10,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, address, connect
 from airflow_provider_pgrepl.replication.state.store import Store
 
 
@@ -26,6 +26,11 @@ class Access:
     def from_environment(cls, pipeline: Pipeline) -> Access:
         """By PGREPL_DSN and PGREPL_STATE_DSN. Raises ConfigError."""
         return cls(pipeline, process.source_dsn(), process.state_dsn())
+
+    def describe(self) -> str:
+        """Pipeline, source and lake by name, for who is asked whether they are the right ones."""
+        source = address(self.dsn)
+        return f"pipeline {self.pipeline.name}, source {source}, lake {self.pipeline.lake_root}"
 
     @contextmanager
     def source(self, role: str) -> Iterator[Connection]:

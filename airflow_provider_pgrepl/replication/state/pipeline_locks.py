@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +22,10 @@ from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
 Purpose = str
-"""`replicate`, `snapshot`, or `publish` and a publisher's name."""
+"""`replicate`, `snapshot`, `publication` (tables join or leave it), or `publish` and a publisher's name."""
 
 _MAX_NAME = 63
+_POLL_S = 0.1
 
 # A process number comes again, with another start. Of another role's session the start may be hidden: such a
 # one counts as the holder.
@@ -119,6 +122,23 @@ class PipelineLocks(StateConnection):
         if not taken:
             raise _busy(pipeline, purpose, holders)
         self._locks.add(wanted)
+
+    @contextmanager
+    def locked(self, pipeline: str, purpose: Purpose, timeout_s: float) -> Iterator[None]:
+        """Hold a lock during the block. Raises BusyError when it is not free within `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.lock(pipeline, purpose)
+                break
+            except BusyError:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_POLL_S)
+        try:
+            yield
+        finally:
+            self.unlock(pipeline, purpose)
 
     def is_locked(self, pipeline: str, purpose: Purpose) -> bool:
         """Whether a process holds the lock at this moment, in a schema that is set up; nobody is kept out."""

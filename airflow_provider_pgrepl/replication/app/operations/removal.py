@@ -48,10 +48,15 @@ def remove_tables(
         evidence.check(access.pipeline, store, access.dsn, lake_may_fail=not drop_lake_tables)
         records = _removable(access, store, tables, drop_lake_tables)
         chosen = [record.table for record in records]
-        if drop_lake_tables or any(record.state in _BEING_COPIED for record in records):
+        if drop_lake_tables or _being_copied(records):
             waiting.lock(store, name, "snapshot", deadline)
-        _set_removed(store, name, records)
-        _unpublish(access, store, records)
+        # A snapshot that takes a table again waits for this, or has taken it before the states are read.
+        with store.locked(name, "publication", timeout_s):
+            records = _removable(access, store, chosen, drop_lake_tables)
+            if _being_copied(records):
+                store.lock(name, "snapshot")
+            _set_removed(store, name, records)
+            _unpublish(access, store, records)
         if drop_lake_tables:
             _drop(access, store, chosen, deadline)
 
@@ -74,6 +79,10 @@ def _removable(
         chosen = [record.table for record in records]
         dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name)
     return records
+
+
+def _being_copied(records: Iterable[TableRecord]) -> bool:
+    return any(record.state in _BEING_COPIED for record in records)
 
 
 def _refuse_last(store: Store, name: str, records: Sequence[TableRecord]) -> None:

@@ -37,6 +37,7 @@ from airflow_provider_pgrepl.replication.source.preflight.table_warnings import 
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -98,9 +99,12 @@ class TableSnapshotter:
             left -= unfit.keys()
             if not relations:
                 break
-            ownership.publish(relations)
-            # Recorded first: the applier's batches hold nothing of these tables that is not in the snapshot.
-            before = self.begin(relations)
+            # Who removes a table meanwhile sees that it is taken again, or has removed it before.
+            with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
+                ownership.publish(relations)
+                # Recorded first: the applier's batches hold nothing of these tables that is not in the
+                # snapshot.
+                before = self.begin(relations)
             exported = self._export(before)
             try:
                 result = self._copy_at(exported, relations, before, record)
@@ -198,7 +202,12 @@ class TableSnapshotter:
             self.store.set_membership(self.pipeline.name, table, wanted)
 
     def _take_back(self, before: Iterable[TableRecord]) -> None:
-        """Nothing was copied: tables go on, or stand, as they did. What never was copied stays due."""
+        """Nothing was copied: tables go on, or stand, as they did. What never was copied stays due.
+
+        Those that were removed leave the publication again.
+        """
+        before = list(before)
+        self._unpublish([record.table for record in before if record.state is TableState.REMOVED])
         for record in before:
             state = TableState.CATCHING_UP if record.state is TableState.STREAMING else record.state
             if state in (TableState.PENDING, TableState.SNAPSHOTTING):
@@ -216,6 +225,16 @@ class TableSnapshotter:
             )
             if record.membership == "removed":
                 self.store.set_membership(self.pipeline.name, record.table, record.membership)
+
+    def _unpublish(self, tables: list[TableName]) -> None:
+        """The error that brought us here is the one to be raised, so what fails here is logged."""
+        if not tables or self.pipeline.publication_mode != "create":
+            return
+        pipeline, names = self.pipeline, ", ".join(map(str, tables))
+        try:
+            drop_tables(self.source, pipeline.publication, tables, pipeline.lock_timeout_s)
+        except PgReplError as error:
+            log.warning("removed tables stay in the publication: %s; remove them again: %s", error, names)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""

@@ -155,7 +155,7 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         recorded, progress, tables, problems = _read_state(pipeline)
         contradictions = _contradictions(pipeline, connection)
     lake = _read_lake(pipeline)
-    if lake == _Lake() and any(record.position_lsn is not None for record in tables):
+    if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
     problems = (*problems, *_refused(dsn, pipeline, tables))
