@@ -95,6 +95,16 @@ def _pinned(name: str) -> str:
     return f"CASE WHEN {is_linux} THEN {value} ELSE '0' END"
 
 
+def application_name(role: str) -> str:
+    """Return the application name of a session of ours."""
+    return f"pgrepl {role}"[:_MAX_APPLICATION_NAME]
+
+
+def stream_role(slot: str) -> str:
+    """Return the role of the session that reads a slot."""
+    return f"receive {slot}"
+
+
 def stream_conninfo(dsn: str, role: str) -> str:
     """The libpq connection string of the replication stream (`replication=database`). Raises ConfigError."""
     return _conninfo(dsn, role, replication="database")
@@ -144,7 +154,7 @@ def _conninfo(dsn: str, role: str, **more: str) -> str:
         "connect_timeout": CONNECT_TIMEOUT_S,
         **_TCP_LIMITS,
         **given,
-        "application_name": f"pgrepl {role}"[:_MAX_APPLICATION_NAME],
+        "application_name": application_name(role),
         "client_encoding": "UTF8",
         **more,
     }
