@@ -43,6 +43,8 @@ PINNED_SETTINGS: dict[str, str] = {
     "row_security": "off",
     # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
     "synchronous_commit": "local",
+    # Parallel workers are few, and the application's.
+    "max_parallel_workers_per_gather": "0",
     # Any of these would end a keeper or a long copy.
     "statement_timeout": "0",
     "lock_timeout": "0",
