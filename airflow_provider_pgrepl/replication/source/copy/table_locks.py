@@ -105,8 +105,8 @@ def lock_tables(
     """Lock tables, with all their partitions, within a transaction that has begun.
 
     `wait_s`: how long to wait for each lock; 0 for not at all. `timeout_s`: how long this is tried in all,
-    for the message. Raises SnapshotError when a lock is not had in time, naming who holds one that is in the way,
-    or when a table is no longer there; PrivilegeError when the role may not.
+    for the message. Raises SnapshotError when a lock is not had in time, naming who holds one that is in the
+    way, or when a table is no longer there; PrivilegeError when the role may not.
     """
     if not relations:
         return
