@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import psycopg2
 import pytest
@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
+from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from tests.support.replicated import wait_until
@@ -69,7 +70,7 @@ def keeping(dsn: str, pg: psycopg2.extensions.connection, *names: str) -> Iterat
     relations: list[Relation] = [find_relation(pg, TableName("public", name), "p") for name in names]  # type: ignore[misc]
     with (
         export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as exported,
-        keep(dsn, exported.snapshot, relations, "p", 5.0, trusts_owners=True) as keeper,
+        keep(dsn, exported.snapshot, relations, "p", 60.0, trusts_owners=True) as keeper,
     ):
         exported.close()
         yield keeper
@@ -140,6 +141,32 @@ def test_range_cannot_begin_once_its_table_was_given_up(pg, dsn, tables):
             first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
         with pytest.raises(SnapshotError, match="snapshot is gone"), open_copy(dsn, held.snapshot, first):
             pass
+
+
+def test_transaction_that_locks_partitions_one_by_one_is_never_a_deadlocks_victim(pg, dsn, tables):
+    """Were one partition locked while another is waited for, the two would wait for each other."""
+    with keeping(dsn, pg, "part") as keeper, closing(psycopg2.connect(dsn)) as migration:
+        cursor = migration.cursor()
+        cursor.execute("set statement_timeout = '60s'; lock table part_2 in access exclusive mode")
+        held = list[TableKeeper]()
+        holding = threading.Thread(target=lambda: held.append(keeper.hold(keeper.relations[0])), daemon=True)
+        holding.start()
+        wait_until(lambda: sessions(pg, "pgrepl keeper") == 2)
+        cursor.execute("lock table part_1 in access exclusive mode")
+        migration.commit()
+        holding.join(HANGS_S)
+        held[0].close()
+
+
+def sessions(pg, name):
+    with pg.cursor() as cursor:
+        cursor.execute("select pg_stat_clear_snapshot()")
+        cursor.execute(
+            "select count(*) from pg_stat_activity where application_name = %s"
+            " and datname = current_database()",
+            (name,),
+        )
+        return cursor.fetchone()[0]
 
 
 def test_table_that_waits_for_its_turn_is_not_locked(pg, dsn, run, tables):

@@ -82,7 +82,7 @@ def test_copy_that_raises_in_a_task_leaves_its_trace(spark, caplog):
     job = CopyJob("", "", work.relation, choices, "/lake", LSN(5), datetime.now(UTC))
     keeper: Any = SimpleNamespace(check=lambda: None)
     with pytest.raises(TableError, match="unexpected KeyError") as found:
-        RangeCopies(spark, job, keeper).run([SimpleNamespace()])
+        RangeCopies(spark, job, keeper, 1).run([SimpleNamespace()])
     lines = found.value.trace.splitlines()
     assert lines[0] == "KeyError"
     ours = "  airflow_provider_pgrepl/replication/lake/copying/range_copies.py:"
@@ -97,7 +97,7 @@ def test_copy_whose_tasks_crash_names_classes_and_frames(spark, caplog):
     part: Any = SimpleNamespace()
     job: Any = SimpleNamespace(relation=SimpleNamespace(table="public.t"), copy=crash)
     keeper: Any = SimpleNamespace(check=lambda: None)
-    found = RangeCopies(spark, job, keeper)._try({0: part}, {})
+    found = RangeCopies(spark, job, keeper, 1)._try({0: part}, {})
     assert found is not None
     assert found.message == "public.t: Spark tasks that copy it have crashed"
     assert "MemoryError" in found.trace.splitlines()

@@ -72,7 +72,7 @@ def tried(trace: str) -> PgReplError:
         parallelize=lambda *_: SimpleNamespace(foreach=fail),
     )
     job = SimpleNamespace(relation=SimpleNamespace(table="public.t"), copy=print)
-    copies: Any = RangeCopies(SimpleNamespace(sparkContext=context), job, None)  # type: ignore[arg-type]
+    copies: Any = RangeCopies(SimpleNamespace(sparkContext=context), job, None, 1)  # type: ignore[arg-type]
     found: PgReplError = copies._try({0: None}, {})
     return found
 

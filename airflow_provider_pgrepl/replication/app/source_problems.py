@@ -8,10 +8,19 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
+
+
+def source_problems(
+    source: Connection, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
+) -> tuple[str, ...]:
+    """Return them in sentences; `refused` is what `published_refused` found."""
+    synchronous = synchronous_problem(source, pipeline.slot)
+    return (*([synchronous] if synchronous else []), *map(str, refused.values()))
 
 
 def published_refused(

@@ -22,6 +22,10 @@ from airflow_provider_pgrepl.replication.receiving.publication_watch import Publ
 from airflow_provider_pgrepl.replication.receiving.redelivered import ResentCheck
 from airflow_provider_pgrepl.replication.receiving.relation_tracker import RelationTracker
 from airflow_provider_pgrepl.replication.receiving.version_tagging import VersionTagger
+from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import (
+    is_synchronous,
+    synchronous_problem,
+)
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.stream import Chunk
@@ -30,6 +34,7 @@ from airflow_provider_pgrepl.replication.wire.columns import Splitter, Transacti
 log = logging.getLogger(__name__)
 
 _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
+_STANDBYS_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,7 @@ class ChangelogFeed:
         self._publication = PublicationWatch(catalog, writer, index, trusts_owners=trusts)
         # The writing thread looks first of all: a connection lost meanwhile is then one lost while running.
         self._looked_lsn, self._last_look = self._idle_lsn, float("-inf")
+        self._is_synchronous, self._standbys_at = False, float("-inf")
         progress.durable_lsn = progress.seen_lsn = progress.received_lsn = writer.durable_lsn
         progress.changelog_version = writer.version
 
@@ -165,17 +171,32 @@ class ChangelogFeed:
         """
         self._watch.check_publication()
         self._publication.look()
+        self._look_at_standbys()
         self._looked_lsn, self._last_look = self._idle_lsn, time.monotonic()
+
+    def _look_at_standbys(self) -> None:
+        """While commits at the source wait for this receiver, it makes everything durable at once."""
+        now = time.monotonic()
+        if now - self._standbys_at < _STANDBYS_S:
+            return
+        self._standbys_at, before = now, self._is_synchronous
+        self._is_synchronous = is_synchronous(self._catalog, self._pipeline.slot)
+        if self._is_synchronous and not before:
+            log.warning("%s", synchronous_problem(self._catalog, self._pipeline.slot))
+
+    @property
+    def _interval_s(self) -> float:
+        return 0.0 if self._is_synchronous else self._pipeline.flush_interval_s
 
     def until_flush(self) -> float:
         """Seconds until what is whole has to be flushed, or until it is time to look again."""
         if not self._buffer.has_whole:
             return self._pipeline.flush_interval_s
-        return max(0.0, self._last_flush + self._pipeline.flush_interval_s - time.monotonic())
+        return max(0.0, self._last_flush + self._interval_s - time.monotonic())
 
     def flush_if_due(self) -> None:
         """Make durable what is whole, by time or by size; or how far an idle source is, by the rule."""
-        interval_over = time.monotonic() - self._last_flush >= self._pipeline.flush_interval_s
+        interval_over = time.monotonic() - self._last_flush >= self._interval_s
         if self._buffer.has_whole:
             if interval_over or self._buffer.whole_bytes >= self._pipeline.flush_bytes:
                 self._flush()
@@ -209,6 +230,8 @@ class ChangelogFeed:
 
     def _keepalive_due(self) -> bool:
         now, ahead = time.monotonic(), self._idle_lsn - self._writer.durable_lsn
+        if self._is_synchronous:
+            return ahead > 0 and not self._splitter.is_open
         if ahead <= 0 or self._splitter.is_open or now - self._last_record < self._rule.min_interval_s:
             return False
         wait_s = self._rule.idle_wait_s if self._is_idle else self._rule.max_wait_s

@@ -43,6 +43,8 @@ PINNED_SETTINGS: dict[str, str] = {
     "row_security": "off",
     # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
     "synchronous_commit": "local",
+    # Parallel workers are few, and the application's.
+    "max_parallel_workers_per_gather": "0",
     # Any of these would end a keeper or a long copy.
     "statement_timeout": "0",
     "lock_timeout": "0",
@@ -95,6 +97,16 @@ def _pinned(name: str) -> str:
     return f"CASE WHEN {is_linux} THEN {value} ELSE '0' END"
 
 
+def application_name(role: str) -> str:
+    """Return the application name of a session of ours."""
+    return f"pgrepl {role}"[:_MAX_APPLICATION_NAME]
+
+
+def stream_role(slot: str) -> str:
+    """Return the role of the session that reads a slot."""
+    return f"receive {slot}"
+
+
 def stream_conninfo(dsn: str, role: str) -> str:
     """The libpq connection string of the replication stream (`replication=database`). Raises ConfigError."""
     return _conninfo(dsn, role, replication="database")
@@ -144,7 +156,7 @@ def _conninfo(dsn: str, role: str, **more: str) -> str:
         "connect_timeout": CONNECT_TIMEOUT_S,
         **_TCP_LIMITS,
         **given,
-        "application_name": f"pgrepl {role}"[:_MAX_APPLICATION_NAME],
+        "application_name": application_name(role),
         "client_encoding": "UTF8",
         **more,
     }

@@ -204,7 +204,7 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:
     def attempt(wait_s: float) -> None:
         try:
-            _try_to_add(connection, dsn, name, relation, wait_s)
+            _try_to_add(connection, dsn, name, relation, wait_s, lock_timeout_s)
         except SnapshotError:
             _execute(connection, "ROLLBACK")
             raise
@@ -213,13 +213,15 @@ def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_t
     with_short_waits(attempt, lock_timeout_s)
 
 
-def _try_to_add(connection: Connection, dsn: str, name: str, relation: Relation, patience: float) -> None:
+def _try_to_add(
+    connection: Connection, dsn: str, name: str, relation: Relation, wait_s: float, lock_timeout_s: float
+) -> None:
     with source_errors(f"adding {relation.table} to publication {name}"):
         _execute(connection, "BEGIN")
-        lock_tables(connection, dsn, [relation], "SHARE ROW EXCLUSIVE", patience)
+        lock_tables(connection, dsn, [relation], "SHARE ROW EXCLUSIVE", wait_s, lock_timeout_s)
         try:
             command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed([relation])}"
-            with time_limit.patience(connection, patience + time_limit.ANSWER_LIMIT_S):
+            with time_limit.patience(connection, wait_s + time_limit.ANSWER_LIMIT_S):
                 _execute(connection, command)
             _execute(connection, "COMMIT")
         except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DuplicateObject):

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     CONNECT_TIMEOUT_S,
     pin_statement,
     stream_conninfo,
+    stream_role,
 )
 from airflow_provider_pgrepl.replication.source.stream_errors import refusal, unsendable
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, answered_within
@@ -80,7 +81,7 @@ class ReplicationStream:
         message_bytes: int | None = None,
     ) -> None:
         self._message_bytes = sys.maxsize if message_bytes is None else message_bytes
-        self._connection = _connect(stream_conninfo(dsn, f"receive {slot}"))
+        self._connection = _connect(stream_conninfo(dsn, stream_role(slot)))
         self.has_ended = False
         """Whether the server has ended the stream; nobody hears a status any more. `read` says why."""
         self._lost: SourceConnectionError | None = None

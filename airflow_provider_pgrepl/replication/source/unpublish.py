@@ -60,4 +60,4 @@ def _drop(connection: Connection, name: str, tables: list[TableName], lock_timeo
                 "somebody alters or vacuums one of them: run the same again when that is done",
             ) from None
 
-    with_short_waits(attempt, lock_timeout_s)
+    with_short_waits(attempt, lock_timeout_s, BusyError)

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app.drift_check.source_protection impor
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
-from airflow_provider_pgrepl.replication.app.source_problems import published_refused
+from airflow_provider_pgrepl.replication.app.source_problems import published_refused, source_problems
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
@@ -93,7 +93,7 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
         if pipeline.protect_source and mark_errored:
             protect_source(source, store, pipeline, refused)
         new = _new_tables(source, pipeline, records)
-    problems = tuple(map(str, refused.values()))
+        problems = source_problems(source, pipeline, refused)
     return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables, problems)
 
 

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.ownership import differences
-from airflow_provider_pgrepl.replication.app.source_problems import published_refused
+from airflow_provider_pgrepl.replication.app.source_problems import published_refused, source_problems
 from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -158,7 +158,7 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
     if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
-    problems = (*problems, *_refused(dsn, pipeline, tables))
+    problems = (*problems, *_source_problems(dsn, pipeline, tables))
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
@@ -190,13 +190,13 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
     )
 
 
-def _refused(dsn: str, pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+def _source_problems(dsn: str, pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str, ...]:
     records = {record.table: record for record in tables}
     try:
         with closing(connect(dsn, f"status {pipeline.name}")) as connection:
-            return tuple(map(str, published_refused(connection, pipeline, records).values()))
+            return source_problems(connection, pipeline, published_refused(connection, pipeline, records))
     except PgReplError as error:
-        return (f"refused changes could not be looked for: {error.message}",)
+        return (f"the source could not be looked at: {error.message}",)
 
 
 def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRecord], tuple[str, ...]]:

@@ -113,12 +113,13 @@ class _Gathered(AccumulatorParam[_Answers]):
 
 
 class RangeCopies:
-    """One table's ranges under one keeper."""
+    """One table's ranges under one keeper, at most `sessions` of them at the same time."""
 
-    def __init__(self, spark: SparkSession, job: CopyJob, keeper: TableKeeper) -> None:
+    def __init__(self, spark: SparkSession, job: CopyJob, keeper: TableKeeper, sessions: int) -> None:
         self._spark = spark
         self._job = job
         self._keeper = keeper
+        self._sessions = sessions
 
     def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
         """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
@@ -157,7 +158,7 @@ class RangeCopies:
         crash: errors.PgReplError | None = None
         table = self._job.relation.table
         try:
-            context.parallelize(list(left.items()), len(left)).foreach(
+            context.parallelize(list(left.items()), min(len(left), self._sessions)).foreach(
                 lambda part: gathered.add([copy(*part)])
             )
         except (Py4JJavaError, PySparkException) as error:

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.range_copies import CopyJob, RangeCopies
-from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied, copy_tables
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import AT_ONCE, Copied, copy_tables
 from airflow_provider_pgrepl.replication.lake.delta.comments import commented, commit_comments
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
+from airflow_provider_pgrepl.replication.source.copy.session_budget import copy_sessions
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -80,6 +81,7 @@ class SnapshotCopy:
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
         self._comments: dict[TableName, Comments] = {}
+        self._sessions = 1
 
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
@@ -90,6 +92,7 @@ class SnapshotCopy:
             table: read_comments(self._keeper.connection, table, relation.oid)
             for table, relation in relations.items()
         }
+        self._sessions = max(1, copy_sessions(self._keeper.connection) // AT_ONCE)
         self._keeper.watch()
         return copy_tables(
             list(relations),
@@ -153,7 +156,7 @@ class SnapshotCopy:
             self._position,
             self._exported.exported_at,
         )
-        return RangeCopies(self._spark, job, keeper).run(ranges)
+        return RangeCopies(self._spark, job, keeper, self._sessions).run(ranges)
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
         choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root

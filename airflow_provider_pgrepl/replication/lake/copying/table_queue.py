@@ -13,7 +13,8 @@ from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 4
+AT_ONCE = 4
+"""Tables that are copied at the same time."""
 
 
 @dataclass
@@ -50,7 +51,7 @@ def copy_tables(
     """
     copied = Copied()
     stopping: errors.PgReplError | None = None
-    with ThreadPoolExecutor(min(_AT_ONCE, len(tables))) as pool:
+    with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
         futures = {pool.submit(_traced, copy, table): table for table in tables}
         try:
             for future in as_completed(futures):

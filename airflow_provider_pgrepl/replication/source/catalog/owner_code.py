@@ -20,8 +20,9 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
 _REFERENCE = hints.reference("connection")
-_LOCK_WAIT_MS = 2000
-"""Longer than the second after which the server ends an autovacuum that is waited for."""
+_LOCK_WAIT_MS = 900
+"""Less than the second after which the server looks for deadlocks, whose victim may be the application's
+transaction, and ends an autovacuum that is waited for."""
 
 # An extension's owner may take functions of his own into it, so that membership in one says nothing. Objects
 # that every database has are not in pg_depend. Who made an operator class was a superuser.

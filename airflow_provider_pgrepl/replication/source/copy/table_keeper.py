@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
-from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables, with_short_waits
 
 log = logging.getLogger(__name__)
 
@@ -117,10 +117,21 @@ def keep_table(
     if the snapshot is gone.
     """
     connection = connect(dsn, "keeper")
-    try:
+
+    def attempt(_: float) -> None:
+        # No partition's lock is waited for while those of others are held: a transaction that locks these,
+        # too, might end as the victim of a deadlock.
         import_snapshot(connection, snapshot)
         try:
-            lock_tables(connection, dsn, [relation], "ACCESS SHARE", lock_timeout_s)
+            lock_tables(connection, dsn, [relation], "ACCESS SHARE", 0, lock_timeout_s)
+        except SnapshotError as error:
+            if not connection.closed:
+                connection.cursor().execute("ROLLBACK")
+            raise TableSnapshotError(error.message, error.hint) from None
+
+    try:
+        with_short_waits(attempt, lock_timeout_s, TableSnapshotError)
+        try:
             check_unaltered(dsn, [relation], then)
         except SnapshotError as error:
             raise TableSnapshotError(error.message, error.hint) from None

@@ -8,7 +8,7 @@ from typing import Literal
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import BusyError, SnapshotError, one_line
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, one_line
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
 from airflow_provider_pgrepl.replication.source.connection import (
@@ -58,18 +58,22 @@ WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode 
 """
 
 
-def with_short_waits(attempt: Callable[[float], None], timeout_s: float) -> None:
+def with_short_waits(
+    attempt: Callable[[float], None],
+    timeout_s: float,
+    refusal: type[PgReplError] = SnapshotError,
+) -> None:
     """Call `attempt` with how long it may wait for a lock, again and again for `timeout_s`, until it returns.
 
-    Between two attempts the statements that came behind it get their turn. Raises the last one's
-    SnapshotError or BusyError; `attempt` holds no lock then.
+    Between two attempts the statements that came behind it get their turn. `refusal` is what it raises if it
+    did not get the lock, and holds no other then. Raises the last refusal, and every other error at once.
     """
     deadline = time.monotonic() + timeout_s
     wait_s = min(timeout_s, SHORT_WAIT_S)
     while True:
         try:
             return attempt(wait_s)
-        except (SnapshotError, BusyError):
+        except refusal:
             if time.monotonic() + wait_s / 2 >= deadline:
                 raise
             time.sleep(wait_s)
@@ -91,25 +95,31 @@ def execute_within(connection: Connection, command: str, wait_s: float) -> None:
 
 
 def lock_tables(
-    connection: Connection, dsn: str, relations: Sequence[Relation], mode: Mode, timeout_s: float
+    connection: Connection,
+    dsn: str,
+    relations: Sequence[Relation],
+    mode: Mode,
+    wait_s: float,
+    timeout_s: float | None = None,
 ) -> None:
     """Lock tables, with all their partitions, within a transaction that has begun.
 
-    Raises SnapshotError when a lock is not had in time, naming who holds one that is in the way, or when a
-    table is no longer there; PrivilegeError when the role may not.
+    `wait_s`: how long to wait for each lock; 0 for not at all. `timeout_s`: how long this is tried in all,
+    for the message. Raises SnapshotError when a lock is not had in time, naming who holds one that is in the
+    way, or when a table is no longer there; PrivilegeError when the role may not.
     """
     if not relations:
         return
-    milliseconds = max(1, int(timeout_s * 1000))
-    patient = patience(connection, timeout_s + ANSWER_LIMIT_S)
+    milliseconds, nowait = max(1, int(wait_s * 1000)), "" if wait_s else " NOWAIT"
+    patient = patience(connection, wait_s + ANSWER_LIMIT_S)
     with source_errors("locking the tables"), patient, connection.cursor() as cursor:
         try:
             cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (str(milliseconds),))
-            cursor.execute(f"LOCK TABLE {', '.join(map(_locked, relations))} IN {mode} MODE")
+            cursor.execute(f"LOCK TABLE {', '.join(map(_locked, relations))} IN {mode} MODE{nowait}")
         except psycopg2.errors.LockNotAvailable:
             raise SnapshotError(
                 f"{', '.join(str(relation.table) for relation in relations)}: could not be locked ({mode})"
-                f" within {timeout_s:g} s, because of {_holders(connection, dsn, relations, mode)}",
+                f" within {timeout_s or wait_s:g} s, because of {_holders(connection, dsn, relations, mode)}",
                 "try again when that is done, or raise lock_timeout_s",
             ) from None
         except psycopg2.errors.DeadlockDetected:

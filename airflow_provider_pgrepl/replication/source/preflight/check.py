@@ -71,7 +71,7 @@ def check_source(
         problems += publication_problems(connection, pipeline, server, relations)
         problems += code_problems(connection, pipeline, relations)
         _raise(problems)
-        for warning in server_warnings(connection):
+        for warning in server_warnings(connection, pipeline.slot):
             log.warning("%s", warning)
         return relations
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, source_errors
 
 _SENDABLE = (
@@ -19,8 +20,10 @@ _MOVES_SLOTS_RIGHTLY = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
 https://postgrespro.com/list/id/E1u9I5V-00291M-0Z@gemulon.postgresql.org"""
 
 
-def server_warnings(connection: Connection) -> Iterator[str]:
-    """Sentences about the database that one connects to."""
+def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
+    """Sentences about the database that one connects to, and about the walsender of a slot."""
+    if synchronous := synchronous_problem(connection, slot):
+        yield synchronous
     version = connection.server_version
     if version < _MOVES_SLOTS_RIGHTLY.get(version // 10000, 0):
         first = _MOVES_SLOTS_RIGHTLY[version // 10000]

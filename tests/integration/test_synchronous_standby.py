@@ -1,0 +1,75 @@
+"""A server that takes our walsender for a synchronous standby: we do not wait for ourselves."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg2
+import pytest
+
+from airflow_provider_pgrepl.replication.app.source_problems import source_problems
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from airflow_provider_pgrepl.replication.state.store import Store
+from demo.postgres import Server
+from tests.support.received import Received
+
+HANGS_S = 120
+
+
+@pytest.fixture
+def synchronous() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
+        Path(folder).chmod(0o755)
+        server = Server(Path(folder) / "data", settings={"fsync": "off", "synchronous_standby_names": "*"})
+        server.create()
+        server.start()
+        yield server
+        server.stop(immediate=True)
+
+
+@pytest.fixture
+def received(synchronous: Server, tmp_path: Path) -> Received:
+    """Set up while no standby is there that a commit could wait for."""
+    dsn = synchronous.dsn()
+    with closing(psycopg2.connect(dsn, options="-c synchronous_commit=local")) as admin:
+        admin.autocommit = True
+        admin.cursor().execute("create table t (id int primary key); create table unpublished (id int)")
+    one = Received(dsn, tmp_path, ("public.t",), flush_interval_s=3600)
+    with Store(dsn, "test") as store:
+        store.migrate()
+    one.begin()
+    return one
+
+
+def commit(dsn: str, sql: str) -> threading.Thread:
+    """A commit of the application's, which waits for a synchronous standby."""
+
+    def run() -> None:
+        with closing(psycopg2.connect(dsn)) as connection:
+            connection.autocommit = True
+            connection.cursor().execute(sql)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_commits_that_wait_for_the_receiver_are_confirmed_at_once(received):
+    with received.receiving():
+        for sql in ("insert into t values (1)", "insert into unpublished values (1)"):
+            waiting = commit(received.dsn, sql)
+            waiting.join(HANGS_S)
+            assert not waiting.is_alive(), sql
+
+
+def test_what_the_setting_does_is_said_with_what_to_set(received):
+    with closing(connect(received.dsn, "test")) as source:
+        (problem,) = source_problems(source, received.pipeline, {})
+        assert problem in list(server_warnings(source, received.pipeline.slot))
+    assert "synchronous_standby_names of the source (*) covers this pipeline's walsender" in problem
+    assert "ANY 1 (standby1, standby2)" in problem
