@@ -71,15 +71,22 @@ class HiddenColumns:
         return mine._known(known) | _attnums(relation, mine.names)
 
     def bound(self, relation: Relation) -> frozenset[int]:
-        """The attnums of a relation of the catalog that had one of the names, as far as records determine it.
-        Where they do not, columns that no earlier catalog has count too."""
+        """The attnums of a relation of the catalog that had, or may have had, one of the names.
+
+        Where the layout of a message is not certain, a column that had the same other name in every catalog
+        does not count: else a table could never be copied again once a column of it was dropped and added.
+        """
         known = [one for one in self.records(relation.oid) if one.standing is None]
+        catalogs, live = _catalogs(known), _named(relation)
         mine = self._with_earlier_tables([*known, RelationRecord.of_catalog(relation)])
-        found = mine._known(known) | _attnums(relation, mine.names)
-        if mine._unclear(known):
-            seen = {column.attnum for one in _catalogs(known) for column in (*one.columns, *one.unpublished)}
-            found |= {column.attnum for column in (*relation.columns, *relation.unpublished)} - seen
-        return found
+        found = {attnum for one in (*catalogs, relation) for attnum in _attnums(one, mine.names)}
+        recorded = {pair for one in catalogs for pair in _named(one).items()}
+        had = {attnum: {name for number, name in recorded if number == attnum} for attnum in live}
+        in_doubt = {attnum for attnum, name in live.items() if had[attnum] != {name}}
+        for record in filter(mine._names_any, known):
+            ways = [mine._named_attnums(record, layout) for layout in _layouts(record, catalogs)]
+            found |= set.intersection(*ways) | set.union(*ways) & in_doubt if ways else in_doubt
+        return frozenset(found)
 
     def bare(self, relation: Relation | None) -> Relation | None:
         """What the catalog says, without what older rows have in columns that are not kept."""
@@ -105,9 +112,12 @@ class HiddenColumns:
         found = {attnum for relation in catalogs for attnum in _attnums(relation, self.names)}
         for record in known:
             for layout in _layouts(record, catalogs) if self._names_any(record) else ():
-                named = zip(record.message.columns, layout, strict=True)
-                found |= {attnum for column, attnum in named if self._is_named(record, column.name)}
+                found |= self._named_attnums(record, layout)
         return frozenset(found)
+
+    def _named_attnums(self, record: RelationRecord, layout: Sequence[int]) -> set[int]:
+        named = zip(record.message.columns, layout, strict=True)
+        return {attnum for column, attnum in named if self._is_named(record, column.name)}
 
     def _unclear(self, known: Sequence[RelationRecord]) -> list[RelationRecord]:
         """Those that have such columns, of which nothing tells their attnums."""
@@ -165,6 +175,11 @@ def _layouts(record: RelationRecord, known: Sequence[Relation]) -> list[list[int
         with suppress(UnclearLayoutError):
             found.append([place.attnum for place in place_columns(relation, record, record.catalog)])
     return found or possible_layouts(record.message.columns, record.catalog)
+
+
+def _named(relation: Relation) -> dict[int, str]:
+    """The names of its columns, by attnum."""
+    return {column.attnum: column.name for column in (*relation.columns, *relation.unpublished)}
 
 
 def _catalogs(known: Sequence[RelationRecord]) -> list[Relation]:
