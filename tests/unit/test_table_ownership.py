@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commi
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 
 ROWS = pa.table({"id": pa.array([1], pa.int64())})
+UUID = uuid.UUID("0b29a5a2-6c1f-4f0e-9d3b-5d4e8f7a6c10")
 Make = Callable[[Path], object]
 
 
@@ -53,7 +54,7 @@ def ours_torn(table: Path) -> None:
 
 def unfinished_copy(table: Path) -> None:
     table.mkdir(parents=True)
-    (table / f"part-{uuid.uuid4()}.zstd.parquet").write_bytes(b"PAR1")
+    (table / f"part-{UUID}.zstd.parquet").write_bytes(b"PAR1")
 
 
 def plain_files(table: Path) -> None:
@@ -236,7 +237,7 @@ def test_torn_log_of_another_pipelines_table_stays_as_it_is(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "name",
     ["orders-2019.parquet", "photo.bin", "part-1.zstd.parquet", "deletion_vector_x.bin",
-     f"export/part-{uuid.uuid4()}.zstd.parquet", f"part-00000-{uuid.uuid4()}-c000.snappy.parquet"],
+     f"export/part-{UUID}.zstd.parquet", f"part-00000-{UUID}-c000.snappy.parquet"],
 )  # fmt: skip
 def test_names_of_other_programs_are_not_taken_for_ours(name: str) -> None:
     assert not is_written_name(name)
@@ -244,8 +245,8 @@ def test_names_of_other_programs_are_not_taken_for_ours(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [f"part-{uuid.uuid4()}.zstd.parquet", f"deletion_vector_{uuid.uuid4()}.bin",
-     f"part-{uuid.uuid4()}.parquet", f"2026-01-31T23/{uuid.uuid4().hex}-77.parquet"],
+    [f"part-{UUID}.zstd.parquet", f"deletion_vector_{UUID}.bin",
+     f"part-{UUID}.parquet", f"2026-01-31T23/{{UUID.hex}-77.parquet"],
 )  # fmt: skip
 def test_names_of_our_writers_are_known(name: str) -> None:
     assert is_written_name(name)
