@@ -281,6 +281,16 @@ def test_moved_lake_is_continued_and_recorded(kept: Kept, monkeypatch) -> None:
     assert recorded.lake == str(there)
 
 
+def test_lake_by_another_path_is_the_same(kept: Kept) -> None:
+    """A link leads to it: it is neither moved nor copied."""
+    link = Path(kept.pipeline.lake_root).with_name("link")
+    link.symlink_to(kept.pipeline.lake_root)
+    linked = Access(replace(kept.pipeline, lake=str(link)), kept.dsn, kept.dsn)
+    pause_tables(linked, [A])
+    execute(kept.dsn, "update _pgrepl.pipelines set lake_id = ''")
+    resume_tables(linked, [A])
+
+
 def test_replication_with_another_lake_does_not_begin(
     kept: Kept, elsewhere: str, monkeypatch, caplog
 ) -> None:
