@@ -210,7 +210,7 @@ def test_lake_is_not_dropped_while_the_state_knows_nothing_and_the_slot_is_there
 
 
 def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_it_gives_up(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     record = replace(read_epoch(kept.changelog), system_identifier="123")
     DeltaTable(kept.changelog).alter.set_table_description(record.to_json())
@@ -221,6 +221,10 @@ def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_
     with Store(kept.dsn, "test") as store, kept.source() as source:
         ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
         ownership.claim(read_server(source), record, replace_record=True)
+    assert (
+        f"{record.slot} and publication {record.publication} of the epoch that is given up stay"
+        in caplog.text
+    )
     monkeypatch.setattr(SourceOwnership, "claim", stop)
     with pytest.raises(StoppedError):
         begin_new_epoch(kept.access, [name])
@@ -279,6 +283,16 @@ def test_moved_lake_is_continued_and_recorded(kept: Kept, monkeypatch) -> None:
         recorded = store.read_pipeline(kept.pipeline.name)
     assert recorded is not None
     assert recorded.lake == str(there)
+
+
+def test_lake_by_another_path_is_the_same(kept: Kept) -> None:
+    """A link leads to it: it is neither moved nor copied."""
+    link = Path(kept.pipeline.lake_root).with_name("link")
+    link.symlink_to(kept.pipeline.lake_root)
+    linked = Access(replace(kept.pipeline, lake=str(link)), kept.dsn, kept.dsn)
+    pause_tables(linked, [A])
+    execute(kept.dsn, "update _pgrepl.pipelines set lake_id = ''")
+    resume_tables(linked, [A])
 
 
 def test_replication_with_another_lake_does_not_begin(

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,9 @@ def gather(
     names = {record.slot for record in (epoch, recorded) if record is not None}
     found = [] if source is None else [read_slot(source, name) for name in sorted(names)]
     recorded_lake = ""
+    if recorded is not None and is_same_place(recorded.lake, pipeline.lake_root):
+        # By another path, as where a link leads.
+        recorded = replace(recorded, lake=pipeline.lake_root)
     if epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
         # What cannot be opened is not a lake that could be mistaken for this one.
         with suppress(PgReplError):

@@ -33,6 +33,14 @@ def local_path(uri: str) -> Path | None:
     return None if "://" in uri else Path(uri)
 
 
+def is_same_place(one: str, other: str) -> bool:
+    """Return True if two names lead to one folder of this host, through links or `..`, or are the same."""
+    paths = local_path(one), local_path(other)
+    if paths[0] is None or paths[1] is None:
+        return one == other
+    return os.path.realpath(paths[0]) == os.path.realpath(paths[1])
+
+
 def flush_file(path: Path) -> None:
     """Have a file's content on the disk, whoever wrote it. Raises OSError."""
     with _opened(path) as file:

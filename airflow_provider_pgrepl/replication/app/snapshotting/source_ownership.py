@@ -76,6 +76,8 @@ class SourceOwnership:
                 f" publication, if nobody needs it: DROP PUBLICATION {pipeline.publication}",
             )
         if replace_record:
+            for text in {_what_stays(former, server) for former in (last, recorded)} - {""}:
+                log.warning("%s", text)
             self._drop_former(ours, known)
         self.store.register(
             pipeline,
@@ -184,3 +186,13 @@ class SourceOwnership:
             raise PublicationError(
                 f"the publication {name} lacks {missing}", f"ALTER PUBLICATION {name} ADD TABLE {missing}"
             )
+
+
+def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> str:
+    """What a new epoch leaves at another source, in words; empty where there is nothing."""
+    if former is None or not (source := known_source(former, server)).differs(server):
+        return ""
+    return (
+        f"slot {former.slot} and publication {former.publication} of the epoch that is given up stay in"
+        f" {source}, and the slot holds its WAL: drop them there"
+    )
