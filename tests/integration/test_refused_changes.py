@@ -168,6 +168,17 @@ def test_refused_changes_are_problems_of_drift_check_and_status(dsn, run, tmp_pa
     assert problem in read_status(shop.pipeline).problems
 
 
+def test_tables_that_join_a_publication_without_identity_are_named(dsn, run, tmp_path):
+    """A publication of all tables takes in those that the pipeline does not replicate."""
+    run(KEYED.format(""), "create publication theirs for all tables with (publish_via_partition_root)")
+    shop = Recorded(dsn, "public.t", lake=str(tmp_path), publication="theirs", publication_mode="use")
+    assert check_drift(shop.access).problems == ()
+    (problem,) = check_migration(dsn, shop.pipeline, "create table joined (id int)").problems
+    assert problem.startswith("public.joined: while it is published, the source refuses UPDATE and DELETE")
+    run("create table joined (id int)")
+    assert check_drift(shop.access).problems == (problem,)
+
+
 def test_protected_source_gets_its_changes_through_again(dsn, run, tmp_path):
     run(KEYED.format(""), "create table other (id int primary key)")
     shop = Recorded(dsn, lake=str(tmp_path), protect_source=True)

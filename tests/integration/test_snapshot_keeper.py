@@ -191,6 +191,7 @@ def test_a_lost_keeper_is_noticed(pg, dsn, run, exported):
         run(f"select pg_terminate_backend({held.connection.info.backend_pid}, 5000)")
         with pytest.raises(SnapshotError, match="lost"):
             held.check()
+        held.close()
         with pytest.raises(SnapshotError, match="gone"):
             copied(dsn, held.snapshot, [CopyRange(1, TableName("public", "t"), "COPY t TO STDOUT", 1)])
 

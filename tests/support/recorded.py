@@ -26,7 +26,8 @@ class Recorded:
         with self.access.source("test") as source, Store(dsn, "test") as store:
             store.migrate()
             relations = resolve_tables(source, self.pipeline)
-            create_publication(source, self.pipeline.publication, relations, made_for=self.pipeline.name)
+            if self.pipeline.publication_mode == "create":
+                create_publication(source, self.pipeline.publication, relations, made_for=self.pipeline.name)
             store.register(self.pipeline, read_server(source).system_identifier, True, True)
             self._record(store, read_relations(source, [r.oid for r in relations], self.pipeline.publication))
 

@@ -246,7 +246,7 @@ def test_names_of_other_programs_are_not_taken_for_ours(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [f"part-{UUID}.zstd.parquet", f"deletion_vector_{UUID}.bin",
-     f"part-{UUID}.parquet", f"2026-01-31T23/{{UUID.hex}-77.parquet"],
+     f"part-{UUID}.parquet", f"2026-01-31T23/{UUID.hex}-77.parquet"],
 )  # fmt: skip
 def test_names_of_our_writers_are_known(name: str) -> None:
     assert is_written_name(name)

@@ -10,7 +10,10 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import R
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.source.connection import Connection
-from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import (
+    others_published,
+    refused_tables,
+)
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -26,12 +29,16 @@ def source_problems(
 def published_refused(
     source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
 ) -> dict[TableName, RefusedChanges]:
-    """Return the recorded tables that are in the publication now, and whose changes the source refuses."""
+    """Return the tables that are in the publication now, and whose changes the source refuses.
+
+    Those of another's publication that the pipeline does not replicate count, too.
+    """
     oids = {
         record.relation.oid: table
         for table, record in records.items()
         if record.relation is not None and record.state is not TableState.REMOVED
     }
-    current = read_relations(source, oids, pipeline.publication).values()
+    current = list(read_relations(source, oids, pipeline.publication).values())
+    current += others_published(source, pipeline, current)
     found = refused_tables(source, pipeline, [relation for relation in current if relation.membership_oid])
-    return {oids[oid]: refused for oid, refused in found.items()}
+    return {oids.get(oid, refused.table): refused for oid, refused in found.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -26,7 +28,10 @@ from airflow_provider_pgrepl.replication.source.connection import (
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
-from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
+from airflow_provider_pgrepl.replication.source.preflight.refused_tables import (
+    others_published,
+    refused_tables,
+)
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
     resolve_tables,
@@ -50,7 +55,7 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
         before = resolve_tables(connection, pipeline)
         publication = read_identity(connection, pipeline.publication)
         holders = _tables_with_rows(connection)
-        refused_before = refused_tables(connection, pipeline, before)
+        refused_before = _refused(connection, pipeline, before)
         run_on_trial(connection, sql, pipeline.lock_timeout_s, timeout_s)
         current = current_relations(
             connection, pipeline, before, planned=pipeline.publication_mode == "create"
@@ -62,10 +67,18 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
         findings = find_drift(pipeline, before, attached, {})
         new = _new_tables(connection, pipeline, before)
         problems = _publication_problems(connection, pipeline, publication[0] if publication else None)
-        refused = refused_tables(connection, pipeline, filter(None, current.values()))
+        refused = _refused(connection, pipeline, filter(None, current.values()))
         problems += tuple(str(why) for oid, why in refused.items() if oid not in refused_before)
     tables = tuple(_drift(table, finding, attached.get(table)) for table, finding in findings.items())
     return DriftReport(pipeline.name, len(before), tables, new, pipeline.new_tables, problems)
+
+
+def _refused(
+    connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
+) -> dict[int, RefusedChanges]:
+    """Of the pipeline's tables, and of all others that its publication publishes."""
+    known = list(relations)
+    return refused_tables(connection, pipeline, [*known, *others_published(connection, pipeline, known)])
 
 
 def _drift(table: TableName, finding: TableFinding, became: Relation | None) -> TableDrift:

@@ -22,13 +22,15 @@ WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY (%(oids)s::oid[
     AND a.application_name = 'pgrepl copy' AND a.usename = current_user
 """
 _WAITERS = """{refresh}
-WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION {copies})
+WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION SELECT unnest(%(pids)s::int[]) UNION {copies})
 SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode, a.query
 FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
 WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
     AND pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours)
 """
-_END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(found.pid) FROM ({copies}) AS found"
+_END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(c.pid, {patience}) FROM ({copies}) AS c"
+
+_ENDING_MS = 2000
 
 # Two words at most: the statement's text may hold values.
 _COMMAND = re.compile(r"\s*([A-Za-z]+(?:\s+[A-Za-z]+)?)")
@@ -52,13 +54,15 @@ class LockWaiter:
         )
 
 
-def read_waiters(connection: Connection, oids: Iterable[int] = ()) -> list[LockWaiter]:
-    """Return the sessions that wait for this session, or for a copy with a lock on one of these relations.
+def read_waiters(
+    connection: Connection, oids: Iterable[int] = (), pids: Iterable[int] = ()
+) -> list[LockWaiter]:
+    """Return the sessions that wait for this one, for `pids`, or for a copy that has locked one of `oids`.
 
     Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
     """
     with source_errors("looking for sessions that wait for the copy"):
-        found = rows(connection, _filled(_WAITERS), {"oids": list(oids)})
+        found = rows(connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids)})
     return [
         LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""))
         for pid, role, application, mode, query in found
@@ -66,7 +70,7 @@ def read_waiters(connection: Connection, oids: Iterable[int] = ()) -> list[LockW
 
 
 def end_copies(connection: Connection, oids: Iterable[int]) -> None:
-    """End this role's copy sessions that have a lock on one of these relations.
+    """End this role's copy sessions that have a lock on one of these relations, and wait until they are gone.
 
     A cancel would not reach a session whose client reads nothing.
     """
@@ -75,7 +79,7 @@ def end_copies(connection: Connection, oids: Iterable[int]) -> None:
 
 
 def _filled(query: str) -> str:
-    return query.format(refresh=_REFRESH, copies=_COPIES)
+    return query.format(refresh=_REFRESH, copies=_COPIES, patience=_ENDING_MS)
 
 
 def _command(query: str) -> str:

@@ -24,6 +24,7 @@ class LockWatch:
     """Watches a session that holds a snapshot, and locks on `oids`, in a transaction of `connection`.
 
     `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
+    `gate`: the session that exports the snapshot to copies, which ends first: then no more of them can begin.
     """
 
     def __init__(
@@ -32,12 +33,15 @@ class LockWatch:
         name: str,
         oids: Collection[int] = (),
         kind: type[SnapshotError] = SnapshotError,
+        gate: Connection | None = None,
     ) -> None:
         self.failure: PgReplError | None = None
         self._connection = connection
         self._name = name
         self._oids = oids
         self._kind = kind
+        self._gate = gate
+        self._pids = [] if gate is None else [gate.info.backend_pid]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lock watch {name}", daemon=True)
 
@@ -58,12 +62,13 @@ class LockWatch:
     def close(self) -> None:
         """Stop watching, and end the session. Can be called again."""
         self._stop.set()
+        self._shut_gate()
         self._connection.close()
 
     def _run(self) -> None:
         try:
             while not self._stop.wait(POLL_S):
-                waiters = read_waiters(self._connection, self._oids)
+                waiters = read_waiters(self._connection, self._oids, self._pids)
                 if waiters:
                     self._give_way("; ".join(map(str, waiters)))
                     return
@@ -76,6 +81,7 @@ class LockWatch:
                 self.failure = self.failure or _lost(type(error).__name__)
         finally:
             # Without a watch no lock is held.
+            self._shut_gate()
             with contextlib.suppress(psycopg2.Error):
                 self._connection.close()
 
@@ -86,8 +92,18 @@ class LockWatch:
             " snapshot when no DDL runs on the table",
         )
         log.warning("%s", self.failure.message)
+        self._shut_gate()
         if self._oids:
             end_copies(self._connection, self._oids)
+
+    def _shut_gate(self) -> None:
+        """Return when nothing can import the snapshot any more."""
+        if self._gate is None:
+            return
+        with contextlib.suppress(psycopg2.Error):
+            if not self._gate.closed:
+                self._gate.cursor().execute("ROLLBACK")
+            self._gate.close()
 
 
 def _lost(reason: str) -> SnapshotError:

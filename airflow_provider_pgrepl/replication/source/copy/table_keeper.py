@@ -30,14 +30,16 @@ log = logging.getLogger(__name__)
 class TableKeeper:
     """A transaction that has the snapshot, and an ACCESS SHARE lock on one table and its partitions.
 
-    `snapshot` is the name under which the table's copies import it, which they can while the lock is held. A
-    copy that has locked the table before reads it as it was in the snapshot.
+    `snapshot` is the name under which the table's copies import it, from the session `gate`, which ends
+    before the lock is released. So a copy that has locked the table, and then imports the snapshot, reads the
+    table as it was, and runs no code that its owner adds later.
     """
 
     def __init__(
         self,
         dsn: str,
         connection: Connection,
+        gate: Connection,
         snapshot: str,
         relation: Relation,
         oids: set[int],
@@ -49,7 +51,7 @@ class TableKeeper:
         self.relation = relation
         self._dsn = dsn
         self._trusts_owners = trusts_owners
-        self._watch = LockWatch(connection, str(relation.table), oids, TableSnapshotError)
+        self._watch = LockWatch(connection, str(relation.table), oids, TableSnapshotError, gate)
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
@@ -135,9 +137,19 @@ def keep_table(
             check_unaltered(dsn, [relation], then)
         except SnapshotError as error:
             raise TableSnapshotError(error.message, error.hint) from None
-        exported = export_again(connection)
+        gate, exported = _open_gate(dsn, snapshot)
     except BaseException:
         connection.close()
         raise
     oids = {relation.oid, *(leaf.oid for leaf in then.leaves[relation.oid])}
-    return TableKeeper(dsn, connection, exported, relation, oids, trusts_owners=trusts_owners)
+    return TableKeeper(dsn, connection, gate, exported, relation, oids, trusts_owners=trusts_owners)
+
+
+def _open_gate(dsn: str, snapshot: str) -> tuple[Connection, str]:
+    gate = connect(dsn, "keeper")
+    try:
+        import_snapshot(gate, snapshot)
+        return gate, export_again(gate)
+    except BaseException:
+        gate.close()
+        raise

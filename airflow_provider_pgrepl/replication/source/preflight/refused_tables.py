@@ -11,7 +11,15 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
     RefusedChanges,
     read_refused,
 )
-from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+
+_OIDS = """
+SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = named.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = named.name
+"""
 
 
 def refused_tables(
@@ -27,3 +35,23 @@ def refused_tables(
     insert_only = frozenset(map(TableName.parse, pipeline.insert_only))
     wanted = {relation.oid for relation in relations if relation.table in insert_only}
     return {oid: refused for oid, refused in found.items() if not (refused.lacks_identity and oid in wanted)}
+
+
+def others_published(
+    connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]
+) -> list[Relation]:
+    """Return tables of a publication that is not the pipeline's own, other than these.
+
+    A publication of all tables, or of a schema, takes in tables that the pipeline does not replicate.
+    """
+    if pipeline.publication_mode != "use":
+        return []
+    publication = read_publication(connection, pipeline.publication)
+    names = frozenset() if publication is None else publication.tables
+    names -= {relation.table for relation in relations}
+    if not names:
+        return []
+    with source_errors("listing published tables"):
+        schemas, tables = zip(*((name.schema, name.name) for name in names), strict=True)
+        oids = [oid for (oid,) in rows(connection, _OIDS, (list(schemas), list(tables)))]
+    return list(read_relations(connection, oids, pipeline.publication).values())
