@@ -180,3 +180,16 @@ def test_new_epoch_never_replaces_a_lake_of_others(found: Evidence) -> None:
 
 def test_new_epoch_leads_out_of_a_lost_state() -> None:
     check_new_epoch(evidence(recorded=None), frozenset())
+
+
+@pytest.mark.parametrize(
+    ("last", "is_same"),
+    [
+        (EPOCH, True),
+        (OLD_EPOCH, True),
+        (replace(EPOCH, system_identifier="8"), False),
+        (replace(EPOCH, database_oid=16_999), False),
+    ],
+)
+def test_epoch_of_another_server_or_database_is_of_another_source(last: EpochRecord, is_same: bool) -> None:
+    assert last.is_of_source(EPOCH) is is_same

@@ -69,7 +69,7 @@ def test_records_of_a_relation_that_another_process_copied_are_found(tmp_path):
 def test_oids_of_an_earlier_server_are_not_this_ones(tmp_path):
     index = RelationIndex(relations_uri(str(tmp_path)))
     index.add(Epoch(1), announced("a"))
-    index.begin_server(Epoch(2))
+    index.begin_source(Epoch(2))
     for found in (index, RelationIndex(relations_uri(str(tmp_path)))):
         assert (found.relation_ids(), found.records(42)) == ([], [])
         assert found.find(42, announced("a").version) == announced("a")  # its changes are read by it

@@ -40,8 +40,8 @@ SCHEMA = pa.schema(
 
 _ANY_RELATION = 0
 """Stands for all relations in an entry that ends what was known of them."""
-_OTHER_SERVER = "another server"
-"""The text of an entry for all relations: oids of earlier epochs are those of another server."""
+_OTHER_SOURCE = "another source"
+"""The text of an entry for all relations: oids of earlier epochs are those of another database."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ class RelationIndex:
         """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
         self._append(epoch, _ANY_RELATION, 0, "", EffectiveFrom(commit_lsn, ""))
 
-    def begin_server(self, epoch: Epoch) -> None:
-        """Record that the source is another server from this epoch on. Raises LakeUnavailableError."""
-        self._append(epoch, _ANY_RELATION, 0, _OTHER_SERVER, None)
+    def begin_source(self, epoch: Epoch) -> None:
+        """Record that the source is another database from this epoch on. Raises LakeUnavailableError."""
+        self._append(epoch, _ANY_RELATION, 0, _OTHER_SOURCE, None)
 
     def effective(
         self, epoch: Epoch, relation_id: int, before_lsn: int
@@ -215,7 +215,7 @@ class RelationIndex:
             known = (relation_id, version)
             self._known[known] = row["record"]
             self._epochs[known] = max(row["epoch"], self._epochs.get(known, 0))
-        if row["record"] == _OTHER_SERVER:
+        if row["record"] == _OTHER_SOURCE:
             self._first_epoch = max(self._first_epoch, row["epoch"])
         if row.get("commit_lsn") is not None:
             place = EffectiveFrom(row["commit_lsn"], row["trigger"])

@@ -142,8 +142,8 @@ def _open_epoch(
             writer.create_changelog(uri, record, token)
         else:
             writer.begin_epoch(uri, record, token)
-            if last.system_identifier != record.system_identifier:
-                RelationIndex(relations_uri(pipeline.lake_root)).begin_server(record.epoch)
+            if not last.is_of_source(record):
+                RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
         taking.store.record_evidence(
             pipeline.name,
             database=server.database,
