@@ -54,7 +54,7 @@ def production(server: Server) -> Iterator[Server]:
 
 @pytest.fixture
 def volume(server: Server) -> Iterator[Path]:
-    """Where a copy of its files goes."""
+    """The folder for a copy of its files."""
     folder = server.data.parent / "copy"
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
@@ -130,7 +130,7 @@ def test_source_whose_tokens_were_dropped_is_refused(kept: Kept) -> None:
     ids=["no right", "schema of others"],
 )
 def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat: str) -> None:
-    """Who may make schemas could have been first; it must not keep the pipeline from starting."""
+    """A role that may create schemas could have been first; it must not keep the pipeline from starting."""
     database, role, other = dsn_name(dsn), f"r_{dsn_name(dsn)}", f"o_{dsn_name(dsn)}"
     execute(dsn, f"create role {role} login", f"create role {other}")
     try:

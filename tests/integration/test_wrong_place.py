@@ -62,7 +62,7 @@ def elsewhere(server: Server):
 
 @dataclass(frozen=True)
 class Left:
-    """What a command might have changed."""
+    """All that a command might have changed."""
 
     slot: object
     publications: list[tuple[str, str]]
@@ -343,7 +343,7 @@ def test_evidence_names_pipeline_source_and_lake(kept: Kept) -> None:
 
 
 class StoppedError(PgReplError):
-    """Where a test lets a command end."""
+    """The end of a command in a test."""
 
 
 def stop(*_: object, **__: object) -> None:

@@ -43,8 +43,9 @@ def gather(
     """Ask source (None: it is left out), lake and state.
 
     `migrates`: whether a state's schema of an earlier version is brought to this one; else it is an error.
-    `lake_may_fail`: a changelog that cannot be read counts as none, for who does not touch it, or looks again
-    once what a crash has left is set aside. Raises SourceError, StateError, ChangelogError, LakeError.
+    `lake_may_fail`: a changelog that cannot be read counts as none. It is for commands that do not touch it,
+    or look again once the remains of a crash are set aside. Raises SourceError, StateError, ChangelogError,
+    LakeError.
     """
     recorded = _read_recorded(store, pipeline, migrates=migrates)
     epoch, lake, token = None, "", 0
@@ -79,7 +80,7 @@ def check(
 ) -> Evidence:
     """Check at the start of a command that source, lake and state are this pipeline's, and log their names.
 
-    `needs_source`: False for who changes only the state or the lake: a source that cannot be reached is left
+    `needs_source`: False if the command changes only state or lake: a source that cannot be reached is left
     out. Raises what contradicts, and what `gather` does.
     """
     try:
@@ -116,7 +117,7 @@ def _read_lake(root: str) -> tuple[EpochRecord | None, str, int]:
 def record_evidence(store: Store, evidence: Evidence) -> None:
     """Record in state and changelog what is not known there of each other and of the source.
 
-    For who holds the lock of replication and has found that all which is known agrees: the commit ends a
+    The caller holds the lock of replication and has found that all known evidence agrees. The commit ends a
     receiver that runs all the same. Raises LakeError, StateError.
     """
     server, epoch, recorded = evidence.server, evidence.epoch, evidence.recorded

@@ -1,4 +1,4 @@
-"""Whose the source, the lake and the record are that a command was given: ours, not ours, or cannot tell.
+"""Comparison of source, lake and state: are all of them this pipeline's? Ours, not ours, or cannot tell.
 
 A name and a path are no evidence. What only this pipeline can have left is: the system identifier and the
 database's oid in the changelog and in the state, the ids of changelog and record in each other, and the
@@ -27,7 +27,7 @@ _CHECK_CONNECTION = (
 
 
 class Answer(Enum):
-    """Whose something is."""
+    """The result of a comparison: what a command was given is the pipeline's, is not, or may not be."""
 
     OURS = "ours"
     NOT_OURS = "not ours"
@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What source, lake and state say. None, or empty, is what could not be looked at, or is not there.
+    """The identities of source, lake and state. None, or empty: could not be read, or does not exist.
 
     `slots`: those of the names that changelog and state have, by name. `recorded_lake_id`: of the changelog
     in the lake that the state has recorded, where that is another one than the pipeline file's.
@@ -85,7 +85,8 @@ def check_ours(evidence: Evidence) -> None:
 
 
 def check_ours_without_state(evidence: Evidence) -> None:
-    """Likewise, for who changes nothing but the source: what the state has lost the lake may say."""
+    """Raise what contradicts, for a command that drops only what is at the source. If the state knows nothing
+    of the pipeline, the lake's word on slot and publication is enough."""
     for difference in differences(evidence):
         epoch = evidence.epoch
         if evidence.recorded is not None or epoch is None or not epoch.database_oid:
@@ -95,8 +96,8 @@ def check_ours_without_state(evidence: Evidence) -> None:
 
 
 def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
-    """Raise what keeps an epoch from beginning anew where it was asked for: something that is not this
-    pipeline's, or whose name is not in `give_up`."""
+    """Raise what keeps a requested new epoch from beginning: something that is not this pipeline's, and can
+    never be replaced, or is not named in `give_up`."""
     for difference in differences(evidence):
         if difference.gives_up is None:
             raise difference.error

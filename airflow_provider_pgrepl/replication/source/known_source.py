@@ -12,7 +12,7 @@ from airflow_provider_pgrepl.replication.source.slot.record import Slot
 
 
 class SourceRecord(Protocol):
-    """What changelog and state record of a source; the database only since layout 2."""
+    """The fields of a changelog's or a state's record that identify a source."""
 
     @property
     def system_identifier(self) -> str: ...
@@ -34,7 +34,7 @@ class KnownSource:
 
     @property
     def name(self) -> str:
-        """By which `--give-up` names it."""
+        """The name that `--give-up` takes for it."""
         return f"{self.system_identifier}/{self.database}" if self.database else self.system_identifier
 
     def differs(self, server: Server) -> bool:

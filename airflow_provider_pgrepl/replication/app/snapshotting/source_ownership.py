@@ -189,7 +189,7 @@ class SourceOwnership:
 
 
 def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> str:
-    """What a new epoch leaves at another source, in words; empty where there is nothing."""
+    """Return a sentence about the slot and publication that a new epoch leaves at another source, or ""."""
     if former is None or not (source := known_source(former, server)).differs(server):
         return ""
     return (
