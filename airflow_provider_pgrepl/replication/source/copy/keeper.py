@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     check_unaltered,
     export_again,
     import_snapshot,
+    losses,
     read_shape,
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
@@ -57,14 +58,15 @@ class Keeper:
         """
         if self._watch.failure is not None:
             raise self._watch.failure
-        return keep_table(
-            self._dsn,
-            self.snapshot,
-            relation,
-            self._then,
-            self._lock_timeout_s,
-            trusts_owners=self._trusts_owners,
-        )
+        with losses():
+            return keep_table(
+                self._dsn,
+                self.snapshot,
+                relation,
+                self._then,
+                self._lock_timeout_s,
+                trusts_owners=self._trusts_owners,
+            )
 
     def watch(self) -> None:
         """Give the snapshot up as soon as a session of the source waits for its end.

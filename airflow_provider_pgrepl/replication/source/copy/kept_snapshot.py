@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.errors import SnapshotError, SourceConnectionError
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     Leaf,
@@ -25,6 +25,23 @@ class Shape:
     publication: str | None
     relations: dict[int, Relation]
     leaves: dict[int, list[Leaf]]
+
+
+def lost(reason: str) -> SnapshotError:
+    """Return the error of a session that kept the snapshot, and is gone."""
+    return SnapshotError(
+        f"the connection that kept the snapshot was lost: {reason}",
+        "the copies made under it are not used: run the snapshot again",
+    )
+
+
+@contextmanager
+def losses() -> Iterator[None]:
+    """Within, a lost connection is a lost snapshot, in whose place another can be taken."""
+    try:
+        yield
+    except SourceConnectionError as error:
+        raise lost(error.message) from None
 
 
 def import_snapshot(connection: Connection, snapshot: str) -> None:

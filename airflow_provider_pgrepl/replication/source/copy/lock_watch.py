@@ -11,7 +11,9 @@ import psycopg2
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import lost
 from airflow_provider_pgrepl.replication.source.copy.lock_waiters import end_copies, read_waiters
+from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S
 from airflow_provider_pgrepl.trace import log_unexpected
 
 log = logging.getLogger(__name__)
@@ -57,11 +59,14 @@ class LockWatch:
             row(self._connection, "SELECT 1")
         except psycopg2.Error as error:
             # It may have given way between the two.
-            raise self.failure or _lost(describe(error)) from None
+            raise self.failure or lost(describe(error)) from None
 
     def close(self) -> None:
         """Stop watching, and end the session. Can be called again."""
         self._stop.set()
+        if self._thread.ident is not None:
+            # A connection is not closed under the thread that uses it.
+            self._thread.join(ANSWER_LIMIT_S)
         self._shut_gate()
         self._connection.close()
 
@@ -74,11 +79,11 @@ class LockWatch:
                     return
         except PgReplError as error:
             if not self._stop.is_set():
-                self.failure = self.failure or _lost(error.message)
+                self.failure = self.failure or lost(error.message)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
             if not self._stop.is_set():
                 log_unexpected(log, f"watching the locks of {self._name}", error)
-                self.failure = self.failure or _lost(type(error).__name__)
+                self.failure = self.failure or lost(type(error).__name__)
         finally:
             # Without a watch no lock is held.
             self._shut_gate()
@@ -104,10 +109,3 @@ class LockWatch:
             if not self._gate.closed:
                 self._gate.cursor().execute("ROLLBACK")
             self._gate.close()
-
-
-def _lost(reason: str) -> SnapshotError:
-    return SnapshotError(
-        f"the connection that kept the snapshot was lost: {reason}",
-        "the copies made under it are not used: run the snapshot again",
-    )

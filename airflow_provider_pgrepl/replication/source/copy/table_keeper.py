@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     check_unaltered,
     export_again,
     import_snapshot,
+    losses,
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
@@ -57,8 +58,13 @@ class TableKeeper:
         """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
 
         A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
-        TableError when it has such code, or cannot be copied without a SELECT.
+        TableError when it has such code, or cannot be copied without a SELECT; SnapshotError when the
+        connection is lost.
         """
+        with losses():
+            return self._plan(relation, range_bytes)
+
+    def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         ranges = plan_ranges(self.connection, relation, range_bytes)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
         if self._trusts_owners or not leaves or self._has_shut_out(relation, leaves):
