@@ -73,7 +73,7 @@ def test_a_slot_or_publication_that_is_not_what_it_was(spark, dsn, tmp_path, bre
     replicated.snapshot()
     replicated.catch_up()
     execute(dsn, "insert into t values (2, 'b')", *breakage.format(slot=replicated.pipeline.slot).split("; "))
-    assert_refused_until_a_new_epoch(replicated, says, cure.format(slot=replicated.pipeline.slot))
+    assert_refused_until_a_new_epoch(replicated, says, cure=cure.format(slot=replicated.pipeline.slot))
 
 
 @pytest.fixture(scope="module")
