@@ -70,14 +70,14 @@ def servers() -> Iterator[Callable[[int], Server]]:
 
         def server_of(major: int) -> Server:
             if major not in running:
-                running[major] = stack.enter_context(_running(major))
+                running[major] = stack.enter_context(running_server(major))
             return running[major]
 
         yield server_of
 
 
 @contextlib.contextmanager
-def _running(major: int) -> Iterator[Server]:
+def running_server(major: int) -> Iterator[Server]:
     # Not pytest's tmp_path: PostgreSQL's own user must be able to enter every folder above its data.
     with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
         Path(folder).chmod(0o755)

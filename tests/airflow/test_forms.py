@@ -15,7 +15,7 @@ from tests.airflow.conftest import SECRET
 from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {"name": "shop", "lake": "/lake", "trust_table_owners": True}
+FIELDS = {"name": "shop", "lake": "/nowhere", "trust_table_owners": True}
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import psycopg2.errors
@@ -102,8 +103,8 @@ def test_publication_is_the_pipelines_by_its_comment_where_no_changelog_says_its
         publication.create_publication(
             source, kept.pipeline.publication, relations, made_for=kept.pipeline.name
         )
-    elsewhere = replace(kept.access, pipeline=replace(kept.pipeline, lake="/nowhere"))
-    assert f"publication {kept.pipeline.publication}" in teardown(elsewhere).dropped
+    shutil.rmtree(kept.changelog)
+    assert f"publication {kept.pipeline.publication}" in teardown(kept.access).dropped
 
 
 def audited(dsn: str, trigger: str) -> None:

@@ -36,7 +36,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
-from tests.conftest import closing_connection, fresh_database
+from tests.conftest import closing_connection, fresh_database, running_server
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
@@ -115,9 +115,9 @@ def refused(kept: Kept, access: Access, says: str) -> None:
             assert "--new-epoch" not in caught.value.hint, name
 
 
-def test_commands_at_another_server_change_nothing(kept: Kept, servers) -> None:
+def test_commands_at_another_server_change_nothing(kept: Kept) -> None:
     """Its state database knows nothing of the pipeline, or one of the same name, as staging does."""
-    with fresh_database(servers(17)) as staging:
+    with running_server(18) as other, fresh_database(other) as staging:
         execute(staging, *TABLES)
         forgot_state = Access(kept.pipeline, staging, staging)
         before = Left.of(kept)
@@ -185,15 +185,13 @@ def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> No
         assert read_slot(source, kept.pipeline.slot) is not None
 
 
-def test_drop_of_a_slot_in_another_database_is_refused_though_the_names_agree(
-    kept: Kept, elsewhere: str
-) -> None:
+def test_slot_of_another_database_is_not_dropped_though_the_names_agree(kept: Kept, elsewhere: str) -> None:
     """The pipeline's own slot is gone, and another database has one of its name."""
     name = kept.pipeline.slot
     execute(kept.dsn, f"select pg_drop_replication_slot('{name}')")
     execute(elsewhere, f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
-    with pytest.raises(PgReplError, match="belongs to database"):
-        teardown(kept.access)
+    kept_slots = [line for line in teardown(kept.access).kept if name in line]
+    assert "it belongs to database" in kept_slots[0]
     with kept.source() as source:
         assert read_slot(source, name) is not None
 

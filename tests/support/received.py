@@ -50,7 +50,9 @@ class Received(Replicated):
         with self.source() as source:
             relations = resolve_tables(source, self.pipeline)
             if self.pipeline.publication_mode == "create":
-                publication.create_publication(source, self.pipeline.publication, relations)
+                publication.create_publication(
+                    source, self.pipeline.publication, relations, made_for=self.pipeline.name
+                )
             with create_slot(self.dsn, self.pipeline.slot, timeout_s=30) as exported:
                 pass
             server = read_server(source)

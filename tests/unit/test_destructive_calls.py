@@ -61,6 +61,7 @@ SITES: dict[Site, str] = {
     ("replication/app/snapshotting/epoch_beginning.py", "_open_epoch", "drop_unused"): "just made",
     (_CLAIM, "prepare_publication", "drop_publication"): "publication",
     (_CLAIM, "_drop_former", "drop_slot"): "slot",
+    ("replication/app/snapshotting/table_snapshotter.py", "_unpublish", "drop_tables"): "publication",
     (_CLAIM, "_drop_former", "drop_publication"): "publication",
     ("replication/app/drift_check/source_protection.py", "protect_source", "drop_tables"): "publication",
     ("replication/app/torn_commits.py", "settle_lake", "set_aside"): "changelog",

@@ -85,7 +85,7 @@ class ReconnectingReceiver:
     def _replace_when_lost(self) -> None:
         began = 0.0
         while not self._stopping.is_set():
-            started, durable = time.monotonic(), self.progress.durable_lsn
+            started, durable, changes = time.monotonic(), self.progress.durable_lsn, self.progress.changes
             while not self._receiver.failed.wait(_POLL_S):
                 if self._stopping.is_set():
                     return
@@ -97,7 +97,9 @@ class ReconnectingReceiver:
                 raise error
             assert isinstance(error, SourceConnectionError | UnsendableError)
             now = time.monotonic()
-            is_new = now - started > self._pipeline.reconnect_s or self.progress.durable_lsn > durable
+            # The token that each start writes at the source makes the durable LSN move, too.
+            is_further = self.progress.durable_lsn > durable and self.progress.changes > changes
+            is_new = now - started > self._pipeline.reconnect_s or is_further
             if is_new or not began:
                 began, self._pause_s = now, FIRST_PAUSE_S
             self._connect_again(began + self._pipeline.reconnect_s, error)
