@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, RewoundError
+from airflow_provider_pgrepl.errors import ConfigError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
@@ -103,7 +103,7 @@ def test_each_start_leaves_its_token_and_the_last_one_in_the_source(kept: Kept) 
     kept.receive()
     first = read_token(open_changelog(kept.changelog))
     assert first in tokens(kept.dsn)
-    lost = renew_token(kept.dsn, kept.pipeline.slot, first)
+    lost = renew_token(kept.dsn, kept.pipeline.slot, lambda: None, first)
     assert set(tokens(kept.dsn)) == {first, lost}
     kept.receive()
     second = read_token(open_changelog(kept.changelog))
@@ -148,7 +148,7 @@ def test_tokens_of_another_slot_stay(kept: Kept) -> None:
         theirs = write_token(source, "theirs", 0)
         ours = write_token(source, kept.pipeline.slot, 0)
         forget_tokens(source, kept.pipeline.slot)
-        assert has_token(source, kept.pipeline.slot, ours) is False
+        assert has_token(source, kept.pipeline.slot, ours) is None
         assert has_token(source, "theirs", theirs) is True
         forget_tokens(source, "theirs")
         assert has_token(source, "theirs", theirs) is None
@@ -197,3 +197,42 @@ def copy_state(kept: Kept, dsn: str) -> None:
 
 def dsn_name(dsn: str) -> str:
     return next(part.removeprefix("dbname=") for part in dsn.split() if part.startswith("dbname="))
+
+
+def test_start_that_is_refused_leaves_the_token_as_it_was(kept: Kept) -> None:
+    """Or a copy of the source, started by mistake, would shut the source out."""
+    kept.receive()
+    before = (tokens(kept.dsn), read_token(open_changelog(kept.changelog)))
+    advance = f"select pg_replication_slot_advance('{kept.pipeline.slot}', pg_current_wal_insert_lsn())"
+    execute(kept.dsn, "insert into a values (50)", advance)
+    with pytest.raises(SlotError, match="somebody else moved it"):
+        kept.receive()
+    assert (tokens(kept.dsn), read_token(open_changelog(kept.changelog))) == before
+
+
+def test_teardown_that_was_interrupted_is_run_again(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.receive()
+    with monkeypatch.context() as patched:
+        patched.setattr(_Teardown, "_publication", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            teardown(kept.access)
+    teardown(kept.access)
+    assert has_schema(kept.dsn) is False
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_no_token_is_sent_to_subscribers_of_all_tables(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    execute(kept.dsn, "drop schema _pgrepl cascade", "create publication everything for all tables")
+    with kept.source() as source:
+        assert write_token(source, kept.pipeline.slot, 0) == 0
+    assert has_schema(kept.dsn) is False
+    assert "FOR ALL TABLES" in caplog.text
+
+
+def has_schema(dsn: str) -> bool:
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select exists (select from pg_namespace where nspname = '_pgrepl')")
+        return bool(cursor.fetchone()[0])

@@ -30,7 +30,7 @@ try:
 except SparkError as error:
     print("said:", error.message)
 job = SimpleNamespace(relation=SimpleNamespace(table="public.t"), copy=print)
-found = RangeCopies(spark, job, None)._try({{0: None}}, {{}})
+found = RangeCopies(spark, job, None, 1)._try({{0: None}}, {{}})
 print("said:", type(found).__name__, found.message)
 spark.stop()
 """

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import psycopg2.errors
@@ -34,6 +34,7 @@ _BITS = 62
 _LOCK_WAIT_MS = 10_000
 
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')"
+_HAS_PUBLICATION_OF_ALL = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE puballtables)"
 _HAS_TABLE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = '_pgrepl' AND c.relname = 'source_tokens')
@@ -58,7 +59,7 @@ _CANNOT_WRITE = (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.ReadOnly
 
 
 def has_token(source: Connection, slot: str, token: int) -> bool | None:
-    """Return True if the source has the token, None if it has no tokens at all, not even an empty table.
+    """Return True if the source has the token, None if it has none of this slot, as before the first start.
 
     Raises StateError when the schema that they are in is of others, SourceError.
     """
@@ -66,8 +67,8 @@ def has_token(source: Connection, slot: str, token: int) -> bool | None:
         if not row(source, _HAS_TABLE)[0]:
             return None
         check_ownership(source)
-        found = "SELECT 1 FROM _pgrepl.source_tokens WHERE slot = %s AND token = %s"
-        return bool(rows(source, found, (slot, token)))
+        found = rows(source, "SELECT token FROM _pgrepl.source_tokens WHERE slot = %s", (slot,))
+        return (token,) in found if found else None
 
 
 def copy_error(source: Connection, slot: str) -> RewoundError:
@@ -83,16 +84,18 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
     )
 
 
-def renew_token(dsn: str, slot: str, before: int) -> int:
+def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int) -> int:
     """Check that the source has the changelog's token, and return a new one that it has as well.
 
-    `before`: the changelog's token; 0 when it has none yet. It stays in the source, because this process may
-    end before the changelog has the new one. Returns `before` where the source cannot be written. Raises
-    RewoundError for a copy of the source.
+    `check`: raises where the source cannot go on with the changelog for another reason: a new token at the
+    wrong source would shut the right one out. `before`: the changelog's token; 0 when it has none yet. It
+    stays in the source, because this process may end before the changelog has the new one. Returns `before`
+    where the source cannot be written. Raises RewoundError for a copy of the source, and what `check` does.
     """
     with closing(connect(dsn, "source token")) as source:
         if before and not has_token(source, slot, before):
             raise copy_error(source, slot)
+        check()
         return write_token(source, slot, before) or before
 
 
@@ -104,6 +107,12 @@ def write_token(source: Connection, slot: str, before: int) -> int:
     with source_errors("asking whether the source is a standby"):
         if row(source, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
             log.info("the source is a standby, which keeps no token: a copy of its primary is not recognized")
+            return 0
+        if not row(source, _HAS_SCHEMA)[0] and row(source, _HAS_PUBLICATION_OF_ALL)[0]:
+            log.warning(
+                "no token is kept at the source, because a publication FOR ALL TABLES would send it to"
+                " others; a copy of the source is not recognized"
+            )
             return 0
     token = secrets.randbits(_BITS) + 1
     try:
@@ -133,6 +142,8 @@ def forget_tokens(source: Connection, slot: str) -> None:
             return
         check_ownership(source)
         with _transaction(source):
+            # Another pipeline's first token may be on its way into the table.
+            source.cursor().execute("LOCK TABLE _pgrepl.source_tokens IN ACCESS EXCLUSIVE MODE")
             rows(source, _FORGET, (slot,))
             if not rows(source, "SELECT 1 FROM _pgrepl.source_tokens LIMIT 1"):
                 source.cursor().execute("DROP TABLE _pgrepl.source_tokens")

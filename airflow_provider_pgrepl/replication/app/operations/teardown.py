@@ -131,8 +131,6 @@ class _Teardown:
             if reason is None:
                 self.deadline.retry(lambda: drop_slot(self.source, name))
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
-            if not read_server(self.source).in_recovery:
-                forget_tokens(self.source, name)
 
     def _event_trigger(self, dry_run: bool) -> None:
         was_there = event_trigger.is_present(self.source, self.pipeline.name)
@@ -219,6 +217,10 @@ class _Teardown:
         if not dry_run:
             if self._recorded is not None:
                 self.store.forget_pipeline(self.pipeline.name)
+            # Last, because what was interrupted is run again with a source that still has its token.
+            name = self._recorded.slot if self._recorded else self.pipeline.slot
+            if self._is_ours(name, "slot") and not read_server(self.source).in_recovery:
+                forget_tokens(self.source, name)
             self.store.remove_schema()
         if self._recorded is not None:
             self._done(f"what was recorded of pipeline {self.pipeline.name}")

@@ -30,7 +30,7 @@ from airflow_provider_pgrepl.replication.source.slot.permanent import create_slo
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.source.slot.takeover import take_over_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
-from airflow_provider_pgrepl.replication.state.source_tokens import write_token
+from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens, write_token
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,8 @@ def _open_epoch(
             writer.begin_epoch(uri, record, token)
             if not last.is_of_source(record):
                 RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
+            if last.slot != record.slot and not server.in_recovery:
+                forget_tokens(taking.source, last.slot)
         taking.store.record_evidence(
             pipeline.name,
             database=server.database,

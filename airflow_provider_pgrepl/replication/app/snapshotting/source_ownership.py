@@ -16,7 +16,6 @@ from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
-from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 
 log = logging.getLogger(__name__)
@@ -100,12 +99,12 @@ class SourceOwnership:
         is_owned = recorded is None or recorded.slot_owned
         if slot is not None and is_owned and reason_to_keep(self.source, slot) is None:
             drop_slot(self.source, slot.name)
-            forget_tokens(self.source, slot.name)
             log.info("dropped the slot of the epoch that is given up: %s", slot.name)
         if former.publication == pipeline.publication or not (recorded and recorded.publication_owned):
             return
-        found = publication.read_identity(self.source, former.publication)
-        if found is not None and (known is None or known.publication_oid == found[0]):
+        oid = None if known is None else known.publication_oid
+        kept = publication.reason_to_keep(self.source, former.publication, pipeline.name, oid)
+        if kept is None and publication.read_identity(self.source, former.publication) is not None:
             publication.drop_publication(self.source, former.publication)
             log.info("dropped the publication of the epoch that is given up: %s", former.publication)
 
