@@ -206,7 +206,8 @@ def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_t
         try:
             _try_to_add(connection, dsn, name, relation, wait_s, lock_timeout_s)
         except SnapshotError:
-            _execute(connection, "ROLLBACK")
+            with source_errors(f"adding {relation.table} to publication {name}"):
+                _execute(connection, "ROLLBACK")
             raise
 
     # Writers that come while the lock is waited for wait behind it.

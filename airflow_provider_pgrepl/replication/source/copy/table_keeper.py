@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     shut_owners_out,
     unsafe_to_select,
 )
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     Shape,
     check_unaltered,
@@ -134,7 +134,8 @@ def keep_table(
             lock_tables(connection, dsn, [relation], "ACCESS SHARE", 0, lock_timeout_s)
         except SnapshotError as error:
             if not connection.closed:
-                connection.cursor().execute("ROLLBACK")
+                with source_errors("ending the transaction of the keeper"):
+                    connection.cursor().execute("ROLLBACK")
             raise TableSnapshotError(error.message, error.hint) from None
 
     try:

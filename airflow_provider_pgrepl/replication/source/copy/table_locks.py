@@ -26,6 +26,12 @@ SHORT_WAIT_S = 0.5
 Less than the second after which the server looks for deadlocks, and might end the application's transaction.
 """
 
+AUTOVACUUM_WAIT_S = 1.3
+"""The last wait: after a second (`deadlock_timeout`) the server cancels an autovacuum that is in the way.
+
+https://www.postgresql.org/docs/current/routine-vacuuming.html#AUTOVACUUM
+"""
+
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
 
 _IN_THE_WAY: dict[Mode, tuple[str, ...]] = {
@@ -65,16 +71,18 @@ def with_short_waits(
 ) -> None:
     """Call `attempt` with how long it may wait for a lock, again and again for `timeout_s`, until it returns.
 
-    Between two attempts the statements that came behind it get their turn. `refusal` is what it raises if it
+    Between two attempts the statements that came behind it get their turn. The last one waits longer, unless
+    `timeout_s` is short itself, so that an autovacuum does not keep the lock for hours. `refusal` is what it raises if it
     did not get the lock, and holds no other then. Raises the last refusal, and every other error at once.
     """
     deadline = time.monotonic() + timeout_s
     wait_s = min(timeout_s, SHORT_WAIT_S)
     while True:
+        is_last = time.monotonic() + wait_s / 2 >= deadline
         try:
-            return attempt(wait_s)
+            return attempt(AUTOVACUUM_WAIT_S if is_last and timeout_s > 2 * AUTOVACUUM_WAIT_S else wait_s)
         except refusal:
-            if time.monotonic() + wait_s / 2 >= deadline:
+            if is_last:
                 raise
             time.sleep(wait_s)
 
