@@ -72,8 +72,9 @@ def with_short_waits(
     """Call `attempt` with how long it may wait for a lock, again and again for `timeout_s`, until it returns.
 
     Between two attempts the statements that came behind it get their turn. The last one waits longer, unless
-    `timeout_s` is short itself, so that an autovacuum does not keep the lock for hours. `refusal` is what it raises if it
-    did not get the lock, and holds no other then. Raises the last refusal, and every other error at once.
+    `timeout_s` is short itself, so that an autovacuum does not keep the lock for hours. `refusal` is what it
+    raises if it did not get the lock, and holds no other then. Raises the last refusal, and every other error
+    at once.
     """
     deadline = time.monotonic() + timeout_s
     wait_s = min(timeout_s, SHORT_WAIT_S)
