@@ -20,7 +20,7 @@ MARK = "PGREPL_DEMO"
 
 _PR_SET_CHILD_SUBREAPER = 36
 _GRACE_S = 12.0
-_KILL_WAIT_S = 10.0
+_KILL_WAIT_S = 60.0
 
 
 def adopt_orphans(folder: Path) -> None:
