@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,7 +63,7 @@ def selected(kept: Kept) -> Selected:
     """Return the tables that a snapshot would choose."""
     with kept.access.store("test") as store, kept.source() as source:
         records = store.read_tables(kept.pipeline.name)
-        known = recorded_names(source, kept.pipeline, read_epoch(kept.changelog), records)
+        known = recorded_names(source, kept.pipeline, read_epoch(kept.changelog), records, None)
         return select_tables(source, kept.pipeline, requested_of(records, known))
 
 
@@ -135,6 +136,14 @@ def test_a_new_epoch_is_refused_before_anything_is_dropped(kept: Kept) -> None:
     with pytest.raises(TableError, match=r"public\.e\.ssn_old is, or may be"):
         begin_new_epoch(kept.access)
     assert kept.slot() == slot
+
+
+def test_the_state_knows_what_settings_named_when_the_lake_is_lost(kept: Kept) -> None:
+    taken(kept)
+    execute(kept.dsn, *RENAMED_COLUMN)
+    shutil.rmtree(kept.pipeline.lake_root)
+    with pytest.raises(TableError, match=r"public\.e\.ssn_old is, or may be"):
+        begin_new_epoch(kept.access)
 
 
 def test_a_column_renamed_after_the_tables_were_chosen_is_not_copied(kept: Kept) -> None:
@@ -302,9 +311,9 @@ def test_names_of_another_server_bind_nothing(kept: Kept) -> None:
     epoch = read_epoch(kept.changelog)
     with kept.source() as source, Store(kept.dsn, "test") as store:
         records = store.read_tables(kept.pipeline.name)
-        assert recorded_names(source, kept.pipeline, epoch, records) is not None
+        assert recorded_names(source, kept.pipeline, epoch, records, None) is not None
         other = replace(epoch, system_identifier="7")
-        assert recorded_names(source, kept.pipeline, other, records) is None
+        assert recorded_names(source, kept.pipeline, other, records, None) is None
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,27 @@ from airflow_provider_pgrepl.replication.changelog.relations import RelationReco
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.state.store import PipelineRecord
 
 
 def recorded_names(
-    source: Connection, pipeline: Pipeline, epoch: EpochRecord | None, records: Records
+    source: Connection,
+    pipeline: Pipeline,
+    epoch: EpochRecord | None,
+    records: Records,
+    recorded: PipelineRecord | None,
 ) -> BoundRules | None:
-    """Return what is known of tables by their oids; None if the lake has no epoch, or its epoch is of another
-    server, whose oids are others. Raises LakeUnavailableError, SourceConnectionError.
+    """Return what is known of tables by their oids; None if nothing is, or if the epoch, or without one the
+    record in the state, is of another database, whose oids are others.
+
+    Raises LakeUnavailableError, SourceConnectionError.
 
     The index of relations is read again with each call: the receiver adds to it.
     """
-    if epoch is None or epoch.system_identifier != read_server(source).system_identifier:
+    known, server = epoch or recorded, read_server(source)
+    if known is None or known_source(known, server).differs(server):
         return None
     index = RelationIndex(relations_uri(pipeline.lake_root))
     of_state: dict[int, list[RelationRecord]] = defaultdict(list)

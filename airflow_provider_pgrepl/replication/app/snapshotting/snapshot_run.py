@@ -152,7 +152,8 @@ def opened(
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
             with access.source("snapshot") as looking:
-                requested = requested_of(records, recorded_names(looking, pipeline, epoch, records))
+                names = recorded_names(looking, pipeline, epoch, records, evidence.recorded)
+                requested = requested_of(records, names)
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
@@ -170,7 +171,7 @@ def opened(
             records,
             new_epoch,
             lambda: _check_executors(session, access),
-            recorded_names(source, pipeline, epoch, records),
+            recorded_names(source, pipeline, epoch, records, evidence.recorded),
         )
 
 
