@@ -21,11 +21,11 @@ RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to
 BUDGETS_S = {
     "fast": {"unit": 140, "property": 70, "integration": 330},
     "test": {
-        "unit": 140,
-        "property": 70,
-        "integration": 1100,
-        "airflow": 150,
-        "spark": 480,
+        "unit": 150,
+        "property": 90,
+        "integration": 1400,
+        "airflow": 200,
+        "spark": 560,
         "fault": 220,
         "end_to_end": 60,
     },

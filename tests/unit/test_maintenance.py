@@ -388,7 +388,7 @@ def test_tables_of_others_are_left_alone_and_named(
         done = maintenance.run(soon())
         assert (done.files, done.failed, list(done.left_alone)) == (0, {}, ["bi/t"])
     assert len(parquet_files(theirs)) == 3
-    assert len([record for record in caplog.records if "left alone" in record.message]) == 1
+    assert len([record for record in caplog.records if "left alone" in record.getMessage()]) == 1
     assert "bi/t" not in maintenance.measure()
 
 
