@@ -19,7 +19,7 @@ import pytest
 
 RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to_end")
 BUDGETS_S = {
-    "fast": {"unit": 140, "property": 70, "integration": 330},
+    "fast": {"unit": 140, "property": 70, "integration": 850},
     "test": {
         "unit": 150,
         "property": 90,
