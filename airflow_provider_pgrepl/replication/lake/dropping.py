@@ -26,8 +26,10 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
+    commit_version,
     delete_files,
     delete_tree,
+    is_checkpoint,
     is_refusal,
     is_store,
     log_path,
@@ -39,9 +41,7 @@ from airflow_provider_pgrepl.replication.storage import (
     storage_errors,
 )
 
-_COMMIT = re.compile(r"(\d{20})\.json")
 _VERSION = re.compile(r"\.?(\d{20})\..+")
-_CHECKPOINT = re.compile(r"\d{20}\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 
 
 def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str) -> None:
@@ -180,7 +180,7 @@ def _log_order(path: str) -> tuple[int, int, int]:
     match = _VERSION.fullmatch(name)
     if match is None or name.startswith("."):
         return 0, 0, 0
-    return 1, -int(match[1]), int(_CHECKPOINT.fullmatch(name) is not None)
+    return 1, -int(match[1]), int(is_checkpoint(name))
 
 
 def _own_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
@@ -196,10 +196,10 @@ def _own_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
 def _logged_files(filesystem: fs.FileSystem, root: str) -> set[str]:
     found: set[str] = set()
     for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
-        if match := _COMMIT.fullmatch(info.base_name):
+        if (version := commit_version(info.base_name)) is not None:
             with suppress(ValueError, FileNotFoundError):
-                found |= _paths(read_commit_actions(filesystem, root, int(match[1])))
-        elif _CHECKPOINT.fullmatch(info.base_name):
+                found |= _paths(read_commit_actions(filesystem, root, version))
+        elif is_checkpoint(info.base_name):
             with suppress(pa.ArrowException):
                 rows = read_parquet(filesystem, info.path, ["add", "remove"])
                 found |= _paths(rows.to_pylist())

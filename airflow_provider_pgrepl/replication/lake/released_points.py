@@ -5,7 +5,6 @@ A reader may have opened such a version, and any process may maintain the lake: 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -16,14 +15,13 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.lake.history.place import path_of
 from airflow_provider_pgrepl.replication.lake.points import points_uri
 from airflow_provider_pgrepl.replication.storage import (
+    commit_version,
     log_path,
     open_storage,
     read_commit_actions,
     read_parquet,
     storage_errors,
 )
-
-_COMMIT = re.compile(r"(\d{20})\.json")
 
 
 def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
@@ -43,9 +41,9 @@ def released_versions(lake_root: str, since: datetime) -> dict[str, set[int]]:
 def _replaced_files(filesystem: fs.FileSystem, root: str, since: datetime) -> Iterator[str]:
     """By the storage's clock, as the log's files have it."""
     for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
-        match = _COMMIT.fullmatch(info.base_name)
-        if match and info.mtime >= since:
-            actions = _read(filesystem, root, int(match[1]))
+        version = commit_version(info.base_name)
+        if version is not None and info.mtime >= since:
+            actions = _read(filesystem, root, version)
             yield from (action["remove"]["path"] for action in actions if "remove" in action)
 
 

@@ -12,9 +12,11 @@ from airflow_provider_pgrepl.replication.storage.delta_tables import (
 from airflow_provider_pgrepl.replication.storage.filesystem import (
     commit_mark,
     commit_path,
+    commit_version,
     delete_files,
     delete_tree,
     has_commit,
+    is_checkpoint,
     log_path,
     make_folder,
     make_folders,
@@ -22,6 +24,7 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit,
     read_commit_actions,
     read_parquet,
+    whole_checkpoints,
 )
 from airflow_provider_pgrepl.replication.storage.object_store import is_store
 from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing
@@ -59,6 +62,7 @@ __all__ = [
     "commit_mark",
     "commit_path",
     "commit_token",
+    "commit_version",
     "committing",
     "create_delta",
     "delete_files",
@@ -66,6 +70,7 @@ __all__ = [
     "delta_errors",
     "has_commit",
     "has_delta",
+    "is_checkpoint",
     "is_refusal",
     "is_store",
     "log_path",
@@ -87,5 +92,6 @@ __all__ = [
     "refusal",
     "requests_at_once",
     "storage_errors",
+    "whole_checkpoints",
     "write_file",
 ]

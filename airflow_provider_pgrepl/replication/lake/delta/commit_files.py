@@ -14,14 +14,19 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.ownership import Owner, read_ownership
-from airflow_provider_pgrepl.replication.storage import commit_mark, log_path, open_storage, storage_errors
+from airflow_provider_pgrepl.replication.storage import (
+    commit_mark,
+    commit_version,
+    log_path,
+    open_storage,
+    storage_errors,
+)
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
 
-_COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 
 
@@ -63,8 +68,8 @@ def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
     with storage_errors(uri):
         infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
     whole = [info.base_name for info in infos if info.size]
-    last = max((match[1] for name in whole if (match := _CHECKPOINT.fullmatch(name))), default="")
+    last = max((int(match[1]) for name in whole if (match := _CHECKPOINT.fullmatch(name))), default=-1)
     for info in infos:
-        match = _COMMIT.fullmatch(info.base_name)
-        if match and match[1] > last:
-            yield int(match[1]), info.size or 0
+        version = commit_version(info.base_name)
+        if version is not None and version > last:
+            yield version, info.size or 0

@@ -7,7 +7,6 @@ vector is to be named by again.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -28,6 +27,7 @@ from airflow_provider_pgrepl.replication.storage import (
     read_parquet,
     requests_at_once,
     storage_errors,
+    whole_checkpoints,
 )
 
 # What an `add` may hold (PROTOCOL.md, "Add File and Remove File").
@@ -35,7 +35,6 @@ _FIELDS = (
     *("path", "partitionValues", "size", "modificationTime", "dataChange", "stats", "tags", "deletionVector"),
     *("baseRowId", "defaultRowCommitVersion", "clusteringProvider"),
 )
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(\.\d{10}\.(\d{10}))?\.parquet")
 
 
 @dataclass(frozen=True)
@@ -209,13 +208,8 @@ def _as_in_log(action: Mapping[str, Any]) -> dict[str, Any]:
 
 def _newest_checkpoint(filesystem: fs.FileSystem, root: str, version: int) -> tuple[int, list[str]]:
     """Its version, -1 when there is none, and the names of its parts."""
-    found: dict[tuple[int, int], list[str]] = {}
-    for info in filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True)):
-        match = _CHECKPOINT.fullmatch(info.base_name)
-        if match and info.size and int(match[1]) <= version:
-            found.setdefault((int(match[1]), int(match[3] or 1)), []).append(info.base_name)
-    whole = {of: names for (of, parts), names in sorted(found.items()) if len(names) == parts}
-    return max(whole.items(), default=(-1, []))
+    infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
+    return next((found for found in whole_checkpoints(infos) if found[0] <= version), (-1, []))
 
 
 def _take(files: dict[str, LiveFile], apps: dict[str, int], actions: Iterable[Mapping[str, Any]]) -> None:

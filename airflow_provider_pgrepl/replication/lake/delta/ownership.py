@@ -19,17 +19,17 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
+    commit_version,
     log_path,
     open_storage,
     read_commit_actions,
     read_parquet,
     storage_errors,
+    whole_checkpoints,
 )
 from airflow_provider_pgrepl.replication.storage.durable import LOG_FOLDER, local_path
 from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
 
-_COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN = re.compile(
     rf"(?:{PARTITION}=[^/]*/)?(?:part-{_UUID}(?:\.zstd)?\.parquet|deletion_vector_{_UUID}\.bin)"
@@ -164,9 +164,10 @@ def _read_apps(
 ) -> tuple[Mapping[str, int], bool]:
     """The app ids as of the newest version that can be read, and whether any metadata of a table was."""
     apps: dict[str, int] = {}
-    commits = sorted(int(match[1]) for info in entries if (match := _COMMIT.fullmatch(info.base_name)))
+    versions = (commit_version(info.base_name) for info in entries)
+    commits = sorted(version for version in versions if version is not None)
     base, is_table = -1, False
-    for version, names in _checkpoints(entries):
+    for version, names in whole_checkpoints(entries):
         found = _read_checkpoint(filesystem, root, names)
         if found is not None:
             base, is_table, apps = version, True, found
@@ -177,17 +178,6 @@ def _read_apps(
             is_table = is_table or any("metaData" in action for action in actions)
             apps |= {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
     return apps, is_table
-
-
-def _checkpoints(entries: list[fs.FileInfo]) -> list[tuple[int, list[str]]]:
-    """The complete checkpoints, newest first, with the names of their parts."""
-    found: dict[tuple[int, int], list[str]] = {}
-    for info in entries:
-        match = _CHECKPOINT.fullmatch(info.base_name)
-        if match and info.size:
-            found.setdefault((int(match[1]), int(match[2] or 1)), []).append(info.base_name)
-    whole = {version: names for (version, parts), names in found.items() if len(names) == parts}
-    return sorted(whole.items(), reverse=True)
 
 
 def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> dict[str, int] | None:
