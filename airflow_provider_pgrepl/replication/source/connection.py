@@ -107,6 +107,13 @@ def stream_role(slot: str) -> str:
     return f"receive {slot}"
 
 
+def current_database(connection: Connection) -> str:
+    """Return the name of the database that a connection leads to. Raises SourceError."""
+    with source_errors("asking for the database"):
+        database: str = row(connection, "SELECT pg_catalog.current_database()::text")[0]
+    return database
+
+
 def stream_conninfo(dsn: str, role: str) -> str:
     """The libpq connection string of the replication stream (`replication=database`). Raises ConfigError."""
     return _conninfo(dsn, role, replication="database")

@@ -20,13 +20,13 @@ from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     address,
     connect_replication,
+    current_database,
     describe,
     row,
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.creation import PLUGIN
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, read_slot
 
 OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000
@@ -142,8 +142,7 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
     slot = read_slot(connection, pipeline.slot)
     if slot is None:
         return
-    with source_errors("asking for the database"):
-        database = row(connection, "SELECT pg_catalog.current_database()::text")[0]
+    database = current_database(connection)
     if slot.database not in (None, database):
         yield SlotError(
             f"slot {slot.name} is of database {slot.database}, and the connection leads to database"

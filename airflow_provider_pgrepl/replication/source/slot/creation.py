@@ -28,10 +28,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
     translate,
 )
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
-
-PLUGIN = "pgoutput"
 
 _BLOCKERS = """
 SELECT pg_catalog.format('pid %%s (transaction %%s, %%s, %%s, in it since %%s)', a.pid,

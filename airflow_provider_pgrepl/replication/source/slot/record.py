@@ -8,7 +8,12 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    current_database,
+    rows,
+    source_errors,
+)
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 
 PLUGIN = "pgoutput"
@@ -59,9 +64,8 @@ def reason_to_keep(connection: Connection, slot: Slot) -> str | None:
         return "it is a physical slot"
     if slot.plugin != PLUGIN:
         return f"its plugin is {slot.plugin}"
-    with source_errors("reading the database's name"):
-        (database,) = row(connection, "SELECT pg_catalog.current_database()::text")
-    return None if slot.database == database else f"it belongs to database {slot.database}"
+    is_here = slot.database == current_database(connection)
+    return None if is_here else f"it belongs to database {slot.database}"
 
 
 def drop_slot(connection: Connection, name: str) -> None:
@@ -73,8 +77,7 @@ def drop_slot(connection: Connection, name: str) -> None:
     found = read_slot(connection, name)
     if found is None:
         return
-    with source_errors("asking for the database"):
-        here = row(connection, "SELECT pg_catalog.current_database()::text")[0]
+    here = current_database(connection)
     if found.database != here:
         place = f"belongs to database {found.database}" if found.database else "is a physical slot"
         raise SlotError(

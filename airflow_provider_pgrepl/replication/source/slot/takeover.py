@@ -18,13 +18,12 @@ from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
-    row,
+    current_database,
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.slot.creation import PLUGIN
 from airflow_provider_pgrepl.replication.source.slot.permanent import drop_unused
-from airflow_provider_pgrepl.replication.source.slot.record import READING_WAL_S, Slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, READING_WAL_S, Slot, read_slot
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 
 log = logging.getLogger(__name__)
@@ -59,9 +58,7 @@ def _check(control: Connection, other: str) -> None:
             f"there is no slot {other} whose position could be taken over",
             "name the slot of the program that is replaced, or begin without it",
         )
-    with source_errors("asking for the database"):
-        database = row(control, "SELECT pg_catalog.current_database()::text")[0]
-    if reason := _reason_against(slot, database):
+    if reason := _reason_against(slot, current_database(control)):
         raise SlotError(
             f"the position of slot {other} cannot be taken over: {reason}",
             "begin without it: what it held and nobody has read is not published then",
