@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.ownership import (
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import Slot
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord
@@ -192,4 +193,4 @@ def test_new_epoch_leads_out_of_a_lost_state() -> None:
     ],
 )
 def test_epoch_of_another_server_or_database_is_of_another_source(last: EpochRecord, is_same: bool) -> None:
-    assert last.is_of_source(EPOCH) is is_same
+    assert known_source(last, SERVER).differs(SERVER) is not is_same

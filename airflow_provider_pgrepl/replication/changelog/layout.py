@@ -103,12 +103,6 @@ class EpochRecord:
     database_oid: int = field(default=0, compare=False)
     pipeline_id: str = field(default="", compare=False)
 
-    def is_of_source(self, other: EpochRecord) -> bool:
-        """Return True if both epochs are of one database; earlier versions have not recorded its oid."""
-        return self.system_identifier == other.system_identifier and (
-            self.database_oid == other.database_oid or 0 in (self.database_oid, other.database_oid)
-        )
-
     def to_json(self) -> str:
         return json.dumps({**asdict(self), "consistent_point": str(self.consistent_point)})
 

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -142,7 +143,7 @@ def _open_epoch(
             writer.create_changelog(uri, record, token)
         else:
             writer.begin_epoch(uri, record, token)
-            if not last.is_of_source(record):
+            if known_source(last, server).differs(server):
                 RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
             if last.slot != record.slot and not server.in_recovery:
                 forget_tokens(taking.source, last.slot)
