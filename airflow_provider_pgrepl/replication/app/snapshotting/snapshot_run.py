@@ -151,9 +151,8 @@ def opened(
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            with access.source("snapshot") as looking:
-                names = recorded_names(looking, pipeline, epoch, records, evidence.recorded)
-                requested = requested_of(records, names)
+            names = recorded_names(source, pipeline, epoch, records, evidence.recorded)
+            requested = requested_of(records, names)
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
