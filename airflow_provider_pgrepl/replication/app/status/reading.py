@@ -154,11 +154,12 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
         slot = read_slot(connection, pipeline.slot)
         recorded, progress, tables, problems = _read_state(pipeline)
         contradictions = _contradictions(pipeline, connection)
+        suffered = _source_problems(connection, pipeline, tables)
     lake = _read_lake(pipeline)
     if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
-    problems = (*problems, *_source_problems(dsn, pipeline, tables))
+    problems = (*problems, *suffered)
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
@@ -190,11 +191,12 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
     )
 
 
-def _source_problems(dsn: str, pipeline: Pipeline, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+def _source_problems(
+    source: Connection, pipeline: Pipeline, tables: Iterable[TableRecord]
+) -> tuple[str, ...]:
     records = {record.table: record for record in tables}
     try:
-        with closing(connect(dsn, f"status {pipeline.name}")) as connection:
-            return source_problems(connection, pipeline, published_refused(connection, pipeline, records))
+        return source_problems(source, pipeline, published_refused(source, pipeline, records))
     except PgReplError as error:
         return (f"the source could not be looked at: {error.message}",)
 
