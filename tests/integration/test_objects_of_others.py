@@ -21,18 +21,13 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection
-from tests.support.kept import Kept
+from tests.support.kept import B, Kept, kept_tables
 from tests.support.replicated import execute
-
-A, B = "public.a", "public.b"
 
 
 @pytest.fixture
 def kept(dsn, tmp_path):
-    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
-    found = Kept(dsn, tmp_path, ("public.*",))
-    found.take(A, B)
-    return found
+    return kept_tables(dsn, tmp_path)
 
 
 def claim(kept: Kept) -> None:

@@ -26,18 +26,13 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import Reque
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.conftest import closing_connection
-from tests.support.kept import Kept
+from tests.support.kept import A, B, Kept, kept_tables
 from tests.support.replicated import execute, wait_until
-
-A, B = "public.a", "public.b"
 
 
 @pytest.fixture
 def kept(dsn, tmp_path):
-    execute(dsn, "create table a (id int primary key)", "create table b (id int primary key)")
-    found = Kept(dsn, tmp_path, ("public.*",))
-    found.take(A, B)
-    return found
+    return kept_tables(dsn, tmp_path)
 
 
 def published(kept: Kept) -> set[str]:

@@ -26,19 +26,13 @@ from airflow_provider_pgrepl.replication.state.source_tokens import (
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
-from tests.support.kept import Kept
+from tests.support.kept import TABLES, A, B, Kept, kept_tables
 from tests.support.replicated import execute
-
-A, B = "public.a", "public.b"
-TABLES = ("create table a (id int primary key)", "create table b (id int primary key)")
 
 
 @pytest.fixture
 def kept(dsn: str, tmp_path: Path) -> Kept:
-    execute(dsn, *TABLES)
-    found = Kept(dsn, tmp_path, ("public.*",), trust_table_owners=True)
-    found.take(A, B)
-    return found
+    return kept_tables(dsn, tmp_path, trust_table_owners=True)
 
 
 @pytest.fixture

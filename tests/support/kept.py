@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from airflow_provider_pgrepl.errors import Remedy
@@ -16,6 +17,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.handed import Handed
+from tests.support.replicated import execute
 
 _TO_STREAMING = (TableState.CATCHING_UP, TableState.STREAMING)
 
@@ -98,3 +100,15 @@ class Kept(Handed):
     def write_point(self, lsn: LSN, *tables: str) -> None:
         versions = {table: open_table(self.lake_path(table)).version() for table in tables}
         Points(self.pipeline.lake_root).append(ConsistentPoint(1, lsn, None, versions))
+
+
+TABLES = ("create table a (id int primary key)", "create table b (id int primary key)")
+A, B = "public.a", "public.b"
+
+
+def kept_tables(dsn: str, folder: Path, **choices: Any) -> Kept:
+    """A pipeline of all tables of a schema, with A and B streaming."""
+    execute(dsn, *TABLES)
+    found = Kept(dsn, folder, ("public.*",), **choices)
+    found.take(A, B)
+    return found
