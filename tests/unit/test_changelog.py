@@ -246,7 +246,7 @@ def test_a_missing_changelog_names_the_snapshot_app(tmp_path: Path) -> None:
 def test_fence_has_the_token_that_the_source_gave_for_the_last_one(uri: str) -> None:
     asked: list[int] = []
 
-    def renew(token: int) -> int:
+    def renew(token: int, *_: object) -> int:
         asked.append(token)
         return token + 5
 
@@ -259,7 +259,7 @@ def test_fence_has_the_token_that_the_source_gave_for_the_last_one(uri: str) -> 
 
 
 def test_no_fence_is_written_for_a_source_that_lacks_the_token(uri: str) -> None:
-    def lacks(_: int) -> int:
+    def lacks(*_: object) -> int:
         raise RewoundError("a copy")
 
     before = DeltaTable(uri).version()

@@ -180,6 +180,10 @@ def _is_whole(actions: torn.Actions) -> bool:
     return commit.kind == "marker" or apps.get(DURABLE_APP) == commit.durable_lsn
 
 
+RenewToken = Callable[[int, EpochRecord, LSN], int]
+"""Gives a new token for that of the changelog, whose epoch and durable LSN these are."""
+
+
 class ChangelogWriter:
     """The one writer. Opening it commits a fence; after that `durable_lsn` is what the changelog holds.
 
@@ -189,9 +193,7 @@ class ChangelogWriter:
     storage refuses, and what `renew_token` does.
     """
 
-    def __init__(
-        self, uri: str, after: int | None = None, renew_token: Callable[[int], int] | None = None
-    ) -> None:
+    def __init__(self, uri: str, after: int | None = None, renew_token: RenewToken | None = None) -> None:
         self._uri = uri
         table = open_changelog(uri)
         self._parts = PartFolder(uri)
@@ -207,7 +209,7 @@ class ChangelogWriter:
         """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
         token = read_token(table)
         # Of the table that was opened: the fence is refused if another one came since.
-        fresh = token if renew_token is None else renew_token(token)
+        fresh = token if renew_token is None else renew_token(token, self.epoch_record, self.durable_lsn)
         self._flush_earlier()
         fence = CommitRecord("fence", self.epoch, self.durable_lsn)
         self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != token else ())

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import FencedError, PgReplError, SourceConnectionError, UnsendableError
 from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn, read_epoch
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -120,14 +120,12 @@ class Receiver:
         self.had_slot = True
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
         # While the slot is ours, nobody else at this server writes a token for it.
-        renew = partial(renew_token, self._dsn, pipeline.slot, self._check_continuity)
-        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, renew)
+        writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, self._renew_token)
         self._feed = ChangelogFeed(pipeline, self._catalog, writer, self.progress, self._rule)
 
-    def _check_continuity(self) -> None:
-        changelog = open_changelog(changelog_uri(self._pipeline.lake_root))
-        record = EpochRecord.from_json(changelog.metadata().description)
-        continuity.check(self._catalog, record, read_durable_lsn(changelog))
+    def _renew_token(self, before: int, record: EpochRecord, durable_lsn: LSN) -> int:
+        check = partial(continuity.check, self._catalog, record, durable_lsn)
+        return renew_token(self._dsn, self._pipeline.slot, check, before)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
