@@ -46,6 +46,8 @@ from tests.support.handed import Handed
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 SHAPE = [
     "create type mood as enum ('sad', 'glad')",
     "create type place as (street text, number int)",

@@ -17,6 +17,8 @@ from tests.support.landed import Landed
 from tests.support.received import EAGER, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 RESNAPSHOT = "resnapshot it"
 MAKE = "create table s.{}(id int primary key, v text)"
 
