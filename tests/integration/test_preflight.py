@@ -78,6 +78,17 @@ def test_missing_rights_are_listed_exactly(pg, dsn, run, role):
     check_source(as_role(dsn, role), pipeline("My S.*", "public.*"))
 
 
+def test_a_login_that_acts_as_another_role_is_told_of_its_own_setting(dsn, run, role):
+    run(
+        "create table t (a int primary key)",
+        f"alter role {role} set role = 'pg_read_all_settings'",
+        f"grant pg_read_all_settings to {role}",
+    )
+    with pytest.raises(PrivilegeError, match="role pg_read_all_settings may not create") as caught:
+        check_source(as_role(dsn, role), pipeline())
+    assert f"ALTER ROLE {role} RESET role; or GRANT" in caught.value.hint
+
+
 def test_publishing_needs_ownership_and_create(pg, dsn, run, role):
     run("create table t (a int primary key)", f"grant select on t to {role}")
     with pytest.raises(PrivilegeError) as caught:

@@ -41,6 +41,9 @@ PINNED_SETTINGS: dict[str, str] = {
     "quote_all_identifiers": "off",
     # A policy would filter a copy in silence; off makes the server refuse instead.
     "row_security": "off",
+    # Settings of the role or database that are meant for its other sessions.
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read committed",
     # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
     "synchronous_commit": "local",
     # Parallel workers are few, and the application's.
@@ -105,6 +108,21 @@ def application_name(role: str) -> str:
 def stream_role(slot: str) -> str:
     """Return the role of the session that reads a slot."""
     return f"receive {slot}"
+
+
+def acting_role_hint(connection: Connection) -> str:
+    """Return how a session that acts as another role than it logged in as gets its own back; "" for others.
+
+    ALTER ROLE … SET role makes it one. Rights that the other role lacks should rarely be granted to it.
+    Raises psycopg2's errors.
+    """
+    login, acting = row(
+        connection,
+        "SELECT pg_catalog.quote_ident(session_user::text), pg_catalog.quote_ident(current_user::text)",
+    )
+    if login == acting:
+        return ""
+    return f"{login} acts as {acting} because of its setting role: ALTER ROLE {login} RESET role; or "
 
 
 def current_database(connection: Connection) -> str:

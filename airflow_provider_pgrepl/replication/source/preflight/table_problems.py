@@ -9,7 +9,13 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    acting_role_hint,
+    row,
+    rows,
+    source_errors,
+)
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.server import Server
 
@@ -35,17 +41,21 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
     with source_errors("reading the rights"):
         found = rows(connection, _RIGHTS, (oids,))
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user::text)")[0]
+        acting = acting_role_hint(connection)
     closed = sorted({one_line(schema) for _, schema, _, usage, *_ in found if not usage})
     unreadable = [one_line(table) for _, _, table, _, select, *_ in found if not select]
     filtered = [one_line(table) for *_, table, _, _, policy, _ in found if policy]
     if closed:
         schemas = ", ".join(closed)
         yield PrivilegeError(
-            f"role {role} lacks USAGE on schema {schemas}", f"GRANT USAGE ON SCHEMA {schemas} TO {role}"
+            f"role {role} lacks USAGE on schema {schemas}",
+            f"{acting}GRANT USAGE ON SCHEMA {schemas} TO {role}",
         )
     if unreadable:
         tables = ", ".join(unreadable)
-        yield PrivilegeError(f"role {role} lacks SELECT on {tables}", f"GRANT SELECT ON {tables} TO {role}")
+        yield PrivilegeError(
+            f"role {role} lacks SELECT on {tables}", f"{acting}GRANT SELECT ON {tables} TO {role}"
+        )
     if filtered:
         yield PrivilegeError(
             f"row-level security would hide rows of {', '.join(filtered)} from role {role}",
@@ -125,12 +135,13 @@ def _created_publication_problems(
         return
     with source_errors("reading the rights"):
         role, database, may_create = row(connection, _CREATE_RIGHT)
+        acting = acting_role_hint(connection)
         found = rows(connection, _RIGHTS, ([relation.oid for relation in relations],))
     if publication is None and not may_create:
         yield PrivilegeError(
             f"role {role} may not create a publication: it lacks CREATE on database {database}",
-            f'GRANT CREATE ON DATABASE "{database}" TO "{role}", or let its owner create the publication, and'
-            " set publication_mode to use",
+            f'{acting}GRANT CREATE ON DATABASE "{database}" TO "{role}", or let its owner create the'
+            " publication, and set publication_mode to use",
         )
     published = frozenset() if publication is None else publication.tables
     unpublished = {relation.oid for relation in relations if relation.table not in published}
@@ -138,6 +149,6 @@ def _created_publication_problems(
     if foreign:
         yield PrivilegeError(
             f"role {role} may not publish {', '.join(foreign)}: only a table's owner may",
-            f'GRANT the owning role TO "{role}", or let the owner create the publication, and set'
+            f'{acting}GRANT the owning role TO "{role}", or let the owner create the publication, and set'
             " publication_mode to use",
         )
