@@ -26,7 +26,7 @@ def test_the_publisher_hears_of_the_end_though_a_task_of_the_client_does_not_end
             while not released.is_set():
                 await asyncio.sleep(0.01)
 
-    async def lose_the_server(self: JetStreamLink) -> None:
+    async def lose_the_server(self: Any) -> None:
         self._task = asyncio.create_task(linger())
         await asyncio.sleep(0)
         raise OSError("connection refused")
