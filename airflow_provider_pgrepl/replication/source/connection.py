@@ -82,6 +82,14 @@ _TCP_LIMITS = {
 }
 _MAX_APPLICATION_NAME = 63
 
+LOCKS_SETTING = "max_locks_per_transaction"
+RETRIED_CLASSES = ("08", "53", "57", "58")
+"""Classes of SQLSTATE that pass: a lost connection, a lack of resources, a shutdown, an error of the system.
+
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
+_TEXTS_WITH_VALUES = ("22", "23", "P0")
+
 
 def pin_statement() -> str:
     """One SQL text that pins every setting the server knows, for any kind of connection.
@@ -289,24 +297,31 @@ def source_errors(doing: str) -> Iterator[None]:
 def translate(error: Any, doing: str) -> PgReplError:
     """Our error for a psycopg2 error of a running connection, without row values."""
     code = error.pgcode or ""
-    text = f"{doing}: {describe(error)}"
+    text, hint = f"{doing}: {describe(error)}", _server_hint(error)
     if code == "42501":
         return PrivilegeError(text, "grant the right, or use another role")
-    if code == "53400":
-        return ServerSettingError(text)
-    if code[:2] in ("08", "53", "57", "58"):
-        return SourceConnectionError(text)
+    if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
+        return ServerSettingError(text, hint)
+    if code[:2] in RETRIED_CLASSES:
+        return SourceConnectionError(text, hint)
     if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
         return SourceConnectionError(text, "the connection was lost")
     if not code and type(error) is psycopg2.DatabaseError:
         return SourceConnectionError(text, "the connection was lost")
-    return SourceError(text)
+    return SourceError(text, hint)
+
+
+def _server_hint(error: Any) -> str:
+    """Return PostgreSQL's own hint, but for errors of data and code, whose texts may quote values."""
+    if (error.pgcode or "")[:2] in _TEXTS_WITH_VALUES or not error.diag:
+        return ""
+    return one_line(" ".join((error.diag.message_hint or "").split()))
 
 
 def describe(error: Any) -> str:
     """PostgreSQL's message and SQLSTATE; for data errors the SQLSTATE alone: their text quotes values."""
     code = error.pgcode or ""
-    if code[:2] in ("22", "23", "P0"):
+    if code[:2] in _TEXTS_WITH_VALUES:
         return f"{type(error).__name__} (SQLSTATE {code})"
     message = (error.diag.message_primary if error.diag else None) or str(error)
     return one_line(" ".join(message.split())) + (f" (SQLSTATE {code})" if code else "")

@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.source.preflight.server_problems import
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from airflow_provider_pgrepl.replication.source.preflight.table_problems import (
     code_problems,
+    lock_problems,
     publication_problems,
     right_problems,
 )
@@ -68,6 +69,7 @@ def check_source(
         except PgReplError as error:
             problems.append(error)
         problems += right_problems(connection, relations)
+        problems += lock_problems(connection, relations)
         problems += publication_problems(connection, pipeline, server, relations)
         problems += code_problems(connection, pipeline, relations)
         _raise(problems)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError, one_line
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    PrivilegeError,
+    PublicationError,
+    ServerSettingError,
+    one_line,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
 from airflow_provider_pgrepl.replication.source.connection import (
+    LOCKS_SETTING,
     Connection,
     acting_role_hint,
     row,
@@ -19,6 +26,16 @@ from airflow_provider_pgrepl.replication.source.connection import (
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.server import Server
 
+# https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
+_LOCKS = """
+SELECT own.locks * sum(s.setting::bigint)::bigint,
+    own.locks
+FROM pg_catalog.pg_settings s,
+    (SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint AS locks) own
+WHERE s.name IN ('max_connections', 'max_prepared_transactions', 'max_worker_processes', 'max_wal_senders',
+    'autovacuum_max_workers')
+GROUP BY own.locks
+"""
 _RIGHTS = """
 SELECT c.oid::bigint, pg_catalog.format('%%I', n.nspname), pg_catalog.format('%%I.%%I', n.nspname, c.relname),
     pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
@@ -60,6 +77,20 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
         yield PrivilegeError(
             f"row-level security would hide rows of {', '.join(filtered)} from role {role}",
             f"ALTER ROLE {role} BYPASSRLS, or use the tables' owner",
+        )
+
+
+def lock_problems(connection: Connection, relations: Iterable[Relation]) -> Problems:
+    """Whether the server has room for locks on all tables and partitions, which a snapshot takes at once."""
+    needed = len(_with_leaves(connection, relations))
+    with source_errors("reading the room for locks"):
+        room, setting = row(connection, _LOCKS)
+    if needed > room:
+        yield ServerSettingError(
+            f"a snapshot locks {needed} tables and partitions, and the server has room for about {room} locks"
+            f" ({LOCKS_SETTING} is {setting})",
+            f"raise {LOCKS_SETTING} (needs a restart) to {-(-setting * needed // room) * 2} or more, or leave"
+            " partitioned tables out",
         )
 
 
