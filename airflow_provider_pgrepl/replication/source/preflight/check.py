@@ -69,7 +69,7 @@ def check_source(
         except PgReplError as error:
             problems.append(error)
         problems += right_problems(connection, relations)
-        problems += lock_problems(connection, relations)
+        problems += lock_problems(connection, dsn, relations)
         problems += publication_problems(connection, pipeline, server, relations)
         problems += code_problems(connection, pipeline, relations)
         _raise(problems)

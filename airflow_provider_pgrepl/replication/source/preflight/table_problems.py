@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
     source_errors,
 )
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.server import Server
 
@@ -80,18 +81,31 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
         )
 
 
-def lock_problems(connection: Connection, relations: Iterable[Relation]) -> Problems:
-    """Whether the server has room for locks on all tables and partitions, which a snapshot takes at once."""
+def lock_problems(connection: Connection, dsn: str, relations: list[Relation]) -> Problems:
+    """Whether the server has room for locks on all tables and partitions, which a snapshot takes at once.
+
+    How much room there is depends on more than settings: where it may be short, the locks are tried.
+    """
     needed = len(_with_leaves(connection, relations))
     with source_errors("reading the room for locks"):
         room, setting = row(connection, _LOCKS)
-    if needed > room:
-        yield ServerSettingError(
-            f"a snapshot locks {needed} tables and partitions, and the server has room for about {room} locks"
-            f" ({LOCKS_SETTING} is {setting})",
-            f"raise {LOCKS_SETTING} (needs a restart) to {-(-setting * needed // room) * 2} or more, or leave"
-            " partitioned tables out",
-        )
+    if needed <= room // 2:
+        return
+    with source_errors("trying locks"), connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            lock_tables(connection, dsn, relations, "ACCESS SHARE", 0)
+        except ServerSettingError:
+            yield ServerSettingError(
+                f"a snapshot locks {needed} tables and partitions, more than the server has room for:"
+                f" {LOCKS_SETTING} is {setting}",
+                f"raise {LOCKS_SETTING} (needs a restart) to {2 * -(-setting * needed // room)}, or leave"
+                " partitioned tables out",
+            )
+        except PgReplError:
+            return  # somebody's lock is in the way, which the snapshot waits for
+        finally:
+            cursor.execute("ROLLBACK")
 
 
 def code_problems(connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]) -> Problems:
