@@ -9,6 +9,7 @@ from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.server_problems import (
@@ -75,6 +76,9 @@ def check_source(
         _raise(problems)
         for warning in server_warnings(connection, pipeline.slot):
             log.warning("%s", warning)
+        if requested is None:
+            for warning in inherited_warnings(connection, [relation.oid for relation in relations]):
+                log.warning("%s", warning)
         return relations
     finally:
         connection.close()
