@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import Slot
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 SERVER = Server(180000, "7", 1, "logical", False, "shop", 16_384)
 STAGING = replace(SERVER, system_identifier="8")
@@ -100,6 +102,17 @@ def test_moved_lake_is_ours() -> None:
     assert compare(moved()) == (Answer.OURS, None)
 
 
+def test_lake_counts_as_moved_only_if_its_former_folder_is_certainly_absent(tmp_path: Path) -> None:
+    """The folder of a disk that is not mounted is empty, or lacks the folders below it."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "damaged").mkdir()
+    assert doubt_of_absence(str(tmp_path / "moved" / "lake")) == ""
+    assert "disk is empty" in doubt_of_absence(str(tmp_path / "disk" / "lake"))
+    assert "no table in it can be opened" in doubt_of_absence(str(tmp_path / "damaged"))
+    assert "cannot be looked at" in doubt_of_absence(str(tmp_path / ("x" * 3000)))
+    assert doubt_of_absence("s3://bucket/lake") == ""
+
+
 @pytest.mark.parametrize(
     ("found", "answer", "kind", "says"),
     [
@@ -124,6 +137,12 @@ def test_moved_lake_is_ours() -> None:
         (moved(epoch=None), Answer.CANNOT_TELL, ConfigError, "names /other, which has no changelog"),
         (moved(recorded=OLD_RECORD), Answer.CANNOT_TELL, ConfigError, "recorded with the lake /lake"),
         (moved(recorded_lake_id="l"), Answer.CANNOT_TELL, ConfigError, "a copy of it"),
+        (
+            moved(recorded_lake_doubt="the storage is away"),
+            Answer.CANNOT_TELL,
+            ConfigError,
+            "may still be there: the storage is away",
+        ),
         (evidence(recorded=None), Answer.CANNOT_TELL, StateError, "knows nothing of the pipeline"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
@@ -161,6 +180,7 @@ def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> N
         (evidence(server=STAGING), "7/shop"),
         (evidence(server=STAGING, epoch=None, recorded=OLD_RECORD, slots={}), "7"),
         (moved(epoch=None), "/lake"),
+        (moved(recorded_lake_doubt="the storage is away"), "/lake"),
         (evidence(recorded=replace(RECORD, id="q")), "p"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 
 from airflow_provider_pgrepl.errors import (
@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 
 log = logging.getLogger(__name__)
@@ -57,14 +58,12 @@ def gather(
     server = None if source is None else read_server(source)
     names = {record.slot for record in (epoch, recorded) if record is not None}
     found = [] if source is None else [read_slot(source, name) for name in sorted(names)]
-    recorded_lake = ""
+    recorded_lake, doubt = "", ""
     if recorded is not None and is_same_place(recorded.lake, pipeline.lake_root):
         # By another path, as where a link leads.
         recorded = replace(recorded, lake=pipeline.lake_root)
     if epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
-        # What cannot be opened is not a lake that could be mistaken for this one.
-        with suppress(PgReplError):
-            _, recorded_lake, _ = _read_lake(recorded.lake)
+        recorded_lake, doubt = _find_recorded_lake(recorded.lake)
     slots = {slot.name: slot for slot in found if slot is not None}
     is_copy = None
     if source is not None and epoch is not None and token:
@@ -72,7 +71,7 @@ def gather(
         # Where the state is lost, too, the schema of both was dropped.
         if not has and not (has is None and recorded is None):
             is_copy = copy_error(source, epoch.slot)
-    return Evidence(pipeline, server, slots, epoch, lake, recorded, recorded_lake, is_copy)
+    return Evidence(pipeline, server, slots, epoch, lake, recorded, recorded_lake, doubt, is_copy)
 
 
 def check(
@@ -112,6 +111,17 @@ def _read_lake(root: str) -> tuple[EpochRecord | None, str, int]:
         return None, "", 0
     record = EpochRecord.from_json(changelog.metadata().description)
     return record, lake_id(changelog), read_token(changelog)
+
+
+def _find_recorded_lake(root: str) -> tuple[str, str]:
+    """The id of the lake at the recorded path, and why one may be there if none could be read."""
+    try:
+        try:
+            return lake_id(open_changelog(changelog_uri(root))), ""
+        except NoChangelogError:
+            return "", doubt_of_absence(changelog_uri(root))
+    except PgReplError as error:
+        return "", error.message
 
 
 def record_evidence(store: Store, evidence: Evidence) -> None:

@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, 
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.names import quote_literal
 from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import Slot
@@ -52,6 +53,7 @@ class Evidence:
 
     `slots`: those of the names that changelog and state have, by name. `recorded_lake_id`: of the changelog
     in the lake that the state has recorded, where that is another one than the pipeline file's.
+    `recorded_lake_doubt`: why that lake may be there, although no changelog could be read in it.
     `is_copy`: the error of a source that lacks the token which it shares with the lake.
     """
 
@@ -62,6 +64,7 @@ class Evidence:
     lake_id: str = ""
     recorded: PipelineRecord | None = None
     recorded_lake_id: str = ""
+    recorded_lake_doubt: str = ""
     is_copy: PgReplError | None = None
 
     def describe(self) -> str:
@@ -191,6 +194,16 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
     elif not is_here and evidence.recorded_lake_id == evidence.lake_id:
         error = ConfigError(f"{text}, which is still there, and the file names {root}, a copy of it", hint)
         yield Difference(Answer.CANNOT_TELL, error)
+    elif not is_here and evidence.recorded_lake_doubt:
+        name = quote_literal(recorded.name)
+        update = f"UPDATE _pgrepl.pipelines SET lake = {quote_literal(root)} WHERE name = {name}"  # noqa: S608
+        error = ConfigError(
+            f"{text}, which may still be there: {evidence.recorded_lake_doubt}. The file names {root}, which"
+            " is that lake if it was moved, or a copy of it",
+            f"let this host reach {recorded.lake}, or set `lake` back to it. If it was moved to {root}, run"
+            f" in the state database: {update}. {_UNCHANGED}",
+        )
+        yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
 
 
 def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
