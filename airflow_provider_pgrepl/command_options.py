@@ -55,6 +55,10 @@ UNTOUCHED = Option(
 )
 DROP_TABLES = Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
 DROP_LAKE = Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
+GIVE_UP = Option(
+    "--give-up",
+    {"metavar": "NAME", "help": "the source, if it has another history than the lake; the error names it"},
+)
 LOOK_ONLY = Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
 MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 

@@ -94,7 +94,13 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 
     access = Access.from_environment(pipeline)
-    done = teardown(access, arguments.drop_lake, arguments.timeout, dry_run=not arguments.yes)
+    done = teardown(
+        access,
+        arguments.drop_lake,
+        arguments.timeout,
+        dry_run=not arguments.yes,
+        give_up=[arguments.give_up] if arguments.give_up else (),
+    )
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
     return _ask(access, f"with --yes it would end with this:\n{done.to_text()}")
@@ -228,7 +234,7 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[options.Option, ...]], ...] = (
         "teardown",
         "drop slot, publication and records",
         _teardown,
-        (options.DROP_LAKE, options.TIMEOUT, options.YES),
+        (options.DROP_LAKE, options.GIVE_UP, options.TIMEOUT, options.YES),
     ),
     (
         "skip",

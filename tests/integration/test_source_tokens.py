@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, RewoundError, SlotError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
-from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -85,11 +85,25 @@ def test_copy_of_the_servers_files_is_not_followed_and_the_server_is(
         with pytest.raises(ConfigError, match=r"would give up.*is a copy of the source"):
             begin_new_epoch(at_copy)
         assert open_changelog(kept.changelog).version() == version
+        execute(kept.dsn, "insert into a select generate_series(2, 20000)")
+        kept.receive()
+        assert len(kept.changelog_rows("I")) == 19_999
+        # As a copy has it that was made since this start.
+        token = read_token(open_changelog(kept.changelog))
+        slot = kept.pipeline.slot
+        execute(copy.dsn(), f"insert into _pgrepl.source_tokens values ('{slot}', {token}, 'shop:1')")
+        before = open_changelog(kept.changelog).version()
+        for act in (
+            lambda: teardown(at_copy, drop_lake=True),
+            lambda: teardown(at_copy),
+            lambda: begin_new_epoch(at_copy),
+            lambda: take_tables(at_copy),
+        ):
+            with pytest.raises(PgReplError, match=r"WAL position of the source .* is before"):
+                act()
+        assert open_changelog(kept.changelog).version() == before
     finally:
         copy.stop(immediate=True)
-    execute(kept.dsn, "insert into a values (2)")
-    kept.receive()
-    assert [row["new"] for row in kept.changelog_rows("I")] == [["2"]]
 
 
 def test_each_start_leaves_its_token_and_the_last_one_in_the_source(kept: Kept) -> None:
