@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, RewoundError, SlotError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    PgReplError,
+    PrivilegeError,
+    RewoundError,
+    SlotError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
@@ -133,11 +141,17 @@ def test_source_whose_tokens_were_dropped_is_refused(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize(
-    "squat",
-    ["revoke create on database {database} from public", "create schema _pgrepl authorization {other}"],
+    ("squat", "remedy"),
+    [
+        (
+            "revoke create on database {database} from public",
+            "GRANT CREATE ON DATABASE {database} TO {role}",
+        ),
+        ("create schema _pgrepl authorization {other}", "ALTER SCHEMA _pgrepl OWNER TO {role}"),
+    ],
     ids=["no right", "schema of others"],
 )
-def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat: str) -> None:
+def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat: str, remedy: str) -> None:
     """A role that may create schemas could have been first; it must not keep the pipeline from starting."""
     database, role, other = dsn_name(dsn), f"r_{dsn_name(dsn)}", f"o_{dsn_name(dsn)}"
     execute(dsn, f"create role {role} login", f"create role {other}")
@@ -148,7 +162,39 @@ def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat
         source.close()
     finally:
         execute(dsn, "drop schema if exists _pgrepl", f"drop role {role}", f"drop role {other}")
-    assert "the source keeps no token" in caplog.text
+    assert "the source keeps no new token" in caplog.text
+    assert remedy.format(database=database, role=role) in caplog.text
+
+
+@pytest.mark.parametrize("owner", ["superuser", "other role"])
+def test_tokens_of_another_role_name_it_and_the_statement_that_gives_them(
+    kept: Kept, dsn: str, owner: str
+) -> None:
+    """As after a restore by an administrator. A role that may not read them cannot tell a copy."""
+    role, other = f"r_{dsn_name(dsn)}", f"o_{dsn_name(dsn)}"
+    kept.receive()
+    token = read_token(open_changelog(kept.changelog))
+    execute(dsn, f"create role {role} login", f"create role {other}")
+    reader = connect(f"{dsn.replace('user=postgres', '')} user={role}", "test")
+    try:
+        execute(dsn, f"grant create on database {dsn_name(dsn)} to {role}")
+        if owner != "superuser":
+            execute(dsn, f"grant {other} to {role}", f"alter schema _pgrepl owner to {role}")
+            execute(dsn, f"revoke {other} from {role}", f"alter table _pgrepl.source_tokens owner to {other}")
+        with pytest.raises((PrivilegeError, StateError)) as caught:
+            has_token(reader, kept.pipeline.slot, token)
+        assert (other if owner != "superuser" else "postgres") in caught.value.message
+        with pytest.raises((PrivilegeError, StateError)) as at_teardown:
+            forget_tokens(reader, kept.pipeline.slot)
+        assert f"OWNER TO {role}" in at_teardown.value.hint
+        statements = re.findall(r"(?:ALTER|GRANT) [^;,]+", caught.value.hint)
+        assert statements
+        execute(dsn, *statements)
+        assert has_token(reader, kept.pipeline.slot, token) is True
+        assert write_token(reader, kept.pipeline.slot, token)
+    finally:
+        reader.close()
+        execute(dsn, f"drop owned by {role}, {other} cascade", f"drop role {role}", f"drop role {other}")
 
 
 def test_tokens_of_another_slot_stay(kept: Kept) -> None:
