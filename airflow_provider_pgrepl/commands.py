@@ -106,6 +106,14 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     return _ask(access, f"with --yes it would end with this:\n{done.to_text()}")
 
 
+def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.access import Access
+    from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
+
+    accepted = accept_source(Access.from_environment(pipeline), arguments.name)
+    return _say(f"{arguments.name}: accepted" if accepted else "nothing to accept: the source has the token")
+
+
 def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
@@ -260,6 +268,12 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[options.Option, ...]], ...] = (
         "print the SQL that registers lake tables where readers look, or register them in Unity Catalog",
         _catalog,
         (options.UNITY, options.UNITY_CATALOG),
+    ),
+    (
+        "accept-source",
+        "go on with a source whose schema _pgrepl was lost or restored",
+        _accept_source,
+        (options.SOURCE_NAME,),
     ),
     (
         "event-trigger-sql",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     ConfigError,
     PgReplError,
     PrivilegeError,
@@ -20,11 +21,13 @@ from airflow_provider_pgrepl.errors import (
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.source_tokens import (
     forget_tokens,
     has_token,
@@ -133,11 +136,24 @@ def test_lake_without_a_token_gets_one_at_the_next_start(kept: Kept) -> None:
     assert read_token(open_changelog(kept.changelog)) in tokens(kept.dsn)
 
 
-def test_source_whose_tokens_were_dropped_is_refused(kept: Kept) -> None:
+def test_source_whose_tokens_were_dropped_is_refused_until_it_is_accepted_by_name(kept: Kept) -> None:
+    """Its changes continue without a new copy."""
     kept.receive()
-    execute(kept.dsn, "drop table _pgrepl.source_tokens")
+    with kept.source() as source:
+        server = read_server(source)
+    name = f"{server.system_identifier}/{server.database}"
+    assert accept_source(kept.access, name) is False
+    execute(kept.dsn, "drop table _pgrepl.source_tokens", "insert into a values (60)")
     with pytest.raises(RewoundError, match="it knows of no start"):
         Receiver(kept.dsn, kept.pipeline).start()
+    with kept.access.store("test") as store:
+        store.lock(kept.pipeline.name, "replicate")
+        with pytest.raises(BusyError):
+            accept_source(kept.access, name)
+    assert accept_source(kept.access, name) is True
+    assert read_token(open_changelog(kept.changelog)) in tokens(kept.dsn)
+    kept.receive()
+    assert [row["new"] for row in kept.changelog_rows("I")] == [["60"]]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, 
 from airflow_provider_pgrepl.replication.app.ownership import (
     Answer,
     Evidence,
+    check_acceptable,
     check_new_epoch,
     check_ours,
     check_teardown,
@@ -215,6 +216,17 @@ def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -
 def test_teardown_gives_up_no_other_server() -> None:
     with pytest.raises(RewoundError, match="another server"):
         check_teardown(evidence(server=STAGING), frozenset({"7/shop"}), needs_state=True)
+
+
+def test_source_that_lacks_only_the_token_is_accepted_by_its_name() -> None:
+    copy = evidence(is_copy=RewoundError("it lacks the token", "check it"))
+    assert check_acceptable(evidence(), "7/shop") is False
+    assert check_acceptable(copy, "7/shop") is True
+    with pytest.raises(ConfigError, match=r"7/other is not the name .*: 7/shop"):
+        check_acceptable(copy, "7/other")
+    for other in ({"written_lsn": LSN(8)}, {"server": STAGING}, {"recorded": None}):
+        with pytest.raises(PgReplError):
+            check_acceptable(replace(copy, **other), "7/shop")
 
 
 def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> None:

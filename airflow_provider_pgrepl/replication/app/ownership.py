@@ -8,9 +8,10 @@ database of the slot. Evidence that an earlier version has not recorded contradi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -115,6 +116,23 @@ def check_teardown(evidence: Evidence, give_up: frozenset[str], *, needs_state: 
         lake_says_it = evidence.recorded is None and epoch is not None and bool(epoch.database_oid)
         if needs_state or not lake_says_it or difference.answer is not Answer.CANNOT_TELL:
             raise error
+
+
+def check_acceptable(evidence: Evidence, name: str) -> bool:
+    """Return True if all agrees but for the token that the source lacks, and `name` is the source's.
+
+    False if it has the token. Raises what contradicts, ConfigError for another name.
+    """
+    check_ours(replace(evidence, is_copy=None))
+    for difference in differences(evidence):
+        if difference.doubted != name:
+            raise ConfigError(
+                f"{name} is not the name of the source that the lake was written from: {difference.doubted}",
+                f"{difference.error.hint}. If it is the source, and its tokens were lost, give this name:"
+                f" {hints.reference('errors')}",
+            )
+        return True
+    return False
 
 
 def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:

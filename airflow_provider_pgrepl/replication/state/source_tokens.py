@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 
 import psycopg2.errors
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundError, StateError
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
@@ -102,7 +103,8 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
         "this server is a copy of the source, or was restored to an earlier state, or the lake was: it lacks"
         f" the token that source and lake share since the last start; {followed}",
         "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has the"
-        " token. Nothing was changed",
+        f" token. If this is that server, and its schema _pgrepl was lost: {hints.reference('errors')}."
+        " Nothing was changed",
     )
 
 
