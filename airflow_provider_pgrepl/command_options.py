@@ -55,6 +55,11 @@ UNTOUCHED = Option(
 )
 DROP_TABLES = Option("--drop-lake-tables", {"action": "store_true", "help": "with their histories, too"})
 DROP_LAKE = Option("--drop-lake", {"action": "store_true", "help": "also lake tables and changelog"})
+GIVE_UP = Option(
+    "--give-up",
+    {"metavar": "NAME", "help": "the source, if it has another history than the lake; the error names it"},
+)
+SOURCE_NAME = Option("name", {"metavar": "NAME", "help": "the source's; the error for another one says it"})
 LOOK_ONLY = Option("--look-only", {"action": "store_true", "help": "mark no table errored"})
 MIGRATION = Option("migration", {"metavar": "MIGRATION.sql", "help": "is applied, and rolled back"})
 

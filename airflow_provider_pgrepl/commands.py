@@ -94,10 +94,24 @@ def _teardown(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
 
     access = Access.from_environment(pipeline)
-    done = teardown(access, arguments.drop_lake, arguments.timeout, dry_run=not arguments.yes)
+    done = teardown(
+        access,
+        arguments.drop_lake,
+        arguments.timeout,
+        dry_run=not arguments.yes,
+        give_up=[arguments.give_up] if arguments.give_up else (),
+    )
     if arguments.yes or not done.dropped:
         return _say(done.to_text())
     return _ask(access, f"with --yes it would end with this:\n{done.to_text()}")
+
+
+def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.access import Access
+    from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
+
+    accepted = accept_source(Access.from_environment(pipeline), arguments.name)
+    return _say(f"{arguments.name}: accepted" if accepted else "nothing to accept: the source has the token")
 
 
 def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
@@ -228,7 +242,7 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[options.Option, ...]], ...] = (
         "teardown",
         "drop slot, publication and records",
         _teardown,
-        (options.DROP_LAKE, options.TIMEOUT, options.YES),
+        (options.DROP_LAKE, options.GIVE_UP, options.TIMEOUT, options.YES),
     ),
     (
         "skip",
@@ -254,6 +268,12 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[options.Option, ...]], ...] = (
         "print the SQL that registers lake tables where readers look, or register them in Unity Catalog",
         _catalog,
         (options.UNITY, options.UNITY_CATALOG),
+    ),
+    (
+        "accept-source",
+        "go on with a source whose schema _pgrepl was lost or restored",
+        _accept_source,
+        (options.SOURCE_NAME,),
     ),
     (
         "event-trigger-sql",

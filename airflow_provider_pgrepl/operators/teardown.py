@@ -24,13 +24,15 @@ class PgTeardownOperator(BaseOperator):
 
     :param pipeline: a Pipeline, a dict of its fields, JSON text, or the path of a JSON file (templated)
     :param drop_lake: drop its lake tables and changelog, too (templated; only `true` or `false`)
+    :param give_up: the name of the source, if that has another history than the lake, as after a restore
+        (templated; the error of a try without it says the name)
     :param only_say: only say what would be dropped (templated; only `true` or `false`)
     :param timeout_s: how long to wait for applications that run
 
     XCom: `dropped` and `kept`, in words.
     """
 
-    template_fields: Sequence[str] = ("pipeline", "drop_lake", "only_say")
+    template_fields: Sequence[str] = ("pipeline", "drop_lake", "give_up", "only_say")
     template_fields_renderers: ClassVar[dict[str, str]] = {"pipeline": "json"}
     ui_color = "#d9e8f5"
 
@@ -39,6 +41,7 @@ class PgTeardownOperator(BaseOperator):
         *,
         pipeline: PipelineArgument,
         drop_lake: bool | str = False,
+        give_up: str = "",
         only_say: bool | str = False,
         timeout_s: float = 60.0,
         **kwargs: Any,
@@ -47,6 +50,7 @@ class PgTeardownOperator(BaseOperator):
         check_at_parse_time(pipeline)
         self.pipeline = pipeline
         self.drop_lake = drop_lake
+        self.give_up = give_up
         self.only_say = only_say
         self.timeout_s = timeout_s
 
@@ -60,6 +64,7 @@ class PgTeardownOperator(BaseOperator):
                 drop_lake=read_flag("drop_lake", self.drop_lake),
                 timeout_s=self.timeout_s,
                 dry_run=read_flag("only_say", self.only_say),
+                give_up=[self.give_up] if self.give_up else (),
             )
         self.log.info("%s", result.to_text())
         return {"dropped": result.dropped, "kept": result.kept}

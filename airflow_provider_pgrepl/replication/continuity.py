@@ -13,22 +13,22 @@ from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot, why_invalidated
 
+_HISTORY_HINT = (
+    "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has all that the"
+    f" lake has. After a failover or a restore: {hints.reference('errors')}. Nothing was changed"
+)
+
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
     server = check_source(source, record)
-    _check_history(source, server, record, durable_lsn)
+    if (rewound := history_error(server, written_lsn(source), record, durable_lsn)) is not None:
+        raise rewound
     check_publication(source, record.publication, record.publication_oid)
     slot = check_slot(source, record.slot)
-    confirmed = slot.confirmed_flush_lsn or LSN(0)
-    if confirmed > durable_lsn:
-        raise SlotError(
-            f"the slot {record.slot} stands at {confirmed}, beyond {durable_lsn}, the last durable LSN:"
-            " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
-            " changes between are lost",
-            hints.NEW_EPOCH,
-        )
-    return confirmed
+    if (moved := slot_error(slot, durable_lsn)) is not None:
+        raise moved
+    return slot.confirmed_flush_lsn or LSN(0)
 
 
 def check_slot(source: connection, name: str) -> Slot:
@@ -57,19 +57,42 @@ def check_source(source: connection, record: EpochRecord) -> Server:
     return server
 
 
-def _check_history(source: connection, server: Server, record: EpochRecord, durable_lsn: LSN) -> None:
-    if server.timeline != record.timeline:
-        raise RewoundError(
+def history_error(
+    server: Server, written: LSN, record: EpochRecord | None, durable_lsn: LSN
+) -> RewoundError | None:
+    """The error of a source that has the right identity and another history than was recorded of it; or None.
+
+    `written`: the server's WAL position, read after `durable_lsn`. `record`: None if there is no changelog.
+    """
+    if record is not None and server.timeline != record.timeline:
+        return RewoundError(
             f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"
-            " it was restored or failed over, and may lack transactions that are in the lake",
-            hints.NEW_EPOCH,
+            " it was restored or failed over, and may lack transactions that are in the lake, or it is a copy"
+            " of the source",
+            _HISTORY_HINT,
         )
-    now = written_lsn(source)
-    if now < durable_lsn:
-        raise RewoundError(
-            f"the source stands at {now}, before {durable_lsn}, the last durable LSN: it was set back",
-            hints.NEW_EPOCH,
-        )
+    if written >= durable_lsn:
+        return None
+    replays = ", or it has not yet replayed its primary's WAL" if server.in_recovery else ""
+    return RewoundError(
+        f"the WAL position of the source ({written}) is before {durable_lsn}, up to where its changes were"
+        f" received: it was restored to an earlier state, or is a copy of the source{replays}",
+        _HISTORY_HINT,
+    )
+
+
+def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
+    """The error of a slot that has confirmed more than the changelog has, or None. `durable_lsn`: read after
+    the slot, because a receiver moves both."""
+    confirmed = slot.confirmed_flush_lsn or LSN(0)
+    if confirmed <= durable_lsn:
+        return None
+    return SlotError(
+        f"the slot {slot.name} has confirmed {confirmed}, beyond {durable_lsn}, the last durable LSN:"
+        " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
+        " changes between are lost",
+        hints.NEW_EPOCH,
+    )
 
 
 def check_publication(source: connection, name: str, recorded_oid: int) -> None:

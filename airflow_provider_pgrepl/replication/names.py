@@ -11,6 +11,11 @@ _PART = re.compile(r'([Uu]&)?"((?:[^"]|"")+)"|([^".]+)')
 _ESCAPED = re.compile(r"\\(?:(\\)|([0-9a-fA-F]{4})|\+([0-9a-fA-F]{6}))")
 
 
+def quote_literal(text: str) -> str:
+    """Return `text` as a string constant of SQL, for statements that people run."""
+    return "'" + text.replace("'", "''") + "'"
+
+
 def quote_identifier(name: str) -> str:
     """Quote a name for SQL. Always quotes, so reserved words need no list."""
     return '"' + name.replace('"', '""') + '"'

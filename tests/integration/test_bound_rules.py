@@ -13,7 +13,6 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
-from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import requested_of
 from airflow_provider_pgrepl.replication.app.snapshot import (
     add_tables,
@@ -21,6 +20,7 @@ from airflow_provider_pgrepl.replication.app.snapshot import (
     resnapshot,
     take_tables,
 )
+from airflow_provider_pgrepl.replication.app.snapshotting.snapshot_run import recorded_names
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.names import TableName

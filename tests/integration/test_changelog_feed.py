@@ -33,7 +33,8 @@ def progress() -> ReceiverProgress:
 def feed(received: Received, progress: ReceiverProgress) -> Iterator[ChangelogFeed]:
     with received.source() as source:
         writer = ChangelogWriter(received.changelog)
-        yield ChangelogFeed(received.pipeline, source, writer, progress, EAGER)
+        confirmed = received.slot().confirmed_flush_lsn or LSN(0)
+        yield ChangelogFeed(received.pipeline, source, writer, progress, EAGER, confirmed)
 
 
 def test_keepalive_inside_a_transaction_moves_nothing_past_its_commit(

@@ -57,6 +57,10 @@ def test_what_is_refused_is_said_with_what_to_do_instead(line):
     )
 
 
+def test_source_that_has_its_token_needs_no_acceptance(line):
+    assert line("accept-source", "7/shop") == (0, "nothing to accept: the source has the token\n", "")
+
+
 def test_retry_says_what_stays_in_error(line):
     assert line("retry") == (0, "no table is errored\n", "")
     line.kept.fail(A)

@@ -51,7 +51,7 @@ def test_source_on_another_timeline_is_rejected(received: Received, change: int)
 
 def test_source_behind_the_durable_lsn_is_rejected(received: Received) -> None:
     """The epoch began before the state to which the source was restored."""
-    with pytest.raises(RewoundError, match="set back"):
+    with pytest.raises(RewoundError, match="restored to an earlier state"):
         check(received, durable_lsn=LSN(received.source_lsn() + (1 << 30)))
 
 

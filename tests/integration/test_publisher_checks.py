@@ -6,6 +6,8 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.changelog.relation_index import relations_uri
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.rabbitmq import Queue
 from tests.support.replicated import execute
 
@@ -23,6 +25,23 @@ def test_tables_that_there_never_were_are_refused_at_the_start(published, dsn, c
         assert published.run_publisher() == process.WILL_NOT_HELP, given
         assert says in caplog.text
         assert published.queue.take() == [], given
+
+
+def test_publisher_of_a_lake_other_than_the_recorded_one_is_rejected(published, dsn, tmp_path, caplog):
+    """It would send the changes of another pipeline of the same name, and write its record there."""
+    execute(dsn, "insert into t values (1)")
+    published.receive()
+    own = published.pipeline
+    with Store(dsn, "test") as store:
+        store.migrate()
+        store.register(own, "1", slot_owned=True, publication_owned=True, lake_id="own")
+    assert published.run_publisher() == process.WILL_NOT_HELP
+    assert "another one has taken its place" in caplog.text
+    execute(dsn, "update _pgrepl.pipelines set lake = '/own'")
+    assert published.run_publisher() == process.WILL_NOT_HELP
+    assert f"the file names {own.lake_root}, which is another lake" in caplog.text
+    assert published.queue.take() == []
+    assert read_record(own.lake_root, "events") is None
 
 
 def test_a_lake_that_cannot_be_read_just_now_is_tried_again(published, dsn, tmp_path):

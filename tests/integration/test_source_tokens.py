@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -10,13 +11,23 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, RewoundError, SlotError
+from airflow_provider_pgrepl.errors import (
+    BusyError,
+    ConfigError,
+    PgReplError,
+    PrivilegeError,
+    RewoundError,
+    SlotError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
-from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.source_tokens import (
     forget_tokens,
     has_token,
@@ -85,11 +96,25 @@ def test_copy_of_the_servers_files_is_not_followed_and_the_server_is(
         with pytest.raises(ConfigError, match=r"would give up.*is a copy of the source"):
             begin_new_epoch(at_copy)
         assert open_changelog(kept.changelog).version() == version
+        execute(kept.dsn, "insert into a select generate_series(2, 20000)")
+        kept.receive()
+        assert len(kept.changelog_rows("I")) == 19_999
+        # As a copy has it that was made since this start.
+        token = read_token(open_changelog(kept.changelog))
+        slot = kept.pipeline.slot
+        execute(copy.dsn(), f"insert into _pgrepl.source_tokens values ('{slot}', {token}, 'shop:1')")
+        before = open_changelog(kept.changelog).version()
+        for act in (
+            lambda: teardown(at_copy, drop_lake=True),
+            lambda: teardown(at_copy),
+            lambda: begin_new_epoch(at_copy),
+            lambda: take_tables(at_copy),
+        ):
+            with pytest.raises(PgReplError, match=r"WAL position of the source .* is before"):
+                act()
+        assert open_changelog(kept.changelog).version() == before
     finally:
         copy.stop(immediate=True)
-    execute(kept.dsn, "insert into a values (2)")
-    kept.receive()
-    assert [row["new"] for row in kept.changelog_rows("I")] == [["2"]]
 
 
 def test_each_start_leaves_its_token_and_the_last_one_in_the_source(kept: Kept) -> None:
@@ -111,19 +136,38 @@ def test_lake_without_a_token_gets_one_at_the_next_start(kept: Kept) -> None:
     assert read_token(open_changelog(kept.changelog)) in tokens(kept.dsn)
 
 
-def test_source_whose_tokens_were_dropped_is_refused(kept: Kept) -> None:
+def test_source_whose_tokens_were_dropped_is_refused_until_it_is_accepted_by_name(kept: Kept) -> None:
+    """Its changes continue without a new copy."""
     kept.receive()
-    execute(kept.dsn, "drop table _pgrepl.source_tokens")
+    with kept.source() as source:
+        server = read_server(source)
+    name = f"{server.system_identifier}/{server.database}"
+    assert accept_source(kept.access, name) is False
+    execute(kept.dsn, "drop table _pgrepl.source_tokens", "insert into a values (60)")
     with pytest.raises(RewoundError, match="it knows of no start"):
         Receiver(kept.dsn, kept.pipeline).start()
+    with kept.access.store("test") as store:
+        store.lock(kept.pipeline.name, "replicate")
+        with pytest.raises(BusyError):
+            accept_source(kept.access, name)
+    assert accept_source(kept.access, name) is True
+    assert read_token(open_changelog(kept.changelog)) in tokens(kept.dsn)
+    kept.receive()
+    assert [row["new"] for row in kept.changelog_rows("I")] == [["60"]]
 
 
 @pytest.mark.parametrize(
-    "squat",
-    ["revoke create on database {database} from public", "create schema _pgrepl authorization {other}"],
+    ("squat", "remedy"),
+    [
+        (
+            "revoke create on database {database} from public",
+            "GRANT CREATE ON DATABASE {database} TO {role}",
+        ),
+        ("create schema _pgrepl authorization {other}", "ALTER SCHEMA _pgrepl OWNER TO {role}"),
+    ],
     ids=["no right", "schema of others"],
 )
-def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat: str) -> None:
+def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat: str, remedy: str) -> None:
     """A role that may create schemas could have been first; it must not keep the pipeline from starting."""
     database, role, other = dsn_name(dsn), f"r_{dsn_name(dsn)}", f"o_{dsn_name(dsn)}"
     execute(dsn, f"create role {role} login", f"create role {other}")
@@ -134,7 +178,39 @@ def test_source_that_keeps_no_token_is_followed_and_said(dsn: str, caplog, squat
         source.close()
     finally:
         execute(dsn, "drop schema if exists _pgrepl", f"drop role {role}", f"drop role {other}")
-    assert "the source keeps no token" in caplog.text
+    assert "the source keeps no new token" in caplog.text
+    assert remedy.format(database=database, role=role) in caplog.text
+
+
+@pytest.mark.parametrize("owner", ["superuser", "other role"])
+def test_tokens_of_another_role_name_it_and_the_statement_that_gives_them(
+    kept: Kept, dsn: str, owner: str
+) -> None:
+    """As after a restore by an administrator. A role that may not read them cannot tell a copy."""
+    role, other = f"r_{dsn_name(dsn)}", f"o_{dsn_name(dsn)}"
+    kept.receive()
+    token = read_token(open_changelog(kept.changelog))
+    execute(dsn, f"create role {role} login", f"create role {other}")
+    reader = connect(f"{dsn.replace('user=postgres', '')} user={role}", "test")
+    try:
+        execute(dsn, f"grant create on database {dsn_name(dsn)} to {role}")
+        if owner != "superuser":
+            execute(dsn, f"grant {other} to {role}", f"alter schema _pgrepl owner to {role}")
+            execute(dsn, f"revoke {other} from {role}", f"alter table _pgrepl.source_tokens owner to {other}")
+        with pytest.raises((PrivilegeError, StateError)) as caught:
+            has_token(reader, kept.pipeline.slot, token)
+        assert (other if owner != "superuser" else "postgres") in caught.value.message
+        with pytest.raises((PrivilegeError, StateError)) as at_teardown:
+            forget_tokens(reader, kept.pipeline.slot)
+        assert f"OWNER TO {role}" in at_teardown.value.hint
+        statements = re.findall(r"(?:ALTER|GRANT) [^;,]+", caught.value.hint)
+        assert statements
+        execute(dsn, *statements)
+        assert has_token(reader, kept.pipeline.slot, token) is True
+        assert write_token(reader, kept.pipeline.slot, token)
+    finally:
+        reader.close()
+        execute(dsn, f"drop owned by {role}, {other} cascade", f"drop role {role}", f"drop role {other}")
 
 
 def test_tokens_of_another_slot_stay(kept: Kept) -> None:

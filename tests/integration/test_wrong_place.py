@@ -163,6 +163,21 @@ def test_commands_with_another_lake_of_the_same_source_change_nothing(kept: Kept
     refused(kept, Access(wrong, kept.dsn, kept.dsn), "which is another lake")
 
 
+def test_copy_of_a_lake_that_is_not_mounted_is_not_taken_for_the_moved_lake(
+    kept: Kept, tmp_path: Path
+) -> None:
+    root = Path(kept.pipeline.lake_root)
+    shutil.copytree(root, tmp_path / "copy")
+    root.rename(tmp_path / "disk")
+    root.mkdir()
+    copy = Access(replace(kept.pipeline, lake=str(tmp_path / "copy")), kept.dsn, kept.dsn)
+    with pytest.raises(ConfigError, match=r"may still be there: .* is empty") as caught:
+        pause_tables(copy, [A])
+    assert f"SET lake = '{copy.pipeline.lake_root}'" in caught.value.hint
+    root.rmdir()
+    pause_tables(copy, [A])
+
+
 def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> None:
     """The other's teardown would take it along."""
     inner = replace(

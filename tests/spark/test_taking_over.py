@@ -141,6 +141,6 @@ def test_a_slot_of_another_plugin_is_refused(replaced: Replaced) -> None:
     name = f"{replaced.other}_text"
     execute(replaced.dsn, f"select pg_create_physical_replication_slot('{name}')")
     try:
-        assert "its plugin is none" in str(refused(replaced, name))
+        assert "it is a physical slot" in str(refused(replaced, name))
     finally:
         execute(replaced.dsn, f"select pg_drop_replication_slot('{name}')")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +14,10 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, 
 from airflow_provider_pgrepl.replication.app.ownership import (
     Answer,
     Evidence,
+    check_acceptable,
     check_new_epoch,
     check_ours,
-    check_ours_without_state,
+    check_teardown,
     compare,
 )
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -24,11 +27,13 @@ from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import Slot
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord
+from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 SERVER = Server(180000, "7", 1, "logical", False, "shop", 16_384)
 STAGING = replace(SERVER, system_identifier="8")
 OTHER_DATABASE = replace(SERVER, database="crm", database_oid=16_999)
 SLOT = Slot("pgrepl_shop", "pgoutput", "shop", False, None, LSN(1), LSN(1), "reserved", None)
+AHEAD = replace(SLOT, confirmed_flush_lsn=LSN(10))
 EPOCH = EpochRecord(
     "shop",
     Epoch(1),
@@ -70,6 +75,8 @@ def evidence(**changed: Any) -> Evidence:
         EPOCH,
         "l",
         RECORD,
+        durable_lsn=LSN(9),
+        written_lsn=LSN(9),
     )
     return replace(whole, **changed)
 
@@ -89,8 +96,18 @@ def moved(**changed: Any) -> Evidence:
         {"epoch": OLD_EPOCH, "recorded": OLD_RECORD},
         {"epoch": OLD_EPOCH, "recorded": OLD_RECORD, "slots": {}},
         {"server": replace(SERVER, database="renamed")},
+        {"slots": {SLOT.name: AHEAD}, "recorded": replace(RECORD, lake_id="")},
     ],
-    ids=["all", "nothing yet", "source away", "torn down", "earlier version", "its slot lost", "renamed"],
+    ids=[
+        "all",
+        "nothing yet",
+        "source away",
+        "torn down",
+        "earlier version",
+        "its slot lost",
+        "renamed",
+        "an epoch begins",
+    ],
 )
 def test_evidence_that_agrees_is_ours(changed: dict[str, Any]) -> None:
     assert compare(evidence(**changed)) == (Answer.OURS, None)
@@ -98,6 +115,17 @@ def test_evidence_that_agrees_is_ours(changed: dict[str, Any]) -> None:
 
 def test_moved_lake_is_ours() -> None:
     assert compare(moved()) == (Answer.OURS, None)
+
+
+def test_lake_counts_as_moved_only_if_its_former_folder_is_certainly_absent(tmp_path: Path) -> None:
+    """The folder of a disk that is not mounted is empty, or lacks the folders below it."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "damaged").mkdir()
+    assert doubt_of_absence(str(tmp_path / "moved" / "lake")) == ""
+    assert "disk is empty" in doubt_of_absence(str(tmp_path / "disk" / "lake"))
+    assert "no table in it can be opened" in doubt_of_absence(str(tmp_path / "damaged"))
+    assert "cannot be looked at" in doubt_of_absence(str(tmp_path / ("x" * 3000)))
+    assert doubt_of_absence("s3://bucket/lake") == ""
 
 
 @pytest.mark.parametrize(
@@ -124,6 +152,12 @@ def test_moved_lake_is_ours() -> None:
         (moved(epoch=None), Answer.CANNOT_TELL, ConfigError, "names /other, which has no changelog"),
         (moved(recorded=OLD_RECORD), Answer.CANNOT_TELL, ConfigError, "recorded with the lake /lake"),
         (moved(recorded_lake_id="l"), Answer.CANNOT_TELL, ConfigError, "a copy of it"),
+        (
+            moved(recorded_lake_doubt="the storage is away"),
+            Answer.CANNOT_TELL,
+            ConfigError,
+            "may still be there: the storage is away",
+        ),
         (evidence(recorded=None), Answer.CANNOT_TELL, StateError, "knows nothing of the pipeline"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
@@ -148,11 +182,58 @@ def test_contradiction_is_said_with_both_sides(
     assert "--new-epoch" not in caught.value.hint or "state database" in caught.value.message
 
 
+PROMOTED = evidence(server=replace(SERVER, timeline=2))
+BEHIND = evidence(written_lsn=LSN(8))
+MOVED_SLOT = evidence(slots={SLOT.name: AHEAD})
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (PROMOTED, "is on timeline 2, the changelog's is 1"),
+        (BEHIND, r"WAL position of the source \(0/8\) is before 0/9"),
+        (replace(BEHIND, epoch=None, lake_id=""), r"\(0/8\) is before 0/9"),
+        (
+            replace(BEHIND, server=replace(SERVER, in_recovery=True)),
+            "or it has not yet replayed its primary's WAL",
+        ),
+        (MOVED_SLOT, "slot pgrepl_shop has confirmed 0/A, beyond 0/9"),
+    ],
+    ids=["promoted", "behind", "behind the state", "standby behind", "slot moved"],
+)
+def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -> None:
+    """A copy that was made since the last start has the token."""
+    answer, error = compare(found)
+    assert answer is Answer.CANNOT_TELL
+    assert error is not None
+    assert re.search(says, error.message)
+    with pytest.raises(type(error), match=says) as caught:
+        check_teardown(found, frozenset(), needs_state=True)
+    assert "--give-up 7/shop," in caught.value.hint
+    check_teardown(found, frozenset({"7/shop"}), needs_state=True)
+
+
+def test_teardown_gives_up_no_other_server() -> None:
+    with pytest.raises(RewoundError, match="another server"):
+        check_teardown(evidence(server=STAGING), frozenset({"7/shop"}), needs_state=True)
+
+
+def test_source_that_lacks_only_the_token_is_accepted_by_its_name() -> None:
+    copy = evidence(is_copy=RewoundError("it lacks the token", "check it"))
+    assert check_acceptable(evidence(), "7/shop") is False
+    assert check_acceptable(copy, "7/shop") is True
+    with pytest.raises(ConfigError, match=r"7/other is not the name .*: 7/shop"):
+        check_acceptable(copy, "7/other")
+    for other in ({"written_lsn": LSN(8)}, {"server": STAGING}, {"recorded": None}):
+        with pytest.raises(PgReplError):
+            check_acceptable(replace(copy, **other), "7/shop")
+
+
 def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> None:
-    check_ours_without_state(evidence(recorded=None))
+    check_teardown(evidence(recorded=None), frozenset(), needs_state=False)
     for found in (evidence(recorded=None, epoch=OLD_EPOCH), evidence(recorded=None, server=STAGING)):
         with pytest.raises((StateError, RewoundError)):
-            check_ours_without_state(found)
+            check_teardown(found, frozenset({"7/shop"}), needs_state=False)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +241,10 @@ def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> N
     [
         (evidence(server=STAGING), "7/shop"),
         (evidence(server=STAGING, epoch=None, recorded=OLD_RECORD, slots={}), "7"),
+        (PROMOTED, "7/shop"),
+        (BEHIND, "7/shop"),
         (moved(epoch=None), "/lake"),
+        (moved(recorded_lake_doubt="the storage is away"), "/lake"),
         (evidence(recorded=replace(RECORD, id="q")), "p"),
     ],
 )
@@ -179,8 +263,9 @@ def test_new_epoch_never_replaces_a_lake_of_others(found: Evidence) -> None:
         check_new_epoch(found, frozenset({"/lake", "/other", "l", "m"}))
 
 
-def test_new_epoch_leads_out_of_a_lost_state() -> None:
-    check_new_epoch(evidence(recorded=None), frozenset())
+@pytest.mark.parametrize("found", [evidence(recorded=None), MOVED_SLOT], ids=["lost state", "slot moved"])
+def test_new_epoch_needs_no_name_where_it_is_the_remedy(found: Evidence) -> None:
+    check_new_epoch(found, frozenset())
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.errors import (
     ChangelogError,
@@ -20,16 +20,26 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     EpochRecord,
     changelog_uri,
 )
-from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog, read_token
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    lake_id,
+    open_changelog,
+    read_durable_lsn,
+    read_token,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import slot_error
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
-from airflow_provider_pgrepl.replication.source.server import read_server
+from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
 
 log = logging.getLogger(__name__)
+
+_START = LSN(0)
 
 
 def gather(
@@ -48,31 +58,55 @@ def gather(
     LakeError.
     """
     recorded = _read_recorded(store, pipeline, migrates=migrates)
-    epoch, lake, token = None, "", 0
+    lake = _Lake()
     try:
-        epoch, lake, token = _read_lake(pipeline.lake_root)
+        lake = _read_lake(pipeline.lake_root)
     except (ChangelogError, LakeError):
         if not lake_may_fail:
             raise
-    server = None if source is None else read_server(source)
-    names = {record.slot for record in (epoch, recorded) if record is not None}
-    found = [] if source is None else [read_slot(source, name) for name in sorted(names)]
-    recorded_lake = ""
+    recorded_lake, doubt = "", ""
     if recorded is not None and is_same_place(recorded.lake, pipeline.lake_root):
         # By another path, as where a link leads.
         recorded = replace(recorded, lake=pipeline.lake_root)
-    if epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
-        # What cannot be opened is not a lake that could be mistaken for this one.
-        with suppress(PgReplError):
-            _, recorded_lake, _ = _read_lake(recorded.lake)
+    if lake.epoch is not None and recorded is not None and recorded.lake != pipeline.lake_root:
+        recorded_lake, doubt = _find_recorded_lake(recorded.lake)
+    evidence = Evidence(
+        pipeline,
+        epoch=lake.epoch,
+        lake_id=lake.id,
+        recorded=recorded,
+        recorded_lake_id=recorded_lake,
+        recorded_lake_doubt=doubt,
+        durable_lsn=lake.durable_lsn,
+    )
+    if lake.epoch is None and recorded is not None:
+        evidence = replace(evidence, durable_lsn=_received_by_state(store, pipeline.name))
+    return evidence if source is None else _ask_source(source, evidence, lake.token)
+
+
+def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
+    epoch, recorded = evidence.epoch, evidence.recorded
+    names = {record.slot for record in (epoch, recorded) if record is not None}
+    found = [read_slot(source, name) for name in sorted(names)]
     slots = {slot.name: slot for slot in found if slot is not None}
+    durable_lsn = evidence.durable_lsn
+    if epoch is not None and epoch.slot in slots and slot_error(slots[epoch.slot], durable_lsn):
+        # A receiver that runs has moved it since the changelog was opened; the other is read last.
+        durable_lsn = _read_lake(evidence.pipeline.lake_root).durable_lsn
     is_copy = None
-    if source is not None and epoch is not None and token:
+    if epoch is not None and token:
         has = has_token(source, epoch.slot, token)
         # Where the state is lost, too, the schema of both was dropped.
         if not has and not (has is None and recorded is None):
             is_copy = copy_error(source, epoch.slot)
-    return Evidence(pipeline, server, slots, epoch, lake, recorded, recorded_lake, is_copy)
+    return replace(
+        evidence,
+        server=read_server(source),
+        slots=slots,
+        is_copy=is_copy,
+        durable_lsn=durable_lsn,
+        written_lsn=written_lsn(source),
+    )
 
 
 def check(
@@ -105,13 +139,41 @@ def _read_recorded(store: Store, pipeline: Pipeline, *, migrates: bool) -> Pipel
     return store.read_pipeline(pipeline.name)
 
 
-def _read_lake(root: str) -> tuple[EpochRecord | None, str, int]:
+def _received_by_state(store: Store, name: str) -> LSN:
+    """Up to where changes, or copies, of the source have been received, as far as the state says."""
+    positions = [record.position_lsn or _START for record in store.read_tables(name).values()]
+    progress = store.read_progress(name)
+    return max([_START if progress is None else progress.durable_lsn, *positions])
+
+
+@dataclass(frozen=True)
+class _Lake:
+    """What the changelog says; without one, nothing."""
+
+    epoch: EpochRecord | None = None
+    id: str = ""
+    token: int = 0
+    durable_lsn: LSN = _START
+
+
+def _read_lake(root: str) -> _Lake:
     try:
         changelog = open_changelog(changelog_uri(root))
     except NoChangelogError:
-        return None, "", 0
+        return _Lake()
     record = EpochRecord.from_json(changelog.metadata().description)
-    return record, lake_id(changelog), read_token(changelog)
+    return _Lake(record, lake_id(changelog), read_token(changelog), read_durable_lsn(changelog))
+
+
+def _find_recorded_lake(root: str) -> tuple[str, str]:
+    """The id of the lake at the recorded path, and why one may be there if none could be read."""
+    try:
+        try:
+            return lake_id(open_changelog(changelog_uri(root))), ""
+        except NoChangelogError:
+            return "", doubt_of_absence(changelog_uri(root))
+    except PgReplError as error:
+        return "", error.message
 
 
 def record_evidence(store: Store, evidence: Evidence) -> None:

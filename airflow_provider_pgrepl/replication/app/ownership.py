@@ -8,18 +8,23 @@ database of the slot. Evidence that an earlier version has not recorded contradi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import history_error, slot_error
+from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import quote_literal
 from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.record import Slot
+from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, Slot
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord
 
+_START = LSN(0)
 _UNCHANGED = "Nothing was changed"
 _CHECK_CONNECTION = (
     f"check the connection (conn_id, or PGREPL_DSN), and that this is the file meant. {_UNCHANGED}"
@@ -38,12 +43,14 @@ class Answer(Enum):
 class Difference:
     """A contradiction among the evidence.
 
-    `gives_up`: the name of what a new epoch would give up for it; None where no epoch may begin at all.
+    `gives_up`: the name of what a new epoch would give up for it, "" if it needs no name; None where no epoch
+    may begin at all. `doubted`: the name of the source, if that has the right identity and another history.
     """
 
     answer: Answer
     error: PgReplError
     gives_up: str | None = None
+    doubted: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,10 @@ class Evidence:
 
     `slots`: those of the names that changelog and state have, by name. `recorded_lake_id`: of the changelog
     in the lake that the state has recorded, where that is another one than the pipeline file's.
-    `is_copy`: the error of a source that lacks the token which it shares with the lake.
+    `recorded_lake_doubt`: why that lake may be there, although no changelog could be read in it.
+    `is_copy`: the error of a source that lacks the token which it shares with the lake. `durable_lsn`: up to
+    where changes of the source were received, by the changelog, or without one by the state; `written_lsn`:
+    the server's WAL position, which was read later.
     """
 
     pipeline: Pipeline
@@ -62,7 +72,10 @@ class Evidence:
     lake_id: str = ""
     recorded: PipelineRecord | None = None
     recorded_lake_id: str = ""
+    recorded_lake_doubt: str = ""
     is_copy: PgReplError | None = None
+    durable_lsn: LSN = _START
+    written_lsn: LSN | None = None
 
     def describe(self) -> str:
         """Pipeline, source and lake by name, for logs and prompts."""
@@ -84,15 +97,42 @@ def check_ours(evidence: Evidence) -> None:
         raise error
 
 
-def check_ours_without_state(evidence: Evidence) -> None:
-    """Raise what contradicts, for a command that drops only what is at the source. If the state knows nothing
-    of the pipeline, the lake's word on slot and publication is enough."""
+def check_teardown(evidence: Evidence, give_up: frozenset[str], *, needs_state: bool) -> None:
+    """Raise what contradicts, but for the history of a source that `give_up` names.
+
+    `needs_state`: False for a command that drops only what is at the source. If the state knows nothing of
+    the pipeline, the lake's word on slot and publication is enough then.
+    """
     for difference in differences(evidence):
-        epoch = evidence.epoch
-        if evidence.recorded is not None or epoch is None or not epoch.database_oid:
-            raise difference.error
-        if difference.answer is not Answer.CANNOT_TELL:
-            raise difference.error
+        epoch, error = evidence.epoch, difference.error
+        if difference.doubted in give_up:
+            continue
+        if difference.doubted:
+            raise type(error)(
+                error.message,
+                "check connection and lake first. To drop what is there all the same: --give-up"
+                f" {difference.doubted}, or give_up of PgTeardownOperator. {_UNCHANGED}",
+            )
+        lake_says_it = evidence.recorded is None and epoch is not None and bool(epoch.database_oid)
+        if needs_state or not lake_says_it or difference.answer is not Answer.CANNOT_TELL:
+            raise error
+
+
+def check_acceptable(evidence: Evidence, name: str) -> bool:
+    """Return True if all agrees but for the token that the source lacks, and `name` is the source's.
+
+    False if it has the token. Raises what contradicts, ConfigError for another name.
+    """
+    check_ours(replace(evidence, is_copy=None))
+    for difference in differences(evidence):
+        if difference.doubted != name:
+            raise ConfigError(
+                f"{name} is not the name of the source that the lake was written from: {difference.doubted}",
+                f"{difference.error.hint}. If it is the source, and its tokens were lost, give this name:"
+                f" {hints.reference('errors')}",
+            )
+        return True
+    return False
 
 
 def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
@@ -146,7 +186,24 @@ def _source_of_lake(evidence: Evidence) -> Iterator[Difference]:
             before.name,
         )
     elif evidence.is_copy is not None:
-        yield Difference(Answer.NOT_OURS, evidence.is_copy, before.name)
+        yield Difference(Answer.NOT_OURS, evidence.is_copy, before.name, before.name)
+    else:
+        yield from _history(evidence, server, before.name)
+
+
+def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Difference]:
+    """Of a copy of the source since the last start, which has the token, and of a restored source."""
+    epoch, durable_lsn = evidence.epoch, evidence.durable_lsn
+    written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
+    if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
+        yield Difference(Answer.CANNOT_TELL, rewound, name, name)
+    slot, recorded = None if epoch is None else evidence.slots.get(epoch.slot), evidence.recorded
+    # While an epoch begins, or if that was interrupted, the record has no lake, and the slot is a new one.
+    has_begun = recorded is not None and bool(recorded.lake_id)
+    if slot is None or not has_begun or (slot.plugin, slot.database) != (PLUGIN, server.database):
+        return
+    if (moved := slot_error(slot, durable_lsn)) is not None:
+        yield Difference(Answer.CANNOT_TELL, moved, "", name)
 
 
 def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
@@ -165,6 +222,8 @@ def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
             ),
             before.name,
         )
+    elif evidence.epoch is None:
+        yield from _history(evidence, server, before.name)
 
 
 def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
@@ -191,6 +250,16 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
     elif not is_here and evidence.recorded_lake_id == evidence.lake_id:
         error = ConfigError(f"{text}, which is still there, and the file names {root}, a copy of it", hint)
         yield Difference(Answer.CANNOT_TELL, error)
+    elif not is_here and evidence.recorded_lake_doubt:
+        name = quote_literal(recorded.name)
+        update = f"UPDATE _pgrepl.pipelines SET lake = {quote_literal(root)} WHERE name = {name}"  # noqa: S608
+        error = ConfigError(
+            f"{text}, which may still be there: {evidence.recorded_lake_doubt}. The file names {root}, which"
+            " is that lake if it was moved, or a copy of it",
+            f"let this host reach {recorded.lake}, or set `lake` back to it. If it was moved to {root}, run"
+            f" in the state database: {update}. {_UNCHANGED}",
+        )
+        yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
 
 
 def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:

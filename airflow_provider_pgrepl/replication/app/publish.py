@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, cast
 from airflow_provider_pgrepl.errors import FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.app_arguments import of_publish
-from airflow_provider_pgrepl.replication.app.epoch_record import check_owner
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.publisher_checks import (
     check_place,
+    check_recorded_lake,
     check_stopped,
     check_tables,
 )
@@ -26,7 +26,6 @@ from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
     read_durable_lsn,
-    read_epoch,
     read_epoch_number,
 )
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
@@ -96,11 +95,12 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target, until = open_target(settings, process.target_uri()), arguments.until
     salt = process.hash_salt(settings)
-    check_tables(pipeline, settings)
     with (
         StopSignal() as stop,
         closing(Store(process.state_dsn(), f"publish {pipeline.name} {settings.name}")) as store,
     ):
+        check_recorded_lake(pipeline, store)
+        check_tables(pipeline, settings)
         store.lock(pipeline.name, f"publish {settings.name}")
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
         record = _with_columns(_take(pipeline, settings, publisher_log, arguments.after), pipeline, settings)
@@ -184,7 +184,6 @@ def _take(
     pipeline: Pipeline, settings: PublisherSettings, publisher_log: PublisherLog, after: str | None
 ) -> PublisherRecord:
     changelog = open_changelog(changelog_uri(pipeline.lake_root))
-    check_owner(pipeline, read_epoch(changelog_uri(pipeline.lake_root)))
     holder = progress_writer.holder()
     if after is not None:
         begin = begin_after(changelog, after)

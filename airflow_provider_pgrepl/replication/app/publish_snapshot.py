@@ -28,7 +28,7 @@ from airflow_provider_pgrepl.replication.events.known_relations import KnownRela
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.events.published_columns import PublishedColumns
 from airflow_provider_pgrepl.replication.events.publishing.delivery import TimeToEnd
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_columns, read_record
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.lake.read import UnverifiedWarning, arrow_view_as_of
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -147,8 +147,7 @@ def _payloads(
     salt = process.hash_salt(settings)
     with changelog_errors():
         relations = KnownRelations(pipeline.lake_root)
-    record = read_record(pipeline.lake_root, settings.name)
-    begun_with = record.columns if record is not None else None
+    begun_with = read_columns(pipeline.lake_root, settings.name)
     published = PublishedColumns(relations, settings.column_rules, salt, begun_with=begun_with)
     snapshot = SnapshotRows(relation, pipeline.choices(table), published)
     log.info("a snapshot of %s: %d rows, as of %s", table, rows.num_rows, view.lsn)

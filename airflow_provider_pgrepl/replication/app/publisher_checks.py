@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 
 from airflow_provider_pgrepl.errors import ConfigError
+from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.ownership import Answer, differences
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.events.fault import changelog_errors
 from airflow_provider_pgrepl.replication.events.known_relations import KnownRelations
@@ -12,8 +14,18 @@ from airflow_provider_pgrepl.replication.events.publishing.publisher_log import 
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
+from airflow_provider_pgrepl.replication.state.store import Store
 
 log = logging.getLogger(__name__)
+
+
+def check_recorded_lake(pipeline: Pipeline, store: Store) -> None:
+    """Raise what says that the lake is not the one that the state has for the pipeline; LakeError,
+    ChangelogError. A state that has none, as after a teardown, contradicts nothing: only the lake is read."""
+    evidence = gather(pipeline, store, None)
+    for difference in differences(evidence):
+        if evidence.recorded is not None or difference.answer is not Answer.CANNOT_TELL:
+            raise difference.error
 
 
 def check_tables(pipeline: Pipeline, settings: PublisherSettings) -> None:

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.events.creek.events import CreekEvent
 from airflow_provider_pgrepl.replication.events.creek.subjects import Wire
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.events.publishing.formats import maker_of
-from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_record
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import read_columns
 from airflow_provider_pgrepl.replication.events.publishing.routes import routing_key, subject, topic
 from airflow_provider_pgrepl.replication.events.reader import OrderedReader
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
@@ -58,8 +58,7 @@ def _lsn(text: str | None) -> LSN | None:
 
 
 def _events(pipeline: Pipeline, settings: PublisherSettings, lsn: LSN | None) -> Iterator[Event]:
-    record = read_record(pipeline.lake_root, settings.name)
-    begun_with = record.columns if record is not None else None
+    begun_with = read_columns(pipeline.lake_root, settings.name)
     reader = OrderedReader(
         pipeline,
         TableSelection.parse(settings.tables, settings.messages),

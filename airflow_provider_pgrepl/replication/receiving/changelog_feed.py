@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
@@ -74,6 +73,7 @@ class ChangelogFeed:
         writer: ChangelogWriter,
         progress: ReceiverProgress,
         rule: KeepaliveRule,
+        confirmed_lsn: LSN,
     ) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
@@ -82,7 +82,7 @@ class ChangelogFeed:
         self._rule = rule
         # Who replaces this receiver, because its connection was lost from here on, continues from this.
         progress.sequence = writer.sequence
-        self.confirmed_lsn = continuity.check(catalog, writer.epoch_record, writer.durable_lsn)
+        self.confirmed_lsn = confirmed_lsn
         """What the slot was told before."""
         self._resent = ResentCheck.load(changelog_uri(pipeline.lake_root), writer, self.confirmed_lsn)
         trusts = pipeline.trust_table_owners

@@ -79,6 +79,7 @@ class Receiver:
         self._connections = ExitStack()
         self._threads: list[threading.Thread] = []
         self._last_status = 0.0
+        self._confirmed_lsn = LSN(0)
         self.progress = progress or ReceiverProgress()
         self.error: BaseException | None = None
         self.unfinished: TransactionBegin | None = None
@@ -123,10 +124,14 @@ class Receiver:
         self._liveness = Liveness(partial(is_at_work, self._dsn, self._stream.sender_pid))
         # While the slot is ours, nobody else at this server writes a token for it.
         writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, self._renew_token)
-        self._feed = ChangelogFeed(pipeline, self._catalog, writer, self.progress, self._rule)
+        self._feed = ChangelogFeed(
+            pipeline, self._catalog, writer, self.progress, self._rule, self._confirmed_lsn
+        )
 
     def _renew_token(self, before: int, record: EpochRecord, durable_lsn: LSN) -> int:
-        check = partial(continuity.check, self._catalog, record, durable_lsn)
+        def check() -> None:
+            self._confirmed_lsn = continuity.check(self._catalog, record, durable_lsn)
+
         return renew_token(self._dsn, self._pipeline.slot, check, before)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:

@@ -17,28 +17,32 @@ WITH RECURSIVE ours (oid) AS (
 ), held AS (
     SELECT c.oid, c.relname, c.relkind, c.relowner, c.relrowsecurity FROM pg_catalog.pg_class c
     WHERE c.relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')
-), found (text, owner) AS (
-    SELECT 'the schema', n.nspowner FROM pg_catalog.pg_namespace n WHERE n.nspname = '_pgrepl'
+), found (text, owner, owned) AS (
+    SELECT 'the schema', n.nspowner, 'SCHEMA _pgrepl' FROM pg_catalog.pg_namespace n
+        WHERE n.nspname = '_pgrepl'
     UNION ALL
-    SELECT pg_catalog.format('relation %I', relname), relowner FROM held WHERE relkind <> 'i'
+    SELECT pg_catalog.format('relation %I', relname), relowner,
+        CASE WHEN relkind = 'r' THEN pg_catalog.format('TABLE _pgrepl.%I', relname) END
+    FROM held WHERE relkind <> 'i'
     UNION ALL
-    SELECT pg_catalog.format('function %I', p.proname), p.proowner FROM pg_catalog.pg_proc p
+    SELECT pg_catalog.format('function %I', p.proname), p.proowner, NULL FROM pg_catalog.pg_proc p
         JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = '_pgrepl'
     UNION ALL
-    SELECT pg_catalog.format('the function of trigger %I on %I', t.tgname, held.relname), p.proowner
+    SELECT pg_catalog.format('the function of trigger %I on %I', t.tgname, held.relname), p.proowner, NULL
     FROM held JOIN pg_catalog.pg_trigger t ON t.tgrelid = held.oid AND NOT t.tgisinternal
         JOIN pg_catalog.pg_proc p ON p.oid = t.tgfoid
-), odd (text) AS (
-    SELECT pg_catalog.format('%s belongs to role %I', text, pg_catalog.pg_get_userbyid(owner)) FROM found
-    WHERE owner NOT IN (SELECT oid FROM trusted)
+), odd (text, cure) AS (
+    SELECT pg_catalog.format('%s belongs to role %I', text, pg_catalog.pg_get_userbyid(owner)),
+        'ALTER ' || owned || pg_catalog.format(' OWNER TO %I', current_user)
+    FROM found WHERE owner NOT IN (SELECT oid FROM trusted)
     UNION ALL
-    SELECT pg_catalog.format('table %I has row-level security', relname) FROM held WHERE relrowsecurity
+    SELECT pg_catalog.format('table %I has row-level security', relname), NULL FROM held WHERE relrowsecurity
     UNION ALL
-    SELECT pg_catalog.format('table %I has rule %I', held.relname, r.rulename)
+    SELECT pg_catalog.format('table %I has rule %I', held.relname, r.rulename), NULL
     FROM held JOIN pg_catalog.pg_rewrite r ON r.ev_class = held.oid WHERE held.relkind IN ('r', 'p')
     UNION ALL
     SELECT pg_catalog.format('table %I depends on %s', held.relname,
-        pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0))
+        pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0)), NULL
     FROM held JOIN LATERAL (
         SELECT 'pg_catalog.pg_class'::regclass::oid, held.oid
         UNION ALL SELECT 'pg_catalog.pg_attrdef'::regclass::oid, a.oid FROM pg_catalog.pg_attrdef a
@@ -55,7 +59,7 @@ WITH RECURSIVE ours (oid) AS (
             'pg_catalog.pg_opclass']::regclass[])
     WHERE held.relkind IN ('r', 'p')
 )
-SELECT DISTINCT text FROM odd ORDER BY 1
+SELECT DISTINCT text, cure FROM odd ORDER BY 1
 """
 
 
@@ -65,16 +69,20 @@ def check_ownership(connection: Connection) -> None:
     To be asked before anything in it is read: a view, or a default, would run its owner's code as us.
     """
     with source_errors("looking whose schema _pgrepl is"):
-        odd = [one_line(text) for (text,) in rows(connection, _STRANGERS)]
-        if not odd:
+        found = rows(connection, _STRANGERS)
+        if not found:
             return
         role, database = row(
             connection,
             "SELECT pg_catalog.quote_ident(current_user), pg_catalog.quote_ident(current_database())",
         )
+    odd = "; ".join(one_line(text) for text, _ in found)
+    # Whatever else is in it would then run as this role.
+    cures = [] if any(cure is None for _, cure in found) else [one_line(cure) for _, cure in found]
+    if_yours = f", or run as a superuser: {'; '.join(cures)}" if cures else ""
     raise StateError(
-        f"schema _pgrepl in database {database} is not, or not only, this program's: {'; '.join(odd)}",
+        f"schema _pgrepl in database {database} is not, or not only, this program's: {odd}",
         f"it must belong to role {role}, to one that this is a member of, or to a superuser, with nothing of"
-        " others in it. If it is yours, connect as its owner; if somebody else has made it, drop it, or give"
-        " another database for it: state_conn_id, or PGREPL_STATE_DSN",
+        f" others in it. If it is yours, connect as its owner{if_yours}; if somebody else has made it, drop"
+        " it, or give another database for it: state_conn_id, or PGREPL_STATE_DSN",
     )

@@ -17,7 +17,8 @@ from contextlib import closing, contextmanager
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundError, StateError
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -55,20 +56,42 @@ _LAST = """
 SELECT holder, written_at::timestamptz(0)::text FROM _pgrepl.source_tokens WHERE slot = %s
 ORDER BY written_at DESC LIMIT 1
 """
+_RIGHTS = """
+SELECT pg_catalog.quote_ident(pg_catalog.pg_get_userbyid(c.relowner)), pg_catalog.quote_ident(current_user),
+    pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+    AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = '_pgrepl' AND c.relname = 'source_tokens'
+"""
 _CANNOT_WRITE = (psycopg2.errors.InsufficientPrivilege, psycopg2.errors.ReadOnlySqlTransaction)
 
 
 def has_token(source: Connection, slot: str, token: int) -> bool | None:
     """Return True if the source has the token, None if it has none of this slot, as before the first start.
 
-    Raises StateError when the schema that they are in is of others, SourceError.
+    Raises StateError when the schema that they are in is of others, PrivilegeError, SourceError.
     """
     with source_errors("looking for the token of the last start"):
-        if not row(source, _HAS_TABLE)[0]:
+        if not (rights := rows(source, _RIGHTS)):
             return None
         check_ownership(source)
+        owner, role, can_read = rights[0]
+        if not can_read:
+            raise PrivilegeError(
+                f"role {role} may not read _pgrepl.source_tokens, which belongs to role {owner}: without its"
+                " tokens a copy of the source cannot be recognized",
+                _grants(owner, role),
+            )
         found = rows(source, "SELECT token FROM _pgrepl.source_tokens WHERE slot = %s", (slot,))
         return (token,) in found if found else None
+
+
+def _grants(owner: str, role: str) -> str:
+    """What lets a role use a table of another one. The names are quoted."""
+    return (
+        f"run as {owner}, or as a superuser: ALTER TABLE _pgrepl.source_tokens OWNER TO {role};"
+        f" GRANT USAGE ON SCHEMA _pgrepl TO {role}"
+    )
 
 
 def copy_error(source: Connection, slot: str) -> RewoundError:
@@ -80,7 +103,8 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
         "this server is a copy of the source, or was restored to an earlier state, or the lake was: it lacks"
         f" the token that source and lake share since the last start; {followed}",
         "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has the"
-        " token. Nothing was changed",
+        f" token. If this is that server, and its schema _pgrepl was lost: {hints.reference('errors')}."
+        " Nothing was changed",
     )
 
 
@@ -127,12 +151,21 @@ def write_token(source: Connection, slot: str, before: int) -> int:
             rows(source, _KEEP, (slot, [before, token]))
     except (_CannotWriteError, StateError) as error:
         log.warning(
-            "the source keeps no token, so that a copy of this server would be taken for it: %s;"
-            " GRANT CREATE ON DATABASE lets it",
+            "the source keeps no new token, so that a copy of this server may be taken for it: %s; %s",
             error.message,
+            error.hint or _what_lets_it(source),
         )
         return 0
     return token
+
+
+def _what_lets_it(source: Connection) -> str:
+    with source_errors("looking who may write tokens"):
+        if rights := rows(source, _RIGHTS):
+            return _grants(*rights[0][:2])
+        names = "pg_catalog.quote_ident(current_database()), pg_catalog.quote_ident(current_user)"
+        database, role = row(source, f"SELECT {names}")
+    return f"GRANT CREATE ON DATABASE {database} TO {role} lets it"
 
 
 def forget_tokens(source: Connection, slot: str) -> None:
@@ -141,12 +174,15 @@ def forget_tokens(source: Connection, slot: str) -> None:
         if not row(source, _HAS_TABLE)[0]:
             return
         check_ownership(source)
-        with _transaction(source):
-            # Another pipeline's first token may be on its way into the table.
-            source.cursor().execute("LOCK TABLE _pgrepl.source_tokens IN ACCESS EXCLUSIVE MODE")
-            rows(source, _FORGET, (slot,))
-            if not rows(source, "SELECT 1 FROM _pgrepl.source_tokens LIMIT 1"):
-                source.cursor().execute("DROP TABLE _pgrepl.source_tokens")
+        try:
+            with _transaction(source):
+                # Another pipeline's first token may be on its way into the table.
+                source.cursor().execute("LOCK TABLE _pgrepl.source_tokens IN ACCESS EXCLUSIVE MODE")
+                rows(source, _FORGET, (slot,))
+                if not rows(source, "SELECT 1 FROM _pgrepl.source_tokens LIMIT 1"):
+                    source.cursor().execute("DROP TABLE _pgrepl.source_tokens")
+        except _CannotWriteError as error:
+            raise PrivilegeError(f"deleting tokens: {error.message}", _what_lets_it(source)) from None
     migrations.remove_schema(source)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from airflow_provider_pgrepl.errors import LakeError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.operations import waiting
-from airflow_provider_pgrepl.replication.app.ownership import check_ours, check_ours_without_state
+from airflow_provider_pgrepl.replication.app.ownership import check_teardown
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.dropping import (
@@ -52,14 +53,20 @@ class TornDown:
 
 
 def teardown(
-    access: Access, drop_lake: bool = False, timeout_s: float = 60.0, *, dry_run: bool = False
+    access: Access,
+    drop_lake: bool = False,
+    timeout_s: float = 60.0,
+    *,
+    dry_run: bool = False,
+    give_up: Collection[str] = (),
 ) -> TornDown:
     """Drop the pipeline's slot, publication, event trigger, temporary slots, and what is recorded of it; with
     `drop_lake` also its lake tables and changelog. What was not made by the pipeline stays.
 
     Nothing that runs is ended: while an app holds the pipeline's locks, or the slot is read, it waits, and
     gives up after `timeout_s`. What is recorded goes last, so that what was interrupted can be run again;
-    what is gone already is as good as dropped. `dry_run` only says what would be done.
+    what is gone already is as good as dropped. `dry_run` only says what would be done. `give_up`: the name of
+    a source that has another history than the lake, as after a restore, and is torn down all the same.
 
     Raises BusyError (run it again), SourceConnectionError, PrivilegeError; with nothing dropped, what
     `ownership.differences` finds: StateError, RewoundError, ConfigError or LakeError for another source,
@@ -67,7 +74,8 @@ def teardown(
     """
     pipeline = access.pipeline
     with access.source("teardown") as source, Store(access.state_dsn, f"teardown {pipeline.name}") as store:
-        work = _Teardown(pipeline, source, store, drop_lake, waiting.Deadline(timeout_s))
+        deadline, given_up = waiting.Deadline(timeout_s), frozenset(give_up)
+        work = _Teardown(pipeline, source, store, drop_lake, deadline, given_up)
         return work.run(dry_run=dry_run)
 
 
@@ -78,6 +86,7 @@ class _Teardown:
     store: Store
     drop_lake: bool
     deadline: waiting.Deadline
+    give_up: frozenset[str] = frozenset()
     result: TornDown = field(default_factory=TornDown)
 
     def run(self, *, dry_run: bool) -> TornDown:
@@ -93,11 +102,9 @@ class _Teardown:
     def _check_place(self) -> None:
         """Without a lake that can be read, what is recorded has to do, where the lake is to stay."""
         evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
+        check_teardown(evidence, self.give_up, needs_state=self.drop_lake)
         if self.drop_lake:
-            check_ours(evidence)
             check_holds_no_lake(self.pipeline.lake_root)
-        else:
-            check_ours_without_state(evidence)
         log.info("%s", evidence.describe())
         self._recorded, self._epoch = evidence.recorded, evidence.epoch
         if self.drop_lake:

@@ -158,6 +158,15 @@ def read_record(lake_root: str, name: str) -> PublisherRecord | None:
     return None if table is None else _record(table)
 
 
+def read_columns(lake_root: str, name: str) -> Mapping[int, frozenset[int]] | None:
+    """The columns that a publisher began with, by relation; None if it sends new ones, or never began.
+
+    Raises LakeError, LakeUnavailableError.
+    """
+    record = read_record(lake_root, name)
+    return None if record is None else record.columns
+
+
 def missed(error: ChangelogError, record: PublisherRecord, name: str) -> ChangelogError:
     """Changes after the record's position are gone, or in another epoch: who reads the events has a gap."""
     return ChangelogError(
@@ -181,7 +190,7 @@ class PublisherLog:
 
         Raises FencedError when another takes it at the same time, LakeError, LakeUnavailableError.
         """
-        torn.find_torn(self._uri, PUBLISHER_APP).set_aside()
+        torn.find_torn_by_crash(self._uri, PUBLISHER_APP).set_aside()
         self._table = _open(self._uri)
         if self._table is None:
             self._create()

@@ -79,7 +79,7 @@ def why_invalidated(connection: Connection, slot: Slot) -> str:
 
 
 def reason_to_keep(connection: Connection, slot: Slot) -> str | None:
-    """Return why a slot of this name cannot be a pipeline's; None for a pgoutput slot of this database.
+    """Return why a slot cannot be a pipeline's, nor become one; None for a pgoutput slot of this database.
 
     A server drops a logical slot from any of its databases, so the name is no evidence.
     """

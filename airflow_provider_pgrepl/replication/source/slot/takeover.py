@@ -18,12 +18,11 @@ from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
-    current_database,
     rows,
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.slot.permanent import drop_unused
-from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, READING_WAL_S, Slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import READING_WAL_S, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 
 log = logging.getLogger(__name__)
@@ -58,7 +57,8 @@ def _check(control: Connection, other: str) -> None:
             f"there is no slot {other} whose position could be taken over",
             "name the slot of the program that is replaced, or begin without it",
         )
-    if reason := _reason_against(slot, current_database(control)):
+    invalid = f"the server has invalidated it ({slot.invalidation})" if slot.invalidation else None
+    if reason := reason_to_keep(control, slot) or invalid:
         raise SlotError(
             f"the position of slot {other} cannot be taken over: {reason}",
             "begin without it: what it held and nobody has read is not published then",
@@ -68,16 +68,6 @@ def _check(control: Connection, other: str) -> None:
             f"slot {other} is still read, by pid {slot.active_pid}",
             "stop the program that is replaced, then run the same again",
         )
-
-
-def _reason_against(slot: Slot, database: str) -> str:
-    if slot.plugin != PLUGIN:
-        return f"its plugin is {slot.plugin or 'none'}, not {PLUGIN}"
-    if slot.database != database:
-        return f"it is of database {slot.database}"
-    if slot.invalidation:
-        return f"the server has invalidated it ({slot.invalidation})"
-    return ""
 
 
 def _check_decodes(control: Connection, name: str, publication: str) -> None:
