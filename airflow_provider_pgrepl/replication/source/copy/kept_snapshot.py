@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import SnapshotError, SourceConnectionError
+from airflow_provider_pgrepl.errors import BusyError, SnapshotError, SourceConnectionError, TableSnapshotError
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     Leaf,
@@ -27,21 +27,32 @@ class Shape:
     leaves: dict[int, list[Leaf]]
 
 
-def lost(reason: str) -> SnapshotError:
+CONFLICT_HINT = (
+    "nothing needs to be done: it is copied again. If this repeats on a standby, set hot_standby_feedback to"
+    " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
+)
+
+
+def lost(reason: str, kind: type[SnapshotError] = SnapshotError) -> SnapshotError:
     """Return the error of a session that kept the snapshot, and is gone."""
-    return SnapshotError(
+    return kind(
         f"the connection that kept the snapshot was lost: {reason}",
         "the copies made under it are not used: run the snapshot again",
     )
 
 
 @contextmanager
-def losses() -> Iterator[None]:
-    """Within, a lost connection is a lost snapshot, in whose place another can be taken."""
+def losses(kind: type[SnapshotError] = SnapshotError) -> Iterator[None]:
+    """Within, a lost connection is a lost snapshot, of `kind`, in whose place another can be taken.
+
+    What the server ended for another session, or for replay, holds for one table.
+    """
     try:
         yield
     except SourceConnectionError as error:
-        raise lost(error.message) from None
+        raise lost(error.message, kind) from None
+    except BusyError as error:
+        raise TableSnapshotError(error.message, CONFLICT_HINT) from None
 
 
 def import_snapshot(connection: Connection, snapshot: str) -> None:

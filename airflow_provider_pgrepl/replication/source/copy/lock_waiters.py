@@ -23,11 +23,17 @@ WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY (%(oids)s::oid[
 """
 _WAITERS = """{refresh}
 WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION SELECT unnest(%(pids)s::int[]) UNION {copies})
-SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode, a.query
+SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode,
+    CASE WHEN {replay} THEN 'standby replay' ELSE a.query END
 FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
 WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
-    AND pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours)
+    AND (pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours) OR {replay})
 """
+# Replay of DDL waits for a lock like a session, but is no backend of which pg_blocking_pids knows. No session
+# of a standby can ask for this mode. Queries of the table queue behind it.
+_REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock'
+    AND w.relation = ANY (%(oids)s::oid[]) AND w.database =
+        (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))"""
 _END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(c.pid, {patience}) FROM ({copies}) AS c"
 
 _ENDING_MS = 2000
@@ -60,6 +66,7 @@ def read_waiters(
     """Return the sessions that wait for this one, for `pids`, or for a copy that has locked one of `oids`.
 
     Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
+    On a standby, replay that waits for one of `oids` counts.
     """
     with source_errors("looking for sessions that wait for the copy"):
         found = rows(connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids)})
@@ -79,7 +86,7 @@ def end_copies(connection: Connection, oids: Iterable[int]) -> None:
 
 
 def _filled(query: str) -> str:
-    return query.format(refresh=_REFRESH, copies=_COPIES, patience=_ENDING_MS)
+    return query.format(refresh=_REFRESH, copies=_COPIES, patience=_ENDING_MS, replay=_REPLAY)
 
 
 def _command(query: str) -> str:

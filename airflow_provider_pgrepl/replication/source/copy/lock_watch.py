@@ -52,14 +52,14 @@ class LockWatch:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise SnapshotError if the session has given way, or was lost."""
+        """Raise an error of `kind` if the session has given way, or was lost."""
         if self.failure is not None:
             raise self.failure
         try:
             row(self._connection, "SELECT 1")
         except psycopg2.Error as error:
             # It may have given way between the two.
-            raise self.failure or lost(describe(error)) from None
+            raise self.failure or lost(describe(error), self._kind) from None
 
     def close(self) -> None:
         """Stop watching, and end the session. Can be called again."""
@@ -79,11 +79,11 @@ class LockWatch:
                     return
         except PgReplError as error:
             if not self._stop.is_set():
-                self.failure = self.failure or lost(error.message)
+                self.failure = self.failure or lost(error.message, self._kind)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
             if not self._stop.is_set():
                 log_unexpected(log, f"watching the locks of {self._name}", error)
-                self.failure = self.failure or lost(type(error).__name__)
+                self.failure = self.failure or lost(type(error).__name__, self._kind)
         finally:
             # Without a watch no lock is held.
             self._shut_gate()

@@ -23,12 +23,14 @@ from airflow_provider_pgrepl.errors import (
     TableSnapshotError,
 )
 from airflow_provider_pgrepl.replication.source.connection import (
+    ROLLED_BACK,
     Connection,
     connect,
     describe,
     row,
     translate,
 )
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import CONFLICT_HINT
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from airflow_provider_pgrepl.trace import log_unexpected, traced
@@ -220,6 +222,8 @@ def _failed(error: Any, copy_range: CopyRange) -> PgReplError:
             f"copying {copy_range.leaf}: a statement of another session waits for a lock on it, or holds one",
             "nothing needs to be done: it is copied again",
         )
+    if (error.pgcode or "")[:2] == ROLLED_BACK:
+        return TableSnapshotError(f"copying {copy_range.leaf}: {describe(error)}", CONFLICT_HINT)
     if error.pgcode in _SNAPSHOT_UNUSABLE:
         return SnapshotError(
             f"copying {copy_range.leaf}: the snapshot is gone or no longer fits: {describe(error)}",

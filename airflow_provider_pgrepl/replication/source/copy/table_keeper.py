@@ -58,10 +58,10 @@ class TableKeeper:
         """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
 
         A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
-        TableError when it has such code, or cannot be copied without a SELECT; SnapshotError when the
+        TableError when it has such code, or cannot be copied without a SELECT; TableSnapshotError when the
         connection is lost.
         """
-        with losses():
+        with losses(TableSnapshotError):
             return self._plan(relation, range_bytes)
 
     def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
@@ -97,7 +97,7 @@ class TableKeeper:
         self._watch.start()
 
     def check(self) -> None:
-        """Raise TableSnapshotError if the table was given up, SnapshotError if the connection was lost.
+        """Raise TableSnapshotError if the table was given up, or the connection was lost.
 
         What was copied is not used then. To be called before the copies are committed.
         """
