@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -124,18 +124,26 @@ class RangeCopies:
     def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
         """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
 
+        Ranges that ended because the keeper lent its lock to a statement begin again without a pause.
         Raises what a range failed with that trying again does not help, or has not helped. Whatever is
-        finished, raises TableSnapshotError when the keeper gave way to a statement, SnapshotError when it is
-        gone. Raises TableError when the tasks themselves crash again and again.
+        finished, raises TableSnapshotError when the keeper gave way to a statement or is gone. Raises
+        TableError when the tasks themselves crash again and again.
         """
         done: dict[int, RangeOutcome] = {}
-        for pause in (*_PAUSES_S, None):
+        pauses = iter(_PAUSES_S)
+        while True:
             left = {number: part for number, part in enumerate(ranges) if number not in done}
             error = self._try(left, done)
             if error is None:
                 break
             self._keeper.check()
-            if pause is None or (error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError)):
+            if error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError):
+                raise error
+            if self._keeper.renew():
+                self._job = replace(self._job, snapshot=self._keeper.snapshot)
+                continue
+            pause = next(pauses, None)
+            if pause is None:
                 raise _told(error)
             log.warning(
                 "%s: %d of %d ranges are copied and kept; the others, as one failed (%s), are copied again"

@@ -21,12 +21,15 @@ WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY (%(oids)s::oid[
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
     AND a.application_name = 'pgrepl copy' AND a.usename = current_user
 """
+# Another pipeline's copy of the table does without the lock against code of its owner when it has to wait.
 _WAITERS = """{refresh}
 WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION SELECT unnest(%(pids)s::int[]) UNION {copies})
 SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode,
-    CASE WHEN {replay} THEN 'standby replay' ELSE a.query END
+    CASE WHEN {replay} THEN 'standby replay' ELSE a.query END,
+    w.locktype = 'virtualxid' OR w.mode = 'AccessExclusiveLock'
 FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
 WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
+    AND (a.application_name IS DISTINCT FROM 'pgrepl keeper' OR w.mode <> 'ShareUpdateExclusiveLock')
     AND (pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours) OR {replay})
 """
 # Replay of DDL waits for a lock like a session, but is no backend of which pg_blocking_pids knows. No session
@@ -44,13 +47,18 @@ _COMMAND = re.compile(r"\s*([A-Za-z]+(?:\s+[A-Za-z]+)?)")
 
 @dataclass(frozen=True)
 class LockWaiter:
-    """A session that waits. `command`: the first words of its statement, if the role may see it."""
+    """A session that waits. `command`: the first words of its statement, if the role may see it.
+
+    `ends_copy`: it waits for the snapshot or for ACCESS SHARE, which every copy needs; otherwise for the lock
+    against code of the table's owner.
+    """
 
     pid: int
     role: str
     application: str
     mode: str
     command: str
+    ends_copy: bool
 
     def __str__(self) -> str:
         command = self.command or "a statement"
@@ -71,8 +79,8 @@ def read_waiters(
     with source_errors("looking for sessions that wait for the copy"):
         found = rows(connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids)})
     return [
-        LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""))
-        for pid, role, application, mode, query in found
+        LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""), ends_copy)
+        for pid, role, application, mode, query, ends_copy in found
     ]
 
 

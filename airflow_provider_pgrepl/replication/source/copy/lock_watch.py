@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import psycopg2
 
@@ -27,6 +27,8 @@ class LockWatch:
 
     `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
     `gate`: the session that exports the snapshot to copies, which ends first: then no more of them can begin.
+    `release`: releases the lock that not every copy needs. It is lent to a statement that waits for no other:
+    the copies that run are ended, and others can begin after `resume`.
     """
 
     def __init__(
@@ -36,8 +38,13 @@ class LockWatch:
         oids: Collection[int] = (),
         kind: type[SnapshotError] = SnapshotError,
         gate: Connection | None = None,
+        release: Callable[[Connection], None] | None = None,
     ) -> None:
         self.failure: PgReplError | None = None
+        self.is_lent = False
+        self.turn = threading.Lock()
+        """Held by the thread that uses the connection, which may be in a transaction that failed."""
+        self._release = release
         self._connection = connection
         self._name = name
         self._oids = oids
@@ -53,13 +60,23 @@ class LockWatch:
 
     def check(self) -> None:
         """Raise an error of `kind` if the session has given way, or was lost."""
-        if self.failure is not None:
-            raise self.failure
+        self.raise_failure()
         try:
-            row(self._connection, "SELECT 1")
+            with self.turn:
+                row(self._connection, "SELECT 1")
         except psycopg2.Error as error:
             # It may have given way between the two.
             raise self.failure or lost(describe(error), self._kind) from None
+
+    def raise_failure(self) -> None:
+        """Raise the error of a session that has given way."""
+        if self.failure is not None:
+            raise self.failure
+
+    def resume(self, gate: Connection) -> None:
+        """Let copies begin again, at another gate; to be called with `turn` and the lock taken back."""
+        self._gate, self._pids = gate, [gate.info.backend_pid]
+        self.is_lent = False
 
     def close(self) -> None:
         """Stop watching, and end the session. Can be called again."""
@@ -73,10 +90,13 @@ class LockWatch:
     def _run(self) -> None:
         try:
             while not self._stop.wait(POLL_S):
-                waiters = read_waiters(self._connection, self._oids, self._pids)
-                if waiters:
-                    self._give_way("; ".join(map(str, waiters)))
-                    return
+                with self.turn:
+                    waiters = read_waiters(self._connection, self._oids, self._pids)
+                    if any(waiter.ends_copy or self._release is None for waiter in waiters):
+                        self._give_way("; ".join(map(str, waiters)))
+                        return
+                    if waiters and self._release is not None and not self.is_lent:
+                        self._lend("; ".join(map(str, waiters)), self._release)
         except PgReplError as error:
             if not self._stop.is_set():
                 self.failure = self.failure or lost(error.message, self._kind)
@@ -100,6 +120,13 @@ class LockWatch:
         self._shut_gate()
         if self._oids:
             end_copies(self._connection, self._oids)
+
+    def _lend(self, waiters: str, release: Callable[[Connection], None]) -> None:
+        log.info("%s: ranges that are being copied begin again after %s", self._name, waiters)
+        self.is_lent = True
+        self._shut_gate()
+        end_copies(self._connection, self._oids)
+        release(self._connection)
 
     def _shut_gate(self) -> None:
         """Return when nothing can import the snapshot any more."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
-from airflow_provider_pgrepl.errors import SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.errors import BusyError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
+    LOCK_WAIT_MS,
+    let_owners_in,
     refused_code,
     shut_owners_out,
     unsafe_to_select,
@@ -27,6 +29,11 @@ from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tab
 
 log = logging.getLogger(__name__)
 
+MOST_LOANS = 20
+"""How often a table lends its lock against code of its owner while it is copied."""
+_RENEWAL_WAIT_MS = 250
+"""The watch does not look while the lock is waited for."""
+
 
 class TableKeeper:
     """A transaction that has the snapshot, and an ACCESS SHARE lock on one table and its partitions.
@@ -40,10 +47,12 @@ class TableKeeper:
         self,
         dsn: str,
         connection: Connection,
+        kept: str,
         gate: Connection,
         snapshot: str,
         relation: Relation,
         oids: set[int],
+        lock_timeout_s: float,
         *,
         trusts_owners: bool,
     ) -> None:
@@ -51,8 +60,14 @@ class TableKeeper:
         self.snapshot = snapshot
         self.relation = relation
         self._dsn = dsn
+        self._kept = kept
+        self._lock_timeout_s = lock_timeout_s
         self._trusts_owners = trusts_owners
-        self._watch = LockWatch(connection, str(relation.table), oids, TableSnapshotError, gate)
+        self._leaves: dict[int, TableName] = {}
+        self._loans = 0
+        self._watch = LockWatch(
+            connection, str(relation.table), oids, TableSnapshotError, gate, let_owners_in
+        )
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
@@ -67,7 +82,8 @@ class TableKeeper:
     def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         ranges = plan_ranges(self.connection, relation, range_bytes)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
-        if self._trusts_owners or not leaves or self._has_shut_out(relation, leaves):
+        if self._trusts_owners or not leaves or self._has_shut_out(leaves, LOCK_WAIT_MS):
+            self._leaves = leaves
             return ranges
         whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
         if any(part.is_planned for part in whole):
@@ -79,12 +95,13 @@ class TableKeeper:
         )
         return whole
 
-    def _has_shut_out(self, relation: Relation, leaves: dict[int, TableName]) -> bool:
+    def _has_shut_out(self, leaves: dict[int, TableName], wait_ms: int) -> bool:
         check = connect(self._dsn, "keeper check")
         try:
-            code = shut_owners_out(self.connection, check, leaves)
+            code = shut_owners_out(self.connection, check, leaves, wait_ms)
             if code:
-                raise refused_code(check, relation.table, [one for found in code.values() for one in found])
+                found = [one for of_leaf in code.values() for one in of_leaf]
+                raise refused_code(check, self.relation.table, found)
         finally:
             check.close()
         return code is not None
@@ -102,6 +119,33 @@ class TableKeeper:
         What was copied is not used then. To be called before the copies are committed.
         """
         self._watch.check()
+
+    def renew(self) -> bool:
+        """Take back what was lent to a statement, so that copies can begin under a new `snapshot`.
+
+        Return False if nothing was lent. Raises TableSnapshotError if the lock is not had in time, or was
+        lent too often; TableError if the owner has added code.
+        """
+        if not self._watch.is_lent:
+            return False
+        self._loans += 1
+        if self._loans > MOST_LOANS:
+            raise TableSnapshotError(
+                f"{self.relation.table}: statements of other sessions needed its lock {MOST_LOANS} times"
+                " while it was copied",
+                "run the snapshot when the table is not analyzed, vacuumed or altered",
+            )
+        with losses(TableSnapshotError):
+            with_short_waits(lambda _: self._take_back(), self._lock_timeout_s, BusyError)
+        return True
+
+    def _take_back(self) -> None:
+        with self._watch.turn:
+            self._watch.raise_failure()
+            if not self._has_shut_out(self._leaves, _RENEWAL_WAIT_MS):
+                raise BusyError(f"{self.relation.table}: another session holds the lock that it was lent")
+            gate, self.snapshot = _open_gate(self._dsn, self._kept)
+            self._watch.resume(gate)
 
     def close(self) -> None:
         """Release the lock. Can be called again."""
@@ -149,7 +193,17 @@ def keep_table(
         connection.close()
         raise
     oids = {relation.oid, *(leaf.oid for leaf in then.leaves[relation.oid])}
-    return TableKeeper(dsn, connection, gate, exported, relation, oids, trusts_owners=trusts_owners)
+    return TableKeeper(
+        dsn,
+        connection,
+        snapshot,
+        gate,
+        exported,
+        relation,
+        oids,
+        lock_timeout_s,
+        trusts_owners=trusts_owners,
+    )
 
 
 def _open_gate(dsn: str, snapshot: str) -> tuple[Connection, str]:
