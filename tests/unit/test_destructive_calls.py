@@ -17,10 +17,11 @@ Site = tuple[str, str, str]
 
 _CALLS = {
     "advance_slot", "clean_log", "delete", "delete_below", "delete_dir", "delete_file", "delete_files",
-    "delete_sql", "delete_tree", "drop_lake_tables", "drop_publication", "drop_slot", "drop_system_folder",
-    "drop_tables", "drop_unused", "forget_pipeline", "remove_private_folder", "remove_schema", "remove_table",
-    "rename", "replace_files", "rmdir", "rmtree", "set_aside", "set_aside_commits", "truncate", "uninstall",
-    "unlink", "update_stream", "vacuum",
+    "delete_sql", "delete_tree", "delete_uncommitted", "drop_lake_tables", "drop_publication",
+    "drop_slot", "drop_system_folder", "drop_tables", "drop_unused", "forget_pipeline",
+    "remove_private_folder", "remove_schema", "remove_table", "rename", "replace_files", "rmdir",
+    "rmtree", "set_aside", "set_aside_commits", "truncate", "uninstall", "unlink", "update_stream",
+    "vacuum",
 }  # fmt: skip
 _SQL = re.compile(r"\s*(?:ALTER PUBLICATION \S* ?)?(DROP_REPLICATION_SLOT|DROP|DELETE FROM|TRUNCATE) ")
 _EVIDENCE = re.compile(r"^\| ([a-z ]+) \|", re.MULTILINE)
@@ -77,6 +78,8 @@ SITES: dict[Site, str] = {
     ("replication/events/publishing/jetstream_streams.py", "make", "update_stream"): _ADDS,
     ("replication/events/publishing/publisher_log.py", "take", "set_aside"): "changelog",
     ("replication/lake/delta/commit_files.py", "settle_log", "set_aside"): "app id",
+    ("replication/lake/copying/range_copies.py", "run", "delete_uncommitted"): "just made",
+    ("replication/lake/delta/parquet_files.py", "delete_uncommitted", "delete_files"): _CALLER,
     ("replication/lake/delta/parquet_files.py", "discard", "delete_files"): "just made",
     ("replication/lake/delta/snapshot_commit.py", "commit_snapshot", "replace_files"): "app id",
     ("replication/lake/delta/table_files.py", "_delete", "delete_files"): "file name",

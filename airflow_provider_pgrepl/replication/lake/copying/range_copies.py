@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, write_range
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import delete_uncommitted
 from airflow_provider_pgrepl.replication.lake.executors import UnfitHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.lake.spark_failures import (
     is_of_workers,
@@ -127,9 +128,18 @@ class RangeCopies:
         Ranges that ended because the keeper lent its lock to a statement begin again without a pause.
         Raises what a range failed with that trying again does not help, or has not helped. Whatever is
         finished, raises TableSnapshotError when the keeper gave way to a statement or is gone. Raises
-        TableError when the tasks themselves crash again and again.
+        TableError when the tasks themselves crash again and again. Files of a copy that fails are deleted.
         """
         done: dict[int, RangeOutcome] = {}
+        try:
+            self._run(ranges, done)
+        except BaseException:
+            files = [file for outcome in done.values() for file in outcome.files]
+            delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
+            raise
+        return [file for number in sorted(done) for file in done[number].files]
+
+    def _run(self, ranges: Sequence[CopyRange], done: dict[int, RangeOutcome]) -> None:
         pauses = iter(_PAUSES_S)
         while True:
             left = {number: part for number, part in enumerate(ranges) if number not in done}
@@ -156,7 +166,6 @@ class RangeCopies:
             )
             time.sleep(pause)
         self._keeper.check()
-        return [file for number in sorted(done) for file in done[number].files]
 
     def _try(self, left: Mapping[int, CopyRange], done: dict[int, RangeOutcome]) -> errors.PgReplError | None:
         """Copy what is left; finished ranges go into `done`. What one of the others failed with."""
