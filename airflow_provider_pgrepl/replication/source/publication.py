@@ -23,11 +23,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.copy.table_locks import (
-    execute_within,
-    lock_tables,
-    with_short_waits,
-)
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 
 log = logging.getLogger(__name__)

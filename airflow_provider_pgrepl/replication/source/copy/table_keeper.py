@@ -25,7 +25,8 @@ from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
-from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables, with_short_waits
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 
 log = logging.getLogger(__name__)
 
