@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     PgReplError,
     PrivilegeError,
     Retry,
@@ -30,6 +31,8 @@ def translated(code: str, hint: str = "") -> PgReplError:
 @pytest.mark.parametrize(
     ("code", "hint", "kind"),
     [
+        ("40001", "", BusyError),  # serialization_failure, also a conflict with recovery
+        ("40P01", "", BusyError),  # deadlock_detected
         ("08006", "", SourceConnectionError),  # connection_failure
         ("53000", "", SourceConnectionError),  # insufficient_resources
         ("53100", "", SourceConnectionError),  # disk_full
@@ -53,7 +56,7 @@ def translated(code: str, hint: str = "") -> PgReplError:
 def test_a_retry_is_for_what_passes_by_itself(code: str, hint: str, kind: type[PgReplError]) -> None:
     error = translated(code, hint)
     assert type(error) is kind
-    assert (error.retry is Retry.TIMED) == (kind is SourceConnectionError)
+    assert (error.retry is Retry.TIMED) == (kind in (SourceConnectionError, BusyError))
     assert f"SQLSTATE {code}" in error.message
 
 

@@ -12,6 +12,7 @@ import psycopg2.extensions
 import psycopg2.extras
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     ConfigError,
     PgReplError,
     PrivilegeError,
@@ -71,6 +72,9 @@ _PIN = (
     " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
     " pinned.name"
 )
+ROLLED_BACK = "40"
+"""The SQLSTATE class of what was ended in favor of another transaction: deadlocks, and conflicts with replay
+on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
 CONNECT_TIMEOUT_S = 15
 # Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
 # that is what `time_limit` and `liveness` are for.
@@ -302,6 +306,10 @@ def translate(error: Any, doing: str) -> PgReplError:
         return PrivilegeError(text, "grant the right, or use another role")
     if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
         return ServerSettingError(text, hint)
+    if code[:2] == ROLLED_BACK:
+        return BusyError(
+            text, "it can be tried again: the server ended it for another session, or for replay"
+        )
     if code[:2] in RETRIED_CLASSES:
         return SourceConnectionError(text, hint)
     if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):

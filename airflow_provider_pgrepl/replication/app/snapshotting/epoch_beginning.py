@@ -109,8 +109,11 @@ def _begin(
             drop_unused(taking.access.dsn, taking.source, taking.pipeline.slot)
             raise
         record = _open_epoch(taking, ownership, server, exported.consistent_point, last)
-        taking.begin(relations)
-        return record, taking.copy(keeper, exported, record, begins_epoch=True)
+        with taking.copy_states() as states:
+            # What tables were in another epoch is over.
+            states.copying()
+            states.begin(relations)
+            return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 
 def _open_epoch(

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
@@ -214,9 +215,17 @@ def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRe
             if store.read_pipeline(pipeline.name) is None:
                 return False, None, [], ()
             tables = list(store.read_tables(pipeline.name).values())
-            return True, store.read_progress(pipeline.name), tables, ()
+            return True, store.read_progress(pipeline.name), tables, _left_behind(pipeline, store, tables)
         except StateError as error:
             return True, None, [], (f"{error.message}: {error.hint}",)
+
+
+def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+    """Tables that a snapshot app left `snapshotting` when it was killed."""
+    left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
+    if not left or store.is_locked(pipeline.name, "snapshot"):
+        return ()
+    return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {hints.SNAPSHOT}",)
 
 
 def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:

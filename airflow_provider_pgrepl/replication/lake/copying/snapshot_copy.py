@@ -35,7 +35,6 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
-from airflow_provider_pgrepl.replication.source.copy.session_budget import copy_sessions
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -79,7 +78,7 @@ class SnapshotCopy:
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
         self._comments: dict[TableName, Comments] = {}
-        self._sessions = 1
+        self._ranges_at_once = 1
 
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
@@ -90,11 +89,13 @@ class SnapshotCopy:
             table: read_comments(self._keeper.connection, table, relation.oid)
             for table, relation in relations.items()
         }
-        self._sessions = max(1, copy_sessions(self._keeper.connection) // AT_ONCE)
+        sessions = self._keeper.sessions(AT_ONCE)
+        self._ranges_at_once = sessions.ranges
         self._keeper.watch()
         return copy_tables(
             list(relations),
             lambda table: self._copy(relations[table]),
+            at_once=sessions.tables,
             finished=lambda table, rows: self._finish(relations[table], rows),
             failed=lambda table, error: self._mark_errored(relations[table], error),
         )
@@ -154,7 +155,7 @@ class SnapshotCopy:
             self._position,
             self._exported.exported_at,
         )
-        return RangeCopies(self._spark, job, keeper, self._sessions).run(ranges)
+        return RangeCopies(self._spark, job, keeper, self._ranges_at_once).run(ranges)
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
         choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
