@@ -36,7 +36,7 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
     ├─ TransformError              a transform of a publisher fails           (table)
     ├─ SparkError                  Spark failed at running our work           (retry)
-    └─ ToolError                   Spark, Java or jars are missing, or executors lack this package
+    └─ ToolError                   a program that is needed is missing, or a library too old
 
 Messages carry names, LSNs and counts, never a row's values and never a password.
 All classes survive pickling, because Spark and Airflow carry them between processes.
@@ -300,4 +300,5 @@ class SparkError(PgReplError):
 
 
 class ToolError(PgReplError):
-    """A program that is needed (Java, Spark, jars; on executors this package) is missing."""
+    """A program that is needed (Java, Spark, jars; on executors this package) is missing, or a library is
+    older than the first version that is right."""
