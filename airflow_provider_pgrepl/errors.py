@@ -30,7 +30,8 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ LakeError                   the lake cannot be reached or is somebody else's
     │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
     │  └─ LakeTableError           one lake table                             (table)
-    │     └─ LakeChangedError      somebody else has written it               (table)
+    │     ├─ LakeChangedError      somebody else has written it               (table)
+    │     └─ OvertakenError        another program committed meanwhile        (retry, table)
     ├─ TargetError                 a broker refuses a publisher, or what it sends
     │  ├─ MessageError             a broker delivers what is no message of the wire
     │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
@@ -271,6 +272,12 @@ class LakeTableError(LakeError):
 
 class LakeChangedError(LakeTableError):
     """Somebody else has written a lake table: its version or its columns are not this pipeline's."""
+
+
+class OvertakenError(LakeTableError):
+    """Another program committed to a lake table while this one did, and did not move the position."""
+
+    retry = Retry.TIMED
 
 
 class TargetError(PgReplError):

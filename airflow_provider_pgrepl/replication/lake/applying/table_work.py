@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, OvertakenError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.choices import TableChoices
@@ -94,6 +94,9 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
     relation_id = work.relation.oid
     try:
         return _apply(work, list(paths), upto_lsn)
+    except OvertakenError as error:
+        work.close()
+        return TableResult(relation_id, overtaken=error.message)
     except PgReplError as error:
         work.close()
         result = TableResult.of_error(relation_id, error)
