@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 LEGACY = ("appendOnly", "invariants")
@@ -67,3 +70,56 @@ def commit_by_another(uri: str, operation: str, *actions: Mapping[str, Any]) -> 
     lines = [json.dumps(action) for action in ({"commitInfo": about}, *actions)]
     Path(uri, f"_delta_log/{version:020}.json").write_text("\n".join(lines))
     return version
+
+
+def write_v2_checkpoint(uri: str, suffix: str, *, without: Collection[str] = ()) -> Path:
+    """Write a V2 checkpoint of the newest version, as Spark does with delta.checkpointPolicy=v2.
+
+    `suffix`: json or parquet, of the top-level file, which is returned. `without`: app ids that have expired.
+    """
+    set_by_another(uri, Settings({"delta.checkpointPolicy": "v2"}, ["v2Checkpoint"], of_readers=True))
+    table = DeltaTable(uri)
+    table.create_checkpoint()
+    log, version = Path(uri, "_delta_log"), int(table.version())
+    classic = log / f"{version:020}.checkpoint.parquet"
+    rows = pq.read_table(classic)
+    classic.unlink()
+    sidecar = f"{version:020}.checkpoint.0000000001.0000000001.{uuid.uuid4()}.parquet"
+    (log / "_sidecars").mkdir(exist_ok=True)
+    pq.write_table(rows.select(["add", "remove"]), log / "_sidecars" / sidecar)
+    size = (log / "_sidecars" / sidecar).stat().st_size
+    named = {"path": sidecar, "sizeInBytes": size, "modificationTime": 0}
+    others = [
+        {kind: row[kind]}
+        for row in rows.to_pylist(maps_as_pydicts="strict")
+        for kind in ("protocol", "metaData", "txn")
+        if row.get(kind) is not None and not (kind == "txn" and row[kind]["appId"] in without)
+    ]
+    actions: list[dict[str, Any]] = [
+        {"checkpointMetadata": {"version": version}},
+        {"sidecar": named},
+        *others,
+    ]
+    top = log / f"{version:020}.checkpoint.{uuid.uuid4()}.{suffix}"
+    if suffix == "json":
+        top.write_text("\n".join(map(json.dumps, actions)))
+    else:
+        kinds = rows.schema
+        parts = {
+            "checkpointMetadata": pa.struct([("version", pa.int64())]),
+            "sidecar": pa.struct(
+                [("path", pa.string()), ("sizeInBytes", pa.int64()), ("modificationTime", pa.int64())]
+            ),
+            **{kind: kinds.field(kind).type for kind in ("protocol", "metaData", "txn")},
+        }
+        columns = [pa.array([action.get(kind) for action in actions], of) for kind, of in parts.items()]
+        pq.write_table(pa.table(columns, names=list(parts)), top)
+    hint = {"version": version, "size": len(actions), "v2Checkpoint": {"path": top.name, "sizeInBytes": 1}}
+    (log / "_last_checkpoint").write_text(json.dumps(hint))
+    return top
+
+
+def clean_log(uri: str) -> None:
+    """Delete the commits before the newest, as Spark does behind a checkpoint."""
+    for version in range(int(DeltaTable(uri).version())):
+        Path(uri, f"_delta_log/{version:020}.json").unlink(missing_ok=True)

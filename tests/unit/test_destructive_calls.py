@@ -77,6 +77,8 @@ SITES: dict[Site, str] = {
     ("replication/events/publishing/publisher_log.py", "take", "set_aside"): "changelog",
     ("replication/lake/delta/commit_files.py", "settle_log", "set_aside"): "app id",
     ("replication/lake/delta/parquet_files.py", "discard", "delete_files"): "just made",
+    ("replication/lake/delta/obstacles.py", "_of_features", "DROP"): _HINT,
+    ("replication/lake/delta/obstacles.py", "_of_rows", "DROP"): _HINT,
     ("replication/lake/delta/snapshot_commit.py", "commit_snapshot", "replace_files"): "app id",
     ("replication/lake/delta/table_files.py", "_delete", "delete_files"): "file name",
     ("replication/lake/delta/table_files.py", "_delete_folders", "delete_dir"): "file name",

@@ -23,8 +23,8 @@ from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     requests_at_once,
     storage_errors,
     whole_checkpoints,
@@ -190,13 +190,12 @@ def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
     files: dict[str, LiveFile] = {}
     apps: dict[str, int] = {}
     newest, names = _newest_checkpoint(filesystem, root, version)
-    for name in names:
-        rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["add", "txn"])
-        for action in rows["add"].to_pylist():
-            if action is not None:
-                file = LiveFile(_as_in_log(action))
-                files[file.path] = file
-        apps |= {action["appId"]: action["version"] for action in rows["txn"].to_pylist() if action}
+    for action in read_checkpoint(filesystem, root, names, ("add", "txn")):
+        if "add" in action:
+            file = LiveFile(_as_in_log(action["add"]))
+            files[file.path] = file
+        elif "txn" in action:
+            apps[action["txn"]["appId"]] = action["txn"]["version"]
     return _Followed(newest, "", files, apps)
 
 

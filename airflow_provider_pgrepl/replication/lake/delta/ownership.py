@@ -22,8 +22,8 @@ from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     storage_errors,
     whole_checkpoints,
 )
@@ -183,12 +183,10 @@ def _read_apps(
 def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> dict[str, int] | None:
     apps: dict[str, int] = {}
     try:
-        for name in names:
-            rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["txn"])
-            if "txn" in rows.column_names:
-                found = rows["txn"].to_pylist()
-                apps |= {action["appId"]: action["version"] for action in found if action}
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        for action in read_checkpoint(filesystem, root, names, ("txn",)):
+            if "txn" in action:
+                apps[action["txn"]["appId"]] = action["txn"]["version"]
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and (error.errno is not None or fault_of(error)):
             raise
         return None
