@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catal
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.applying.copied_choices import copied_choices
 from airflow_provider_pgrepl.replication.lake.applying.table_position import read_table_position
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -96,7 +97,7 @@ class Continuation:
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
-        received = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
+        received = self._index.find(record.relation.oid, app_version(table, RELATION_APP) or 0)
         return received.catalog if received and received.catalog else record.relation
 
     def choices(self, record: TableRecord, relation: Relation) -> str | None:
