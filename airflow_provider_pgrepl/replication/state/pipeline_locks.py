@@ -27,8 +27,16 @@ Purpose = str
 _MAX_NAME = 63
 _POLL_S = 0.1
 
-# A process number comes again, with another start. Of another role's session the start may be hidden: such a
-# one counts as the holder.
+# A process number comes again, with another start; in a container, whose numbers begin at 1, after each start
+# of the server. Only a session of this database can hold a lock: the server's own processes are in none. The
+# start of another role's session may be hidden. Such a session counts as the holder, unless the lock is older
+# than the server's start.
+_HOLDS = """
+a.pid = held.pid
+    AND a.datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND coalesce(a.backend_start = held.started, held.started >= pg_catalog.pg_postmaster_start_time())
+"""
+
 _TAKE = """
 INSERT INTO _pgrepl.locks AS held (pipeline, purpose, pid, started, holder)
 SELECT %(pipeline)s, %(purpose)s, a.pid, a.backend_start, %(holder)s
@@ -36,14 +44,14 @@ FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
 ON CONFLICT (pipeline, purpose) DO UPDATE
     SET pid = excluded.pid, started = excluded.started, holder = excluded.holder
 WHERE (held.pid, held.started) = (excluded.pid, excluded.started) OR NOT EXISTS (
-    SELECT FROM pg_catalog.pg_stat_activity a
-    WHERE a.pid = held.pid AND coalesce(a.backend_start = held.started, true))
+    SELECT FROM pg_catalog.pg_stat_activity a WHERE {holds})
 RETURNING 1
-"""
+""".replace("{holds}", _HOLDS)
 
 _HOLDER = """
 SELECT held.holder, held.pid, coalesce(a.usename, 'unknown'),
-    coalesce(pg_catalog.host(a.client_addr), 'no address'), held.started::timestamptz(0)::text
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), held.started::timestamptz(0)::text,
+    a.pid IS NOT NULL AND a.backend_start IS NULL
 FROM _pgrepl.locks held LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
 WHERE held.pipeline = %(pipeline)s AND held.purpose = %(purpose)s
 """
@@ -55,23 +63,21 @@ RETURNING 1
 """
 
 _IS_HELD = """
-SELECT EXISTS (SELECT FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
-    WHERE (held.pipeline, held.purpose) = (%(pipeline)s, %(purpose)s)
-        AND coalesce(a.backend_start = held.started, true))
-"""
+SELECT EXISTS (SELECT FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON {holds}
+    WHERE (held.pipeline, held.purpose) = (%(pipeline)s, %(purpose)s))
+""".replace("{holds}", _HOLDS)
 
 _HELD = """
-SELECT held.purpose FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
+SELECT held.purpose FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON {holds}
 WHERE held.pipeline = %(pipeline)s AND held.pid <> pg_catalog.pg_backend_pid()
-    AND coalesce(a.backend_start = held.started, true)
 ORDER BY 1
-"""
+""".replace("{holds}", _HOLDS)
 
 _TAKE_KEY = "SELECT 1 WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
 _RELEASE_KEY = "SELECT pg_catalog.pg_advisory_unlock(%(key)s)"
 _KEY_HOLDER = """
 SELECT a.application_name, a.pid, coalesce(a.usename, 'unknown'),
-    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.backend_start::timestamptz(0)::text
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.backend_start::timestamptz(0)::text, false
 FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
@@ -172,9 +178,16 @@ class PipelineLocks(StateConnection):
 def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> BusyError:
     who = "; ".join(
         one_line(f"{holder} (database pid {pid}, role {role}, from {address}, since {since})")
-        for holder, pid, role, address, since in holders
+        for holder, pid, role, address, since, _ in holders
     )
+    hint = "stop it first, or wait until it has ended"
+    for _, pid, role, *_, is_hidden in holders:
+        if is_hidden:
+            hint += (
+                f". If it no longer runs, pid {pid} is another session, of role {role}, and this role may not"
+                " see when it began: GRANT pg_read_all_stats to this role, or wait until that session ends"
+            )
     return BusyError(
         f"pipeline {pipeline}: another process is at it already ({purpose}): {who or 'it has just ended'}",
-        "stop it first, or wait until it has ended",
+        hint,
     )
