@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, one_line
@@ -43,9 +44,10 @@ SELECT %(pipeline)s, %(purpose)s, a.pid, a.backend_start, %(holder)s
 FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
 ON CONFLICT (pipeline, purpose) DO UPDATE
     SET pid = excluded.pid, started = excluded.started, holder = excluded.holder
-WHERE (held.pid, held.started) = (excluded.pid, excluded.started) OR NOT EXISTS (
-    SELECT FROM pg_catalog.pg_stat_activity a WHERE {holds})
-RETURNING 1
+WHERE (held.pid, held.started) = (excluded.pid, excluded.started)
+    OR (held.pid, held.started) = (%(lost_pid)s::int, %(lost_started)s::timestamptz)
+    OR NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE {holds})
+RETURNING held.pid, held.started
 """.replace("{holds}", _HOLDS)
 
 _HOLDER = """
@@ -73,7 +75,7 @@ WHERE held.pipeline = %(pipeline)s AND held.pid <> pg_catalog.pg_backend_pid()
 ORDER BY 1
 """.replace("{holds}", _HOLDS)
 
-_TAKE_KEY = "SELECT 1 WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
+_TAKE_KEY = "SELECT NULL, NULL WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
 _RELEASE_KEY = "SELECT pg_catalog.pg_advisory_unlock(%(key)s)"
 _KEY_HOLDER = """
 SELECT a.application_name, a.pid, coalesce(a.usename, 'unknown'),
@@ -83,6 +85,14 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
     AND (l.classid::bigint << 32 | l.objid::bigint) = %(key)s
 """
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session of the state database, by its process number and its start: no other one has both."""
+
+    pid: int | None = None
+    started: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -108,13 +118,18 @@ class PipelineLocks(StateConnection):
     def __init__(self, dsn: str, role: str) -> None:
         super().__init__(dsn, role)
         self._locks: set[_Lock] = set()
+        self.session = Session()
+        """That of the last lock's row."""
 
-    def lock(self, pipeline: str, purpose: Purpose) -> None:
+    def lock(self, pipeline: str, purpose: Purpose, lost: Session | None = None) -> None:
         """Take the pipeline's lock for this purpose until `unlock` or `close`. A schema that is there is
         brought to this version first.
 
-        Raises BusyError naming the holder. Polite only: what stops a second writer is in the lake.
+        `lost`: a session of this process whose connection was lost. The server may not have noticed, so that
+        the session seems to hold the lock still; the lock is taken over from it. Raises BusyError naming the
+        holder. Polite only: what stops a second writer is in the lake.
         """
+        lost = lost or Session()
         is_set_up = migrations.is_set_up(self._connection)
         if is_set_up:
             migrations.migrate(self._connection)
@@ -123,10 +138,12 @@ class PipelineLocks(StateConnection):
         name = str(wanted.values["holder"])[:_MAX_NAME]
         with state_errors("taking the pipeline's lock"):
             row(self._connection, "SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
-            taken = rows(self._connection, take, wanted.values)
+            values = {**wanted.values, "lost_pid": lost.pid, "lost_started": lost.started}
+            taken = rows(self._connection, take, values)
             holders = [] if taken else rows(self._connection, holder, wanted.values)
         if not taken:
             raise _busy(pipeline, purpose, holders)
+        self.session = Session(*taken[0])
         self._locks.add(wanted)
 
     @contextmanager
