@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from deltalake import Field
 from deltalake.exceptions import CommitFailedError
 
 from airflow_provider_pgrepl.errors import (
@@ -20,6 +21,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_nothing,
     commit_properties,
     fenced,
+    try_commit,
 )
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table, read_position
@@ -34,6 +36,7 @@ APP = app_id("p", Epoch(1))
 OF = relation(column("id", "bigint", key=True), column("v"))
 ANSWER = {"delta.identity.start": 1, "delta.identity.step": 1, "delta.identity.allowExplicitInsert": False}
 INVARIANT = {"delta.invariants": json.dumps({"expression": {"expression": "v <> 'secret'"}})}
+EXTRA = Field("extra", "string", nullable=True)
 NO_SECRET = "delta.constraints.no_secret"
 
 
@@ -127,6 +130,34 @@ def test_column_that_another_program_made_not_null_gets_no_null(lake: Lake) -> N
     with pytest.raises(LakeTableError, match="NOT NULL of column v") as raised:
         lake.apply(Change("U", new=("1", None), commit_lsn=20))
     assert "ALTER COLUMN `v` DROP NOT NULL" in raised.value.hint
+
+
+def map_columns(lake: Lake) -> None:
+    names = [field.name for field in open_table(lake.uri).schema().fields]
+    of_columns = {
+        name: {"delta.columnMapping.id": number, "delta.columnMapping.physicalName": name}
+        for number, name in enumerate(names, 1)
+    }
+    properties = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": str(len(names))}
+    set_by_another(lake.uri, Settings(properties, ["columnMapping"], of_readers=True, of_columns=of_columns))
+
+
+def test_table_with_mapped_columns_is_written_but_not_replaced(lake: Lake) -> None:
+    """deltalake would commit, and nobody could open the table afterwards."""
+    map_columns(lake)
+    lake.change_at(20)
+    with pytest.raises(LakeTableError, match=r"delta\.columnMapping\.mode") as raised:
+        commit_snapshot(lake.uri, lake_schema(OF, lake.choices), [], LSN(30), "p", Epoch(1))
+    assert "then resnapshot the table" in raised.value.hint
+    assert lake.position == 20
+
+
+def test_column_that_cannot_be_added_because_columns_are_mapped_is_named(lake: Lake) -> None:
+    map_columns(lake)
+    table = open_table(lake.uri)
+    properties = commit_properties(APP, LSN(10), "evolution")
+    with pytest.raises(LakeTableError, match=r"delta\.columnMapping\.mode"):
+        try_commit(table, lambda: table.alter.add_columns([EXTRA], commit_properties=properties))
 
 
 def test_table_continues_once_the_property_is_removed(lake: Lake) -> None:

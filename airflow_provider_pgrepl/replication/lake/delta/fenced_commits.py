@@ -32,7 +32,11 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     commit_actions,
     removed,
 )
-from airflow_provider_pgrepl.replication.lake.delta.obstacles import find_obstacle
+from airflow_provider_pgrepl.replication.lake.delta.obstacles import (
+    Obstacle,
+    find_fixed_columns,
+    find_obstacle,
+)
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.statistics import bounded_in_all
@@ -137,14 +141,16 @@ def _failure(
     at_rows = type(error) is DeltaError
     obstacle = find_obstacle(table, at_rows=at_rows) if isinstance(error, DeltaError) else None
     if obstacle is not None:
-        return LakeTableError(
-            f"{uri}: nothing was committed, because another program has set {obstacle.what}",
-            obstacle.remedy,
-        )
+        return _prevented(table, obstacle)
     failed = LakeTableError(f"{uri}: nothing was committed, Delta failed with {type(error).__name__}")
     failed.trace = trace_of(error)
     log.error("%s: nothing was committed: unexpected %s", uri, failed.trace)
     return failed
+
+
+def _prevented(table: DeltaTable, obstacle: Obstacle) -> LakeTableError:
+    what = f"nothing was committed, because another program has set {obstacle.what}"
+    return LakeTableError(f"{table.table_uri}: {what}", obstacle.remedy)
 
 
 def overtaken(newest: DeltaTable, app: str, before: int) -> PgReplError:
@@ -190,6 +196,8 @@ def replace_files(
     properties: CommitProperties,
 ) -> None:
     """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
+    if (obstacle := find_fixed_columns(table)) is not None:
+        raise _prevented(table, obstacle)
     adds = [file.add_action() for file in files]
     with_bounds = bounded(files, schema)
     allow_timestamp_without_tz(table, schema)

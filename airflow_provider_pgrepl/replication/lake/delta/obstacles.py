@@ -6,7 +6,7 @@ Read from the table itself: the text of Delta's errors is for people, and may ho
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,33 @@ def find_obstacle(table: DeltaTable, *, at_rows: bool) -> Obstacle | None:
     """
     alter = f"ALTER TABLE delta.`{table.table_uri}`"
     if at_rows:
-        found = list(_of_rows(table, alter))
+        found = list(_of_rows(table, alter)) or list(_mapped_columns(table))
     else:
         found = [*_of_features(table, alter), *_append_only(table, alter)]
-    if not found:
-        return None
+    return _joined(table, found) if found else None
+
+
+def find_fixed_columns(table: DeltaTable) -> Obstacle | None:
+    """The setting with which the table's columns cannot be changed or replaced, None if there is none.
+
+    deltalake does not notice when files are replaced, and leaves a table that no reader can open.
+    """
+    found = list(_mapped_columns(table))
+    return _joined(table, found) if found else None
+
+
+def _joined(table: DeltaTable, found: Sequence[Obstacle]) -> Obstacle:
     what = ", ".join(one.what for one in found)
     if not all(one.remedy for one in found):
         return Obstacle(what, f"move the folder {table.table_uri} away, then {hints.RESNAPSHOT}")
     return Obstacle(what, "; ".join([*(one.remedy for one in found), "then retry the table"]))
+
+
+def _mapped_columns(table: DeltaTable) -> Iterator[Obstacle]:
+    if table.metadata().configuration.get("delta.columnMapping.mode", "none").lower() != "none":
+        yield Obstacle(
+            "the property delta.columnMapping.mode, with which no column can be added or replaced", ""
+        )
 
 
 def _append_only(table: DeltaTable, alter: str) -> Iterator[Obstacle]:
