@@ -1,4 +1,4 @@
-"""What other programs set on a lake table, as Spark commits it."""
+"""Settings and checkpoints of other programs on a lake table, as Spark commits them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ Read = Callable[[str], list[Row]]
 
 
 class MarkedTable:
-    """Of its rows some are marked as deleted, others are updated: the old row marked, a new one added."""
+    """A merge-on-read table with marked rows: deleted ones, and the old states of updated ones."""
 
     def __init__(self, folder: Path) -> None:
         self.uri = str(folder / "t")
@@ -79,7 +79,7 @@ class MarkedTable:
 
     @cached_property
     def answers(self) -> dict[str, list[Row]]:
-        """What each query finds."""
+        """The exact rows of each query."""
         ids = sorted(self.rows)
         of_group = {
             group: [number for number in ids if self.rows[number] == group] for group in range(GROUPS + 1)

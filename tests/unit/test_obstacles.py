@@ -143,7 +143,7 @@ def map_columns(lake: Lake) -> None:
 
 
 def test_table_with_mapped_columns_is_written_but_not_replaced(lake: Lake) -> None:
-    """deltalake would commit, and nobody could open the table afterwards."""
+    """deltalake would commit, and could not open the table afterwards."""
     map_columns(lake)
     lake.change_at(20)
     with pytest.raises(LakeTableError, match=r"delta\.columnMapping\.mode") as raised:
