@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.replication.lake.applying.table_work import bring_forward
 from airflow_provider_pgrepl.replication.lake.delta import live_files as followed
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
@@ -17,7 +19,8 @@ from airflow_provider_pgrepl.replication.lake.reading.table_version import Table
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.values import lake_schema
-from tests.support.foreign_settings import Settings, set_by_another
+from tests.support.changes import work_of
+from tests.support.foreign_settings import Settings, clean_log, set_by_another
 from tests.support.model import Change
 from tests.unit.test_obstacles import APP, OF, Lake
 
@@ -47,6 +50,16 @@ def test_position_is_read_and_moved_behind_a_checkpoint_without_it(lake: Lake) -
     lake.apply(Change("D", old=("1", None), commit_lsn=30))
     checkpoint(lake)
     assert lake.position == 30
+
+
+def test_table_whose_commits_are_gone_too_names_the_property(lake: Lake) -> None:
+    clean_log(lake.uri)
+    work = replace(work_of(OF.oid), relation=OF, lake_root=str(Path(lake.uri).parent), app=APP)
+    (Path(lake.uri).parent / "public").mkdir()
+    Path(lake.uri).rename(Path(work.uri))
+    result = bring_forward(work, [], LSN(30))
+    assert result.error_kind == "DriftError"
+    assert "UNSET TBLPROPERTIES ('delta.setTransactionRetentionDuration')" in str(result.error)
 
 
 def test_writer_of_an_earlier_epoch_stays_fenced(lake: Lake) -> None:
