@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, SourceConnectionError
+from airflow_provider_pgrepl.replication.app.lock_keeper import LockKeeper
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -336,6 +337,44 @@ def test_store_whose_lock_another_process_took_meanwhile_raises_at_once(
         other.lock("p", "replicate")
         with pytest.raises(BusyError, match="another process is at it already"):
             call(locked)
+
+
+def is_locked(dsn: str) -> bool:
+    with Store(dsn, "looking") as other:
+        return other.is_locked("p", "replicate")
+
+
+def test_keeper_takes_the_lock_of_an_idle_app_again_and_ends_it_when_another_process_has_it(
+    dsn: str, locked: Store
+) -> None:
+    ended = threading.Event()
+    with LockKeeper(locked, ended.set, interval_s=0.05):
+        end_connections_of(dsn, "test")
+        wait_until(lambda: is_locked(dsn), 20, "the lock to be taken again")
+        assert not ended.is_set()
+        while (other := holder(dsn)) is None:
+            end_connections_of(dsn, "test")
+        with other:
+            assert ended.wait(20)
+
+
+def holder(dsn: str) -> Store | None:
+    """Another process that has the lock, if it is free."""
+    store = Store(dsn, "another")
+    try:
+        store.lock("p", "replicate")
+    except BusyError:
+        store.close()
+        return None
+    return store
+
+
+def end_connections_of(dsn: str, role: str) -> None:
+    execute(
+        dsn,
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = current_database()"
+        f" and application_name ~ 'pgrepl {role}|pgrepl replicate'",
+    )
 
 
 def test_a_store_that_was_closed_does_not_connect_again_for_a_thread_that_is_still_at_work(dsn: str) -> None:
