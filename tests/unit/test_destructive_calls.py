@@ -81,6 +81,8 @@ SITES: dict[Site, str] = {
     ("replication/lake/copying/range_copies.py", "run", "delete_uncommitted"): "just made",
     ("replication/lake/delta/parquet_files.py", "delete_uncommitted", "delete_files"): _CALLER,
     ("replication/lake/delta/parquet_files.py", "discard", "delete_files"): "just made",
+    ("replication/lake/delta/obstacles.py", "_of_features", "DROP"): _HINT,
+    ("replication/lake/delta/obstacles.py", "_of_rows", "DROP"): _HINT,
     ("replication/lake/delta/snapshot_commit.py", "commit_snapshot", "replace_files"): "app id",
     ("replication/lake/delta/table_files.py", "_delete", "delete_files"): "file name",
     ("replication/lake/delta/table_files.py", "_delete_folders", "delete_dir"): "file name",

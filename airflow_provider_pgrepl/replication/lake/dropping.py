@@ -26,17 +26,17 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
+    checkpoint_version,
     commit_version,
     delete_files,
     delete_tree,
-    is_checkpoint,
     is_refusal,
     is_store,
     log_path,
     open_delta,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     refusal,
     storage_errors,
 )
@@ -180,7 +180,7 @@ def _log_order(path: str) -> tuple[int, int, int]:
     match = _VERSION.fullmatch(name)
     if match is None or name.startswith("."):
         return 0, 0, 0
-    return 1, -int(match[1]), int(is_checkpoint(name))
+    return 1, -int(match[1]), int(checkpoint_version(name) is not None)
 
 
 def _own_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
@@ -199,10 +199,9 @@ def _logged_files(filesystem: fs.FileSystem, root: str) -> set[str]:
         if (version := commit_version(info.base_name)) is not None:
             with suppress(ValueError, FileNotFoundError):
                 found |= _paths(read_commit_actions(filesystem, root, version))
-        elif is_checkpoint(info.base_name):
-            with suppress(pa.ArrowException):
-                rows = read_parquet(filesystem, info.path, ["add", "remove"])
-                found |= _paths(rows.to_pylist())
+        elif checkpoint_version(info.base_name) is not None:
+            with suppress(pa.ArrowException, ValueError, FileNotFoundError):
+                found |= _paths(read_checkpoint(filesystem, root, [info.base_name], ("add", "remove")))
     return found
 
 

@@ -17,13 +17,18 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.storage.checkpoint_files import (
+    checkpoint_version,
+    sidecars,
+    whole_checkpoints,
+)
 from airflow_provider_pgrepl.replication.storage.durable import (
     LAST_CHECKPOINT,
     LOG_FOLDER,
     NEWEST,
-    checkpoint_file,
     commit_file,
     commit_versions,
     flush_folder,
@@ -37,6 +42,7 @@ from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
 log = logging.getLogger(__name__)
 
 Actions = list[dict[str, Any]]
+_LOCAL = fs.LocalFileSystem()
 _PARQUET_END = b"PAR1"
 _NONE = -1
 
@@ -61,7 +67,8 @@ class Torn:
             return
         folder = root / LOG_FOLDER
         with storage_errors(self.uri):
-            set_aside(folder, (checkpoint_file(folder, version) for version in self.checkpoints))
+            for version in self.checkpoints:
+                set_aside(folder, _files_of_checkpoint(folder, version))
             if self.has_wrong_hint:
                 (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
             set_aside_commits(folder, self.commits)
@@ -90,7 +97,7 @@ def find_torn(
     if root is None or not (root / LOG_FOLDER).is_dir():
         return Torn(uri)
     with storage_errors(uri):
-        base, unsound = _checkpoints(root / LOG_FOLDER)
+        base, unsound = _checkpoints(root)
         commits = _torn_commits(root, base, app, is_whole, told)
         return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
 
@@ -133,22 +140,33 @@ def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[
         )
 
 
-def _checkpoints(folder: Path) -> tuple[int, list[int]]:
+def _checkpoints(root: Path) -> tuple[int, list[int]]:
     """The newest that can be read, and newer ones that cannot, if the commits make up for them."""
-    versions = set(commit_versions(folder))
-    found = sorted((int(path.name[:20]) for path in folder.glob("[0-9]*.checkpoint.parquet")), reverse=True)
-    sound = next((version for version in found if _can_be_read(checkpoint_file(folder, version))), _NONE)
-    unsound = [version for version in found if version > sound]
+    folder, versions = root / LOG_FOLDER, set(commit_versions(root / LOG_FOLDER))
+    infos = _LOCAL.get_file_info(fs.FileSelector(str(folder)))
+    whole = whole_checkpoints(infos)
+    sound = next((version for version, names in whole if _can_be_read(root, names)), _NONE)
+    found = {version for info in infos if (version := checkpoint_version(info.base_name)) is not None}
+    unsound = sorted((version for version in found if version > sound), reverse=True)
     is_covered = not unsound or set(range(sound + 1, unsound[0] + 1)) <= versions
     return sound, unsound if is_covered else []
 
 
-def _can_be_read(checkpoint: Path) -> bool:
+def _can_be_read(root: Path, names: Sequence[str]) -> bool:
+    """Whether the files of a checkpoint are whole, and the sidecars that they name."""
     try:
-        pq.read_metadata(checkpoint)
-    except pa.ArrowException:
+        for name in names:
+            if name.endswith(".parquet"):
+                pq.read_metadata(root / LOG_FOLDER / name)
+            for sidecar in sidecars(_LOCAL, str(root), name):
+                pq.read_metadata(sidecar)
+    except (pa.ArrowException, ValueError, FileNotFoundError):
         return False
     return True
+
+
+def _files_of_checkpoint(folder: Path, version: int) -> list[Path]:
+    return [path for path in folder.iterdir() if checkpoint_version(path.name) == version]
 
 
 def _has_wrong_hint(folder: Path, sound: int) -> bool:

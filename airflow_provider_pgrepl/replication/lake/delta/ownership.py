@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     storage_errors,
     whole_checkpoints,
 )
@@ -36,6 +36,10 @@ _WRITTEN = re.compile(
     r"|\d{4}-\d\d-\d\dT\d\d/[0-9a-f]{32}-\d+\.parquet"
 )
 _NAMED = 3
+
+
+TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+"""The property by which checkpoints lose app ids that are older; commits keep them."""
 
 
 class Owner(Enum):
@@ -163,36 +167,55 @@ def _read_apps(
     filesystem: fs.FileSystem, root: str, entries: list[fs.FileInfo]
 ) -> tuple[Mapping[str, int], bool]:
     """The app ids as of the newest version that can be read, and whether any metadata of a table was."""
-    apps: dict[str, int] = {}
     versions = (commit_version(info.base_name) for info in entries)
     commits = sorted(version for version in versions if version is not None)
-    base, is_table = -1, False
+    base, known = -1, _Known()
     for version, names in whole_checkpoints(entries):
         found = _read_checkpoint(filesystem, root, names)
         if found is not None:
-            base, is_table, apps = version, True, found
+            base, known = version, found
             break
     # Each commit by itself: one that is torn or gone says nothing about the owner, the others do.
     for version in commits:
-        if version > base and (actions := _read_actions(filesystem, root, version)):
-            is_table = is_table or any("metaData" in action for action in actions)
-            apps |= {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
-    return apps, is_table
+        if version > base:
+            known.take(_read_actions(filesystem, root, version))
+    if known.lets_apps_expire:
+        older = _Known()
+        for version in commits:
+            if version <= base:
+                older.take(_read_actions(filesystem, root, version))
+        known.apps = older.apps | known.apps
+    return known.apps, known.configuration is not None
 
 
-def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> dict[str, int] | None:
-    apps: dict[str, int] = {}
+@dataclass
+class _Known:
+    """What actions of a log say: app ids, and the properties; None without any metadata."""
+
+    apps: dict[str, int] = field(default_factory=dict)
+    configuration: Mapping[str, str] | None = None
+
+    def take(self, actions: Iterable[dict[str, Any]]) -> None:
+        for action in actions:
+            if "txn" in action:
+                self.apps[action["txn"]["appId"]] = action["txn"]["version"]
+            if "metaData" in action:
+                self.configuration = dict(action["metaData"].get("configuration") or {})
+
+    @property
+    def lets_apps_expire(self) -> bool:
+        return TRANSACTION_RETENTION in (self.configuration or {})
+
+
+def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> _Known | None:
+    known = _Known(configuration={})
     try:
-        for name in names:
-            rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["txn"])
-            if "txn" in rows.column_names:
-                found = rows["txn"].to_pylist()
-                apps |= {action["appId"]: action["version"] for action in found if action}
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        known.take(read_checkpoint(filesystem, root, names, ("txn", "metaData")))
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and (error.errno is not None or fault_of(error)):
             raise
         return None
-    return apps
+    return known
 
 
 def _read_actions(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_properties,
     replace_files,
 )
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
@@ -119,7 +120,7 @@ def check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN)
     """Raises LakeError for a table that none of the app ids has written, FencedError for one that is in a
     later epoch or beyond the position."""
     current = read_position(table, app)
-    if current is None and all(table.transaction_version(old) is None for old in older):
+    if current is None and all(app_version(table, old) is None for old in older):
         raise LakeError(
             f"{table.table_uri} is a Delta table that this pipeline has not written",
             "give the pipeline a lake root of its own, or move that table away",

@@ -15,7 +15,8 @@ from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeTableError,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, has_retention
+from airflow_provider_pgrepl.replication.lake.delta.ownership import TRANSACTION_RETENTION
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_delta
 
@@ -60,6 +61,17 @@ def read_position(table: DeltaTable, app: str) -> LSN | None:
     if version == CLOSED:
         raise FencedError(f"{table.table_uri}: a later epoch than that of {app} has written it", FENCED_HINT)
     return None if version is None else LSN(version)
+
+
+def no_position(table: DeltaTable) -> str:
+    """Why a table has no position of an epoch, as the end of a sentence."""
+    if not has_retention(table):
+        return "its lake table was not made in this epoch"
+    return (
+        "its lake table was not made in this epoch, or its position has expired, because another program has"
+        f" set {TRANSACTION_RETENTION} on it. Remove that: ALTER TABLE delta.`{table.table_uri}`"
+        f" UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')"
+    )
 
 
 def earlier_apps(pipeline_name: str, epoch: Epoch) -> list[str]:

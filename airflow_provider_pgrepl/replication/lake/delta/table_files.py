@@ -6,6 +6,7 @@ thousands, knows no time below an hour, and writes two commits each time. This w
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,8 +22,14 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
-from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.delta.live_files import (
+    LiveFile,
+    apps_in_checkpoint,
+    has_retention,
+    live_files,
+)
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    TRANSACTION_RETENTION,
     Owner,
     Ownership,
     is_link,
@@ -42,6 +49,8 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_commit_actions,
 )
+
+log = logging.getLogger(__name__)
 
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
@@ -182,12 +191,31 @@ class TableFiles:
             entries = sorted(self._log_entries(), key=lambda entry: entry.version)
             first = self._version if needed is None else min(needed, self._version)
             base = max((version for version in _checkpoints(entries) if version <= first), default=0)
+            base = self._before_expired_apps(base)
             doomed = [entry for entry in entries if entry.version < base and entry.written < now - age]
             if doomed:
                 durable.flush_checkpoint(self._uri, base)
             # Oldest first: whatever ends this midway, what is left has no gap.
             self._delete(f"{durable.LOG_FOLDER}/{entry.name}" for entry in doomed)
         return len(doomed)
+
+    def _before_expired_apps(self, base: int) -> int:
+        """`base`, or 0 if commits before it have app ids, as our positions, that its checkpoint lacks."""
+        table = open_delta(self._uri)
+        if not base or not has_retention(table):
+            return base
+        held = apps_in_checkpoint(self._uri, base)
+        commits = (entry.version for entry in self._log_entries() if entry.kind == _COMMIT)
+        for version in (version for version in commits if version < base):
+            for action in read_commit_actions(self._filesystem, self._root, version):
+                if "txn" in action and action["txn"]["appId"] not in held:
+                    log.warning(
+                        "%s: its log is not cleaned, because %s lets the positions in it expire. Remove the"
+                        " property: ALTER TABLE delta.`%s` UNSET TBLPROPERTIES ('%s')",
+                        *(self._uri, TRANSACTION_RETENTION, self._uri, TRANSACTION_RETENTION),
+                    )
+                    return 0
+        return base
 
     def checkpoint(self, every: int) -> bool:
         """Write a checkpoint if the newest one is at least `every` versions old; whether it did.

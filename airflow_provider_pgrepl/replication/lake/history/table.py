@@ -20,6 +20,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     allow_timestamp_without_tz,
     commit_files,
     commit_properties,
+    try_commit,
 )
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
@@ -33,10 +34,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import (
     commit_token,
     committing,
-    delta_errors,
-    durable,
     has_delta,
-    storage_errors,
 )
 
 _KIND = "history"
@@ -136,9 +134,11 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
         allow_timestamp_without_tz(history, schema)
         before = history.version()
         properties = CommitProperties(custom_metadata=commit_token())
-        with delta_errors(f"{history.table_uri}: nothing was committed"), committing(history, properties):
-            history.alter.add_columns(lacking, commit_properties=properties)
+
+        def add() -> None:
+            with committing(history, properties):
+                history.alter.add_columns(lacking, commit_properties=properties)
+
+        try_commit(history, add)
         if history.version() != before + 1:
             raise FencedError(f"{history.table_uri}: another process has written this table")
-        with storage_errors(history.table_uri):
-            durable.flush_commits(history.table_uri, before, before + 1)
