@@ -1,12 +1,15 @@
-"""The detached parent of one local Spark application: keeps its log, passes a stop on, leaves its exit code.
+"""The parent of one local Spark application: passes a stop on, keeps its log, leaves its exit code.
 
     python supervise.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
         -- spark-submit … APP.py …
+    python supervise.py --application APP.py -- spark-submit … APP.py …
 
-It outlives the Airflow task that started it, so that the application does, too, and so that whoever comes
-next learns how it ended. SIGTERM goes to the application's Python driver and not to spark-submit: that is a
-JVM, which would die at once and take its driver along half-way through a commit. An application that has not
-ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it is run by its path.
+The first is detached: it outlives the Airflow task that started it, so that the application does, too, and so
+that whoever comes next learns how it ended. The second stays in the foreground of who called it, a shell or a
+container: the application's output is its own. SIGTERM goes to the application's Python driver and not to
+spark-submit: that is a JVM, which would die at once and take its driver along half-way through a commit. An
+application that has not ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it is
+run by its path.
 """
 
 from __future__ import annotations
@@ -75,7 +78,10 @@ class SegmentedLog:
 class Supervisor:
     """Runs one command in a process group of its own until it ends."""
 
-    def __init__(self, command: list[str], application: str, folder: Path, stop_timeout_s: float) -> None:
+    def __init__(
+        self, command: list[str], application: str, folder: Path | None, stop_timeout_s: float
+    ) -> None:
+        """`folder`: where log, stop request and exit code are; None in the foreground."""
         self._command = command
         self._application = application
         self._folder = folder
@@ -86,37 +92,42 @@ class Supervisor:
     def run(self) -> int:
         """Run to the end and give the exit code, 128 + n for signal n as a shell would."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._ask_to_stop)
-        log = SegmentedLog(self._folder)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._ask_to_stop)
+        log = None if self._folder is None else SegmentedLog(self._folder)
         try:
             child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdout=None if log is None else subprocess.PIPE,
+                stderr=None if log is None else subprocess.STDOUT,
                 process_group=0,
                 preexec_fn=_end_with_parent,
             )
         except OSError as error:
-            log.write(f"{self._command[0]} cannot be started: {error.strerror}\n".encode())
+            text = f"{self._command[0]} cannot be started: {error.strerror}\n"
+            sys.stderr.write(text) if log is None else log.write(text.encode())
             return 127
         pump = threading.Thread(target=_pump, args=(child, log), daemon=True)
-        pump.start()
+        if log is not None:
+            pump.start()
         while child.poll() is None:
             time.sleep(_POLL_S)
-            if self._stop_at is None and _is_to_stop(self._folder):
+            if self._stop_at is None and self._folder is not None and _is_to_stop(self._folder):
                 self._ask_to_stop()
             if self._stop_at is not None:
                 self._stop(child.pid)
         _end_remains(child.pid)
-        pump.join(_REMAINS_S)
+        if log is not None:
+            pump.join(_REMAINS_S)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _ask_to_stop(self, *_: object) -> None:
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._stop_timeout_s
-            with contextlib.suppress(OSError):
-                (self._folder / STOPPING).touch()
+            if self._folder is not None:
+                with contextlib.suppress(OSError):
+                    (self._folder / STOPPING).touch()
 
     def _stop(self, pid: int) -> None:
         assert self._stop_at is not None
@@ -187,18 +198,20 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Start the application, pass signals on, and leave its exit code in the folder; returns it."""
+    """Start the application, pass signals on, and return its exit code, which the folder gets, too."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--token", required=True, help="by which this process is known")
+    parser.add_argument("--folder", type=Path, help="without it, in the foreground")
+    parser.add_argument("--token", help="by which this process is known")
     parser.add_argument("--application", required=True)
-    parser.add_argument("--stop-timeout", type=float, required=True)
-    parser.add_argument("--lock-fd", type=int, required=True, help="kept open, and its lock held, to the end")
+    parser.add_argument("--stop-timeout", type=float, default=float("inf"))
+    parser.add_argument("--lock-fd", type=int, help="kept open, and its lock held, to the end")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
-    write_whole(options.folder / PID, str(os.getpid()))
+    if options.folder is not None:
+        write_whole(options.folder / PID, str(os.getpid()))
     code = Supervisor(options.command, options.application, options.folder, options.stop_timeout).run()
-    write_whole(options.folder / EXIT_CODE, str(code))
+    if options.folder is not None:
+        write_whole(options.folder / EXIT_CODE, str(code))
     return code
 
 
