@@ -8,8 +8,8 @@ The first is detached: it outlives the Airflow task that started it, so that the
 that whoever comes next learns how it ended. The second stays in the foreground of who called it, a shell or a
 container: the application's output is its own. SIGTERM goes to the application's Python driver and not to
 spark-submit: that is a JVM, which would die at once and take its driver along half-way through a commit. An
-application that has not ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it is
-run by its path.
+application that has not ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it
+is run by its path.
 """
 
 from __future__ import annotations
