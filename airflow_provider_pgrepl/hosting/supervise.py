@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -27,12 +28,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-PID, EXIT_CODE, STOPPING, HANDED_OVER = "pid", "exit_code", "stopping", "handed_over"
+PID, EXIT_CODE, STOPPING, FOLLOWER = "pid", "exit_code", "stopping", "follower"
 LOG_PATTERN = "log-{:08d}"
 SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
-HANDED_OVER_S = 900.0
-"""How long an application that was handed over goes on when nobody takes it."""
+UNFOLLOWED_S = 900.0
+"""How long an application goes on that no task follows: handed over, or its task was killed."""
 
 _POLL_S = 0.2
 _REMAINS_S = 10.0
@@ -151,12 +152,23 @@ def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
 
 
 def _is_to_stop(folder: Path) -> bool:
-    """Whether it was asked to stop, or handed over to a next run of its task and none has come."""
+    """Whether it was asked to stop, or no task has followed it for long."""
     with contextlib.suppress(OSError):
-        if (folder / STOPPING).exists():
-            return True
-        return time.time() - (folder / HANDED_OVER).stat().st_mtime > HANDED_OVER_S
+        return (folder / STOPPING).exists() or _is_unfollowed(folder / FOLLOWER)
     return False
+
+
+def _is_unfollowed(follower: Path) -> bool:
+    """Whether nobody has held the follower's lock for UNFOLLOWED_S; the file's time says since when."""
+    fd = os.open(follower, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.utime(fd)
+        return False
+    finally:
+        os.close(fd)
+    return time.time() - follower.stat().st_mtime > UNFOLLOWED_S
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
