@@ -16,6 +16,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.ownership import differences
+from airflow_provider_pgrepl.replication.app.requested_tables import file_differences
 from airflow_provider_pgrepl.replication.app.source_problems import (
     published_refused,
     source_problems,
@@ -164,7 +165,8 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
     if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
-    problems = (*problems, *suffered)
+    differences = file_differences(pipeline, {record.table: record for record in tables}) if tables else ()
+    problems = (*problems, *differences, *suffered)
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
