@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.errors import (
     Scope,
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta import snapshot_commit
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_nothing,
     commit_properties,
@@ -188,6 +189,22 @@ def test_commit_behind_another_program_is_overtaken_and_not_fenced(lake: Lake) -
         commit_nothing(stale, APP, LSN(20), commit_properties(APP, LSN(20), "changes"))
     assert raised.value.scope is Scope.TABLE
     assert lake.position == 10
+
+
+def test_snapshot_replaces_a_table_to_which_another_program_commits_meanwhile(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check, versions = snapshot_commit.check_ours, list[int]()
+
+    def check_and_overtake(*arguments: object) -> None:
+        check(*arguments)
+        if not versions:
+            versions.append(set_by_another(lake.uri, Settings({"owner": "another team"})))
+
+    monkeypatch.setattr(snapshot_commit, "check_ours", check_and_overtake)
+    commit_snapshot(lake.uri, lake_schema(OF, lake.choices), [], LSN(30), "p", Epoch(1))
+    assert versions
+    assert lake.position == 30
 
 
 @pytest.mark.parametrize("epoch", [1, 2])

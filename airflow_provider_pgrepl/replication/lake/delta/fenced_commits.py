@@ -116,14 +116,13 @@ def try_commit(
     try:
         result = commit()
         durable.flush_commits(table.table_uri, before, table.version())
+        return result
     except Exception as error:  # deltalake raises plain ones too
         if isinstance(error, (PgReplError, *passing)):
             raise
-        failed = _failure(table, app, before, error, {**_DAMAGE, **(known or {})})
-    else:
-        return result
-    # Raised out here, so that Delta's exception does not hang on ours as its context.
-    raise failed
+        failed = error
+    # Looked into and raised out here, so that Delta's exception does not hang on ours as its context.
+    raise _failure(table, app, before, failed, {**_DAMAGE, **(known or {})})
 
 
 def _failure(

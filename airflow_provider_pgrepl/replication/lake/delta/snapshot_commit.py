@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeError,
+    OvertakenError,
 )
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
@@ -41,6 +42,8 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
+
+_ATTEMPTS = 3
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -79,9 +82,16 @@ def commit_snapshot(
     settle_log(uri, pipeline_name)
     if not has_delta(uri):
         return create_table(uri, schema, files, properties)
-    table = open_table(uri)
-    check_ours(table, app, older, position)
-    replace_files(table, app, position, files, schema, properties)
+    for left in reversed(range(_ATTEMPTS)):
+        table = open_table(uri)
+        check_ours(table, app, older, position)
+        try:
+            replace_files(table, app, position, files, schema, properties)
+            break
+        except OvertakenError:
+            # The files replace all that there is, whatever another program has made of it meanwhile.
+            if not left:
+                raise
     return int(table.version())
 
 
