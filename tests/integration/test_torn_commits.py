@@ -120,6 +120,24 @@ def test_what_the_slot_was_told_of_stays_where_it_is_though_a_file_is_out_of_sig
     assert [row["new"] for row in told.changelog_rows("I")] == [["1"], ["2"]]
 
 
+@pytest.mark.parametrize("table", ["consistent_points", "relations"])
+def test_points_and_relations_stay_where_they_are_though_a_file_is_out_of_sight(
+    told: Received, tmp_path: Path, table: str
+) -> None:
+    """Points were reported to readers, and what a relation was called decides which columns are hidden."""
+    Points(told.pipeline.lake_root).append(ConsistentPoint(1, 1, datetime.now(UTC), {"public.t": 0}))
+    folder = Path(told.pipeline.lake_root) / "_pgrepl" / table
+    file = max(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    commits = sorted(path.name for path in (folder / "_delta_log").iterdir())
+    away = file.rename(tmp_path / "away")
+    for dsn in (told.dsn, None):
+        with pytest.raises(LakeError, match=f"{file.name}, which is not there. Nothing was changed"):
+            settle(told, dsn)
+    assert sorted(path.name for path in (folder / "_delta_log").iterdir()) == commits
+    away.rename(file)
+    settle(told, told.dsn)
+
+
 def test_a_new_epoch_leads_out_of_it(told: Received, caplog) -> None:
     half(newest(told.changelog))
     with pytest.raises(LakeError, match="was told"):

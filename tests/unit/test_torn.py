@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from airflow_provider_pgrepl.errors import LakeUnavailableError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.reader import live_files, open_changelog
 from airflow_provider_pgrepl.replication.changelog.writer import find_torn_changelog, mark
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, find_torn_points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage.torn import find_torn
+from airflow_provider_pgrepl.replication.storage.torn import find_torn, find_torn_by_crash
 from tests.support.changelogs import Written, new_changelog
 from tests.unit.test_lake_table import Root
 
@@ -238,6 +238,45 @@ def test_a_torn_point_goes(tmp_path: Path, tear: Tear) -> None:
     assert after.all() == (made[0],)
     after.append(made[1])
     assert json.loads(commit(f"{tmp_path}/_pgrepl/consistent_points", 2).read_text().splitlines()[-1])
+
+
+# Tables of which nothing records what was reported: points, relations, publishers.
+
+
+def file_of(uri: str, version: int) -> Path:
+    """The file that a commit added."""
+    (name,) = set(DeltaTable(uri, version).file_uris()) - set(DeltaTable(uri, version - 1).file_uris())
+    return Path(name.removeprefix("file://"))
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_commit_goes_by_a_file_that_a_crash_left_short(uri: str, tear: Tear) -> None:
+    for version in (3, 4):
+        tear(file_of(uri, version))
+    find_torn_by_crash(uri).set_aside()
+    assert rows(uri) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("version", "tear"), [(4, Path.unlink), (2, Path.unlink), (2, half)])
+def test_commit_stays_though_its_file_is_out_of_sight(uri: str, version: int, tear: Tear) -> None:
+    """A copy may be under way. The writer of a later commit has flushed the file."""
+    file = file_of(uri, version)
+    content = file.read_bytes()
+    tear(file)
+    fate = "not whole" if file.exists() else "not there"
+    with pytest.raises(LakeError, match=f"commit {version} .*{file.name}, which is {fate}"):
+        find_torn_by_crash(uri)
+    assert DeltaTable(uri).version() == 4
+    file.write_bytes(content)
+    assert not find_torn_by_crash(uri)
+    assert rows(uri) == [0, 1, 2, 3, 4]
+
+
+def test_torn_commit_goes_with_a_short_file_before_it(uri: str) -> None:
+    """Two writers were at it."""
+    half(file_of(uri, 3))
+    half(commit(uri, 4))
+    assert find_torn_by_crash(uri).commits == (3, 4)
 
 
 # Lake tables.

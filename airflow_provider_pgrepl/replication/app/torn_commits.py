@@ -1,7 +1,8 @@
 """What a crash of the machine left half written in a pipeline's own tables is set aside at the next start.
 
 Of the changelog only what the slot was not told of: that comes again. A file that is not there although the
-slot was told of its commit may only be out of sight, behind a mount or while a copy is under way.
+slot was told of its commit may only be out of sight, behind a mount or while a copy is under way. So may one
+of the points or of the index of relations that a crash cannot have left so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from airflow_provider_pgrepl.replication.lake.points import find_torn_points
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
-from airflow_provider_pgrepl.replication.storage.torn import Torn, find_torn
+from airflow_provider_pgrepl.replication.storage.torn import Torn, find_torn_by_crash
 
 
 def settle_lake(pipeline: Pipeline, dsn: str | None) -> None:
@@ -52,7 +53,7 @@ def _find(pipeline: Pipeline) -> list[Torn]:
     return [
         find_torn_changelog(changelog_uri(lake)),
         find_torn_points(lake),
-        find_torn(relations_uri(lake)),
+        find_torn_by_crash(relations_uri(lake)),
     ]
 
 

@@ -52,9 +52,9 @@ _REWRITE_ATTEMPTS = 3
 def find_torn_points(lake_root: str) -> torn.Torn:
     """A point that was being written when the machine stopped: the next batch writes another.
 
-    Raises LakeError, LakeUnavailableError.
+    Raises LakeError, LakeUnavailableError; LakeError, too, if a point's file may only be out of sight.
     """
-    return torn.find_torn(points_uri(lake_root), POINTS_APP, _is_whole)
+    return torn.find_torn_by_crash(points_uri(lake_root), POINTS_APP, _is_whole)
 
 
 def _is_whole(actions: torn.Actions) -> bool:

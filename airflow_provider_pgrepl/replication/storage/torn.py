@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.storage.durable import (
     LAST_CHECKPOINT,
     LOG_FOLDER,
     NEWEST,
     checkpoint_file,
+    commit_file,
     commit_versions,
     flush_folder,
     local_path,
@@ -91,6 +93,44 @@ def find_torn(
         base, unsound = _checkpoints(root / LOG_FOLDER)
         commits = _torn_commits(root, base, app, is_whole, told)
         return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
+
+
+def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Actions], bool] = bool) -> Torn:
+    """As `find_torn`, of a table of which nothing records the version that was reported.
+
+    A crash leaves a file that is not whole, and no whole commit behind it: the name of a file is on the disk
+    no later than that of the commit, and a writer flushes all that came before its commit. A file that lacks
+    otherwise may only be out of sight: raises LakeError, LakeUnavailableError.
+    """
+    torn, root = find_torn(uri, app, is_whole), local_path(uri)
+    if root is not None:
+        with storage_errors(uri):
+            _check_left_by_crash(root, torn.commits, is_whole)
+    return torn
+
+
+def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[[Actions], bool]) -> None:
+    folder, whole = root / LOG_FOLDER, dict[int, Actions]()
+    for version in commits:
+        actions = _read(folder, version)
+        if not actions or not is_whole(actions):
+            break
+        whole[version] = actions
+    gone = {unquote(path) for path in _paths("remove", whole.values())}
+    first, named = min(commits, default=0), ""
+    for actions in whole.values():
+        added = {unquote(add["add"]["path"]): add["add"] for add in actions if "add" in add}
+        lacking = [path for path, add in added.items() if path not in gone and not _is_there(root, add)]
+        named = named or lacking[0]
+        if lacking and all((root / path).exists() for path in lacking):
+            continue
+        fate = "not whole" if (root / named).exists() else "not there"
+        raise LakeError(
+            f"commit {first} of {root} names the file {named}, which is {fate}. Nothing was changed",
+            "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
+            f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
+            " newest first, to end in .torn: what they say is lost then",
+        )
 
 
 def _checkpoints(folder: Path) -> tuple[int, list[int]]:

@@ -181,7 +181,7 @@ class PublisherLog:
 
         Raises FencedError when another takes it at the same time, LakeError, LakeUnavailableError.
         """
-        torn.find_torn(self._uri, PUBLISHER_APP).set_aside()
+        torn.find_torn_by_crash(self._uri, PUBLISHER_APP).set_aside()
         self._table = _open(self._uri)
         if self._table is None:
             self._create()
