@@ -32,6 +32,9 @@ NOBODY = 65534
 
 
 def pipeline(lake: Path, **settings: float) -> Pipeline:
+    """Of a lake that has a point at least, without which maintenance keeps everything."""
+    if not Points(str(lake)).all():
+        Points(str(lake)).append(ConsistentPoint(0, LSN(0), datetime.now(UTC), {"public.of_another_time": 0}))
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
 
 
@@ -94,6 +97,22 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
     assert DeltaTable(f"{tmp_path}/public/a").version() == versions[-1]
     with pytest.raises(Exception, match=r"not found|No such file"):
         DeltaTable(f"{tmp_path}/public/a", version=3).to_pandas()
+
+
+@pytest.mark.parametrize("hidden", ["consistent_points", "consistent_points/_delta_log"])
+def test_nothing_of_a_table_is_deleted_while_the_points_are_out_of_sight(tmp_path: Path, hidden: str) -> None:
+    lake, points = tmp_path / "lake", Points(f"{tmp_path}/lake")
+    versions = [overwrite(lake, value) for value in range(4)]
+    pin(points, 1, versions[1])
+    maintenance, folder = eager(lake), lake / "_pgrepl" / hidden
+    away = folder.rename(tmp_path / "away")
+    for done in (maintenance.run(soon()), maintenance.keep_budget(soon())):
+        assert (done.files, done.log_entries, len(parquet_files(lake / "public/a"))) == (0, 0, 4)
+    assert "nothing of these was deleted" in maintenance.run(soon()).left_alone["_pgrepl/consistent_points"]
+    away.rename(folder)
+    done = maintenance.run(soon())
+    assert (done.files, done.left_alone) == (2, {})
+    assert consistent_arrow(str(lake), 1).table("public.a")["n"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("closed", ["lost+found", "public/lost+found", "closed", "public/closed"])
@@ -326,7 +345,7 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
             expected[lsn] = sorted(state)
             pin(points, lsn, DeltaTable(uri).version())
     maintenance.run(soon())
-    for point in Points(str(tmp_path)).all():
+    for point in [point for point in Points(str(tmp_path)).all() if point.epoch]:
         found = consistent_arrow(str(tmp_path), point.lsn).table("public.a")["n"].to_pylist()
         assert sorted(found) == expected[point.lsn]
     assert sorted(DeltaTable(uri).to_pandas()["n"].tolist()) == sorted(state)
@@ -425,7 +444,7 @@ def test_host_clock_that_is_ahead_shortens_no_grace(tmp_path: Path, monkeypatch:
     maintenance = Maintenance(pipeline(tmp_path))
     assert (maintenance.run().files, maintenance.keep_budget().files) == (0, 0)
     assert reader.to_pandas()["n"].tolist() == [0]
-    assert list((tmp_path / "_pgrepl").iterdir()) == []
+    assert [path.name for path in (tmp_path / "_pgrepl").iterdir()] == ["consistent_points"]
 
 
 def test_removal_by_a_writer_whose_clock_is_behind_keeps_its_grace(tmp_path: Path) -> None:

@@ -281,7 +281,9 @@ def test_commit_stays_though_its_file_is_out_of_sight(uri: str, version: int, te
 
 def test_commits_stay_behind_a_log_file_that_is_out_of_sight(uri: str, tmp_path: Path) -> None:
     away = commit(uri, 2).rename(tmp_path / "away")
-    with pytest.raises(LakeError, match=r"commit 2 of .* is not there, and commit 3 is\. Nothing was changed"):
+    with pytest.raises(
+        LakeError, match=r"commit 2 of .* is not there, and commit 3 is\. Nothing was changed"
+    ):
         find_torn_by_crash(uri)
     assert [find_torn(uri, told=told).commits for told in (None, 4, 2, 1)] == [(), (), (), (3, 4)]
     away.rename(commit(uri, 2))

@@ -48,6 +48,10 @@ LOG_AGE = timedelta(hours=1)
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
 _PUBLISHERS = "_pgrepl/publishers"
+_NO_POINTS = (
+    "no consistent point is there, or none can be seen, so which versions of the lake tables they name is not"
+    " known, and nothing of these was deleted. Replication writes the first point when it has applied a batch"
+)
 _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 
@@ -151,7 +155,11 @@ class Maintenance:
             if not paths:
                 return
         kept = self._thin(done, now)
-        for path in paths:
+        if kept or not paths:
+            self._left_alone.pop(_POINTS, None)
+        else:
+            self._leave_alone(_POINTS, _NO_POINTS)
+        for path in paths if kept else ():
             with _failing_alone(path, done):
                 self._maintain(path, kept.get(path, ()), done, now)
         if not only_over and kept:
@@ -162,10 +170,15 @@ class Maintenance:
                     self._maintain(path, (), done, now)
 
     def _thin(self, done: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
-        """Let points go by time and by bytes; for each table, the versions that are needed still."""
+        """Let points go by time and by bytes; for each table, the versions that are needed still.
+
+        Empty only without any point: they may be out of sight, and what they name is not known then.
+        """
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
         points = Points(settings.lake_root)
+        if not points.all():
+            return {}
         # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
         with _failing_alone(_POINTS, done):
             done.points = points.thin(
@@ -264,10 +277,13 @@ class Maintenance:
                     self._left_alone.pop(path, None)
                     continue
                 self._files.pop(path)
-                if self._left_alone.get(path) != reason:
-                    log.warning("%s is left alone by maintenance: %s", path, reason)
-                    self._left_alone[path] = reason
+                self._leave_alone(path, reason)
         return own
+
+    def _leave_alone(self, path: str, reason: str) -> None:
+        if self._left_alone.get(path) != reason:
+            log.warning("%s is left alone by maintenance: %s", path, reason)
+            self._left_alone[path] = reason
 
     def _publisher_paths(self, done: MaintenanceResult) -> list[str]:
         """Of the tables in which publishers of events write down where they are."""
