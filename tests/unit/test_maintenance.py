@@ -38,7 +38,9 @@ def pipeline(lake: Path, **settings: float) -> Pipeline:
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
 
 
-OURS = CommitProperties(app_transactions=[Transaction("shop:1", 1)])
+OURS = CommitProperties(
+    custom_metadata={"pgrepl": '{"kind": "changes"}'}, app_transactions=[Transaction("shop:1", 1)]
+)
 
 
 def overwrite(lake: Path, value: int, table: str = "a") -> int:
@@ -55,7 +57,7 @@ def overwrite_each(lake: Path, *values: int) -> list[int]:
     versions = [overwrite(lake, first)]
     table = DeltaTable(f"{lake}/public/a")
     for value in more:
-        write_deltalake(table, pa.table({"n": pa.array([value])}), mode="overwrite")
+        write_deltalake(table, pa.table({"n": pa.array([value])}), mode="overwrite", commit_properties=OURS)
         versions.append(table.version())
     return versions
 
@@ -352,6 +354,24 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
 
 
 # What is not the pipeline's.
+
+
+def test_log_that_shows_a_write_of_another_program_is_kept_until_the_next_snapshot(tmp_path: Path) -> None:
+    uri, log_folder = f"{tmp_path}/public/a", f"{tmp_path}/public/a/_delta_log"
+    versions = overwrite_each(tmp_path, *range(3))
+    write_deltalake(uri, pa.table({"n": [7]}), mode="append")
+    DeltaTable(uri).optimize.compact()
+    DeltaTable(uri).create_checkpoint()
+    overwrite(tmp_path, 8)
+    for maintenance in (eager(tmp_path), eager(tmp_path)):
+        done = maintenance.run(soon())
+        assert (done.log_entries, list(done.left_alone)) == (0, ["public/a/_delta_log"])
+        assert f"version {versions[-1] + 1} " in done.left_alone["public/a/_delta_log"]
+    assert Path(log_folder, f"{0:020d}.json").exists()
+    snapshot = CommitProperties(custom_metadata={"pgrepl": '{"kind": "snapshot"}'})
+    write_deltalake(uri, pa.table({"n": [9]}), mode="overwrite", commit_properties=snapshot)
+    done = maintenance.run(soon())
+    assert (done.log_entries, done.left_alone) == (4, {})
 
 
 def old(file: Path) -> Path:

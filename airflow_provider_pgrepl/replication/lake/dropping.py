@@ -15,7 +15,8 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, system_folder
-from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import foreign_commit
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import read_writers
+from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
     is_link,
@@ -70,15 +71,25 @@ def _reason_to_keep(uri: str, pipeline: str) -> str | None:
     if found.owner is not Owner.PIPELINE:
         return found.reason
     try:
-        version = int(open_delta(uri).version())
+        table = open_delta(uri)
     except (DeltaError, OSError) as error:
         if is_refusal(error):
             raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
         return f"the table cannot be opened ({type(error).__name__}), so who wrote it last is not known"
-    commit = foreign_commit(uri, version, None)
-    if commit is None:
+    writers = read_writers(uri, int(table.version()))
+    if writers.foreign is not None:
+        return (
+            f"version {writers.foreign.version} was written by another program ({writers.foreign.operation})"
+        )
+    if writers.is_complete:
         return None
-    return f"version {commit.version} was written by another program ({commit.operation})"
+    # Maintenance takes no log away that holds a commit of others; earlier versions of it, and others, did.
+    others = sorted(path for path in live_files(table) if not is_written_name(path))
+    if not others:
+        return None
+    return (
+        f"its log does not reach back to the last snapshot, and another program may have written {others[0]}"
+    )
 
 
 def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:

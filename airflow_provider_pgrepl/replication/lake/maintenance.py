@@ -237,6 +237,12 @@ class Maintenance:
             grace, log_age = max(grace, self._hold), max(log_age, self._hold)
         done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
+        if files.foreign is not None and not path.startswith("_"):
+            # The log is what shows that not all of the table is the pipeline's.
+            reason = f"version {files.foreign.version} was written by another program"
+            self._leave_alone(f"{path}/_delta_log", f"{reason} ({files.foreign.operation})")
+            return
+        self._left_alone.pop(f"{path}/_delta_log", None)
         done.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
     def _maintain_changelog(self, reader_version: int, done: MaintenanceResult, now: datetime) -> None:

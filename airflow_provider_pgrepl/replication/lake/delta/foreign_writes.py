@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,21 @@ class ForeignCommit:
     operation: str
 
 
+@dataclass(frozen=True)
+class Writers:
+    """What the log says of who changed a table's data, as far back as it goes.
+
+    `foreign`: the newest commit of another program since the last snapshot, which replaced everything.
+    `is_complete`: the log reaches back to that snapshot, or to the first commit.
+    """
+
+    foreign: ForeignCommit | None = None
+    is_complete: bool = True
+
+
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
     """Raise LakeChangedError when a commit after the version `since` (None: any) is not ours."""
-    found = foreign_commit(table.table_uri, int(table.version()), since)
+    found = read_writers(table.table_uri, int(table.version()), since).foreign
     if found is not None:
         raise LakeChangedError(
             f"{name}: version {found.version} of the lake table was written by somebody else"
@@ -34,23 +47,40 @@ def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None
         )
 
 
-def foreign_commit(uri: str, newest: int, since: int | None) -> ForeignCommit | None:
-    """Return the newest commit after the version `since` (None: any) that another program made.
+def read_writers(uri: str, newest: int, since: int | None = None) -> Writers:
+    """Return who changed the data of a table after the version `since` (None: any).
 
-    Looks back no further than to the last snapshot, which replaced everything, and to where maintenance took
-    the log. Commits that change no data (compaction, vacuum, properties) may be anybody's.
+    Looks back no further than to the last snapshot, and to where maintenance took the log.
     """
     for version in range(newest, -1 if since is None else since, -1):
         actions = _read(uri, version)
         if actions is None:
-            return None
-        about: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
-        kind = _kind(about.get(COMMIT_METADATA))
-        if kind == "snapshot":
-            return None
-        if kind is None and any(map(_changes_data, actions)):
-            return ForeignCommit(version, str(about.get("operation", "unknown operation")))
+            return Writers(is_complete=False)
+        if is_snapshot(actions):
+            return Writers()
+        if (found := foreign_commit(version, actions)) is not None:
+            return Writers(found)
+    return Writers()
+
+
+def foreign_commit(version: int, actions: Sequence[dict[str, Any]]) -> ForeignCommit | None:
+    """Return a commit of another program that changed data; None for any other.
+
+    Commits that change no data (compaction, vacuum, properties) may be anybody's.
+    """
+    about = _info(actions)
+    if _kind(about) is None and any(map(_changes_data, actions)):
+        return ForeignCommit(version, str(about.get("operation", "unknown operation")))
     return None
+
+
+def is_snapshot(actions: Sequence[dict[str, Any]]) -> bool:
+    """Return True for the commit of a snapshot of ours, which replaces all rows."""
+    return _kind(_info(actions)) == "snapshot"
+
+
+def _info(actions: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
 
 
 def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
@@ -63,8 +93,9 @@ def _read(uri: str, version: int) -> list[dict[str, Any]] | None:
             return None
 
 
-def _kind(about: object) -> str | None:
+def _kind(info: dict[str, Any]) -> str | None:
     """What our own metadata of a commit says it is; None for somebody else's."""
+    about = info.get(COMMIT_METADATA)
     if not isinstance(about, str):
         return None
     try:

@@ -21,6 +21,11 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import (
+    ForeignCommit,
+    foreign_commit,
+    is_snapshot,
+)
 from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
     Owner,
@@ -91,6 +96,8 @@ class TableFiles:
         self._vector_of: dict[str, str] = {}
         self._written = 0
         self._fingerprint = ""
+        self.foreign: ForeignCommit | None = None
+        """The newest commit of another program since the last snapshot, as of the last use."""
         self.measured = TableBytes(0, 0, 0)
         """As of the last `measure`."""
 
@@ -228,6 +235,7 @@ class TableFiles:
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
         self._live, self._sizes, self._removed, self._vector_of, self._written = {}, {}, {}, {}, 0
+        self.foreign = None
         entries = list(self._log_entries())
         commits = {entry.version for entry in entries if entry.kind == _COMMIT}
         oldest = newest
@@ -246,6 +254,8 @@ class TableFiles:
         for version in range(self._version + 1, newest + 1):
             # A file that gets another vector is removed and added by one commit, whose actions have no order.
             actions = read_commit_actions(self._filesystem, self._root, version)
+            before = None if is_snapshot(actions) else self.foreign
+            self.foreign = foreign_commit(version, actions) or before
             for action in actions:
                 if "remove" in action:
                     self._remove(version, action["remove"])
