@@ -38,8 +38,10 @@ def pipeline(lake: Path, **settings: float) -> Pipeline:
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
 
 
+MARKS = tuple(f"pgrepl-path:{path}" for path in ("public/a", "public/b", "other/b"))
 OURS = CommitProperties(
-    custom_metadata={"pgrepl": '{"kind": "changes"}'}, app_transactions=[Transaction("shop:1", 1)]
+    custom_metadata={"pgrepl": '{"kind": "changes"}'},
+    app_transactions=[Transaction(app, 1) for app in ("shop:1", *MARKS)],
 )
 
 

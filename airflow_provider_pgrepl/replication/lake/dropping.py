@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, 
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import read_writers
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    NOT_MARKED,
     Owner,
     is_link,
     is_written_name,
@@ -45,15 +46,21 @@ from airflow_provider_pgrepl.replication.storage import (
 _VERSION = re.compile(r"\.?(\d{20})\..+")
 
 
-def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str) -> None:
+def check_droppable(
+    lake_root: str, tables: Iterable[TableName], pipeline: str, copied: Collection[TableName] | None = None
+) -> None:
     """Raise LakeError, naming each, for folders that are not shown to hold this pipeline's data alone.
+
+    `copied`: those of which state or points say that they were copied (None: all), which tables need that an
+    earlier version made, without marks.
 
     Raises LakeUnavailableError when the storage does not answer: nothing is known then.
     """
     kept = []
     for table in tables:
         for path in (table.path, history_path(table)):
-            reason = _reason_to_keep(f"{lake_root}/{path}", pipeline)
+            is_known = copied is None or table in copied
+            reason = _reason_to_keep(f"{lake_root}/{path}", pipeline, is_known=is_known)
             if reason is not None:
                 kept.append(f"{lake_root}/{path} ({reason})")
     if kept:
@@ -63,13 +70,15 @@ def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str) 
         )
 
 
-def _reason_to_keep(uri: str, pipeline: str) -> str | None:
+def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
     """Why a folder must not be dropped; None when all in it that will be is the pipeline's."""
     found = read_ownership(uri, pipeline)
     if found.owner is Owner.NOBODY:
         return None
     if found.owner is not Owner.PIPELINE:
         return found.reason
+    if not (found.is_marked or is_known):
+        return NOT_MARKED
     try:
         table = open_delta(uri)
     except (DeltaError, OSError) as error:

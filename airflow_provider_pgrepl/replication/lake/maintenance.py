@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.compaction import join_closed
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -272,12 +273,18 @@ class Maintenance:
 
     def _own_paths(self, done: MaintenanceResult, *, only_known: bool) -> list[str]:
         """Of the tables, those that this pipeline has written: nothing is deleted in a folder of others."""
-        own = []
+        own: list[str] = []
+        named: Collection[str] | None = None
         for path in self._table_paths(done):
             if only_known and path in self._left_alone:
                 continue
             with _failing_alone(path, done):
-                reason = self._files_of(path).reason_to_leave(self._pipeline.name)
+                files = self._files_of(path)
+                reason = files.reason_to_leave(self._pipeline.name)
+                if reason is None and not files.is_marked:
+                    if named is None:
+                        named = versions_by_path(Points(self._pipeline.lake_root).all())
+                    reason = None if path in named or not named else NOT_MARKED
                 if reason is None:
                     own.append(path)
                     self._left_alone.pop(path, None)

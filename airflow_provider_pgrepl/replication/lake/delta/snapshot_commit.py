@@ -37,6 +37,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
@@ -67,7 +68,7 @@ def commit_snapshot(
     """
     app = app_id(pipeline_name, epoch)
     older = earlier_apps(pipeline_name, epoch)
-    others = dict.fromkeys(older, CLOSED)
+    others = {**dict.fromkeys(older, CLOSED), **table_marks(uri)}
     if relation_version is not None:
         others |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
     if exported_at is not None:

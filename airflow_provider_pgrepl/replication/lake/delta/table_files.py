@@ -112,6 +112,11 @@ class TableFiles:
             raise LakeTableError(f"{self._uri} is kept as it is: {self._owner.reason}")
         return None if self._owner.owner is Owner.PIPELINE else self._owner.reason
 
+    @property
+    def is_marked(self) -> bool:
+        """Whether the log says which table of the lake this is, as of `reason_to_leave`."""
+        return self._owner is not None and self._owner.is_marked
+
     def measure(self) -> TableBytes:
         """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
         with _readable(self._uri):
