@@ -145,3 +145,20 @@ def test_drop_that_was_interrupted_anywhere_can_be_repeated(
     monkeypatch.setattr(place, one_by_one)
     drop_lake_tables(str(tmp_path), [T])
     assert not table.exists()
+
+
+def test_file_that_is_written_while_its_folder_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the folder of the schema, in the last moment."""
+    late, real = tmp_path / "public" / "precious", Path.rmdir
+
+    def rmdir(folder: Path) -> None:
+        if folder == late.parent:
+            late.write_text("x")
+        real(folder)
+
+    as_replicated(tmp_path / "public" / "t")
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    drop_lake_tables(str(tmp_path), [T])
+    assert [path.name for path in late.parent.iterdir()] == ["precious"]

@@ -355,6 +355,26 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
     assert sorted(DeltaTable(uri).to_pandas()["n"].tolist()) == sorted(state)
 
 
+def test_file_that_is_written_while_the_folder_of_a_partition_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, real = f"{tmp_path}/public/a", Path.rmdir
+    for value in range(3):
+        rows = pa.table({"n": [value], "part": [f"p{value}"]})
+        write_deltalake(uri, rows, mode="overwrite", partition_by=["part"], commit_properties=OURS)
+    late = Path(uri, "part=p0", "precious")
+
+    def rmdir(folder: Path) -> None:
+        if folder == late.parent:
+            late.write_text("x")
+        real(folder)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    assert eager(tmp_path).run(soon()).files == 2
+    assert sorted(path.name for path in Path(uri).glob("part=*")) == ["part=p0", "part=p2"]
+    assert late.exists()
+
+
 # What is not the pipeline's.
 
 

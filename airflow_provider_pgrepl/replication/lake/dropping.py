@@ -250,10 +250,7 @@ def _is_folder(filesystem: fs.FileSystem, folder: str) -> bool:
 
 
 def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
-    with storage_errors(folder):
-        if is_store(filesystem):
-            return  # It has no folders but by what is in them.
-        if not _is_folder(filesystem, folder) or Path(folder).is_symlink():
-            return
-        if not filesystem.get_file_info(fs.FileSelector(folder)):
-            filesystem.delete_dir(folder)
+    """Leave the question to the system: another program may write a file there at any moment."""
+    if not is_store(filesystem):  # A store has no folders but by what is in them.
+        with suppress(OSError):
+            Path(folder).rmdir()

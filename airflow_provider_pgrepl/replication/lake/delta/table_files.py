@@ -326,10 +326,8 @@ class TableFiles:
     def _delete_folders(self, folders: Iterable[str]) -> None:
         """Folders of partitions that are no more. One that is not empty after all stays."""
         for folder in () if is_store(self._filesystem) else folders:
-            selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
-            if not self._filesystem.get_file_info(selector):
-                with suppress(FileNotFoundError):
-                    self._filesystem.delete_dir(f"{self._root}/{folder}")
+            with suppress(OSError):
+                Path(self._root, folder).rmdir()
 
 
 def _checkpoints(entries: Iterable[_LogEntry]) -> list[int]:
