@@ -86,10 +86,9 @@ def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
             raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
         return f"the table cannot be opened ({type(error).__name__}), so who wrote it last is not known"
     writers = read_writers(uri, int(table.version()))
-    if writers.foreign is not None:
-        return (
-            f"version {writers.foreign.version} was written by another program ({writers.foreign.operation})"
-        )
+    if writers.foreign:
+        newest = writers.foreign[0]
+        return f"version {newest.version} was written by another program ({newest.operation})"
     if writers.is_complete:
         return None
     # Maintenance takes no log away that holds a commit of others; earlier versions of it, and others, did.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from airflow_provider_pgrepl.errors import LakeChangedError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import open_storage, read_commit_actions, storage_errors
+
+log = logging.getLogger(__name__)
+
+_NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -28,22 +33,44 @@ class ForeignCommit:
 class Writers:
     """What the log says of who changed a table's data, as far back as it goes.
 
-    `foreign`: the newest commit of another program since the last snapshot, which replaced everything.
+    `foreign`: commits of another program since the last snapshot, which replaced everything; newest first.
     `is_complete`: the log reaches back to that snapshot, or to the first commit.
     """
 
-    foreign: ForeignCommit | None = None
+    foreign: tuple[ForeignCommit, ...] = ()
     is_complete: bool = True
+
+    @property
+    def versions(self) -> str:
+        """The versions that another program made, in words."""
+        versions = [str(commit.version) for commit in reversed(self.foreign)]
+        named = ", ".join(versions[:_NAMED])
+        return named if len(versions) <= _NAMED else f"{named} and {len(versions) - _NAMED} more"
 
 
 def check_writers(table: DeltaTable, name: TableName, since: int | None) -> None:
     """Raise LakeChangedError when a commit after the version `since` (None: any) is not ours."""
-    found = read_writers(table.table_uri, int(table.version()), since).foreign
-    if found is not None:
-        raise LakeChangedError(
-            f"{name}: version {found.version} of the lake table was written by somebody else"
-            f" ({found.operation})",
-            f"see to it that nothing else writes below the lake root, then {hints.resnapshot(name)}",
+    uri, newest = table.table_uri, int(table.version())
+    if not (found := read_writers(uri, newest, since).foreign):
+        return
+    writers = read_writers(uri, newest)
+    raise LakeChangedError(
+        f"{name}: version {found[0].version} of the lake table was written by somebody else"
+        f" ({found[0].operation})",
+        f"stop every other writer of this lake. To keep the rows that it wrote (versions {writers.versions}),"
+        f" copy the table out of the lake. A new copy replaces them, and version {newest} can be read until"
+        f" maintenance deletes its files. Then {hints.resnapshot(name)}",
+    )
+
+
+def warn_of_foreign_rows(table: DeltaTable) -> None:
+    """Log the versions of another program that a snapshot is about to replace."""
+    newest = int(table.version())
+    if (writers := read_writers(table.table_uri, newest)).foreign:
+        log.warning(
+            "%s: the snapshot replaces rows that another program wrote (versions %s). Version %d can be read"
+            " until maintenance deletes its files",
+            *(table.table_uri, writers.versions, newest),
         )
 
 
@@ -52,15 +79,16 @@ def read_writers(uri: str, newest: int, since: int | None = None) -> Writers:
 
     Looks back no further than to the last snapshot, and to where maintenance took the log.
     """
+    foreign: list[ForeignCommit] = []
     for version in range(newest, -1 if since is None else since, -1):
         actions = _read(uri, version)
         if actions is None:
-            return Writers(is_complete=False)
+            return Writers(tuple(foreign), is_complete=False)
         if is_snapshot(actions):
-            return Writers()
+            break
         if (found := foreign_commit(version, actions)) is not None:
-            return Writers(found)
-    return Writers()
+            foreign.append(found)
+    return Writers(tuple(foreign))
 
 
 def foreign_commit(version: int, actions: Sequence[dict[str, Any]]) -> ForeignCommit | None:

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_properties,
     replace_files,
 )
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import warn_of_foreign_rows
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
@@ -81,6 +82,7 @@ def commit_snapshot(
         return create_table(uri, schema, files, properties)
     table = open_table(uri)
     check_ours(table, app, older, position)
+    warn_of_foreign_rows(table)
     replace_files(table, app, position, files, schema, properties)
     return int(table.version())
 
