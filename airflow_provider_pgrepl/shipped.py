@@ -118,8 +118,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def copy_dags(folder: Path) -> list[Path]:
     """Copy the example DAGs and their pipeline file; what is there is never overwritten.
 
-    Raises ConfigError, with nothing copied, when a file or link of that name is there; ToolError without
-    examples.
+    Raises ConfigError, with nothing copied, when a file or link of that name is there, or the folder is a
+    link or none can be made; ToolError without examples.
     """
     examples = applications.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
@@ -131,7 +131,16 @@ def copy_dags(folder: Path) -> list[Path]:
             f"already there: {', '.join(taken)}",
             "name a folder of their own, as dags/pgrepl, or move these away",
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise ConfigError(
+            f"{folder} is a symbolic link: nothing was copied", f"name {folder.resolve()} itself"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be made: {error.strerror}", "name another folder"
+        ) from None
     for source, target in zip(sources, targets, strict=True):
         with target.open("xb") as copy:  # neither through a link, nor over what came meanwhile
             copy.write(source.read_bytes())

@@ -27,7 +27,7 @@ _SQL = re.compile(r"\s*(?:ALTER PUBLICATION \S* ?)?(DROP_REPLICATION_SLOT|DROP|D
 _EVIDENCE = re.compile(r"^\| ([a-z ]+) \|", re.MULTILINE)
 
 _CALLER = "asked for by the caller"
-_EMPTY = "an empty folder, which goes with what was in it"
+_EMPTY = "an empty folder: the system refuses any other"
 _NOTHING = "values in memory"
 _ADDS = "subjects are added, none is taken away"
 _HINT = "a statement that an error proposes"
@@ -85,13 +85,13 @@ SITES: dict[Site, str] = {
     ("replication/lake/delta/obstacles.py", "_of_rows", "DROP"): _HINT,
     ("replication/lake/delta/snapshot_commit.py", "commit_snapshot", "replace_files"): "app id",
     ("replication/lake/delta/table_files.py", "_delete", "delete_files"): "file name",
-    ("replication/lake/delta/table_files.py", "_delete_folders", "delete_dir"): "file name",
+    ("replication/lake/delta/table_files.py", "_delete_folders", "rmdir"): _EMPTY,
     ("replication/lake/dropping.py", "drop_system_folder", "delete_tree"): "changelog",
     ("replication/lake/dropping.py", "drop_system_folder", "delete_files"): "changelog",
     ("replication/lake/dropping.py", "_drop_table", "delete_tree"): "only our commits",
     ("replication/lake/dropping.py", "_delete_with_log_last", "delete_files"): "only our commits",
     ("replication/lake/dropping.py", "_remove_empty_folders", "rmdir"): _EMPTY,
-    ("replication/lake/dropping.py", "_delete_if_empty", "delete_dir"): _EMPTY,
+    ("replication/lake/dropping.py", "_delete_if_empty", "rmdir"): _EMPTY,
     ("replication/lake/evolving/evolution.py", "rewrite", "replace_files"): "fence",
     ("replication/lake/history/rows.py", "rows", "delete"): _NOTHING,
     ("replication/lake/maintenance.py", "_maintain", "vacuum"): "app id",

@@ -82,8 +82,7 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         store.lock(pipeline.name, "replicate")
         check_store(pipeline.lake_root)
         # Before anything in it is set aside, and again with what may not have been readable before that.
-        check(pipeline, store, dsn, lake_may_fail=True)
-        settle_lake(pipeline, dsn)
+        settle_lake(check(pipeline, store, dsn, lake_may_fail=True), dsn)
         evidence = check(pipeline, store, dsn)
         record = begun_epoch(store, pipeline)
         check_record(pipeline, record)

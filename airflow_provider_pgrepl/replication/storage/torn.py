@@ -90,8 +90,9 @@ def find_torn(
 
     `app`: the app id under which the table's writer counts its commits; `is_whole`: whether a commit's
     actions are all there, as far as the writer can tell. `told`: the newest version that a consistent point
-    or the state names; None when that is not known. Only commits above it are torn by a data file that is
-    missing or short: the file of a commit that was reported is on the disk, and may only be out of sight.
+    or the state names; None when that is not known. Only commits above it are torn by a log file that is
+    missing, or by a data file that is missing or short: the file of a commit that was reported is on the
+    disk, and may only be out of sight.
     """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
@@ -107,7 +108,7 @@ def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Act
 
     A crash leaves a file that is not whole, and no whole commit behind it: the name of a file is on the disk
     no later than that of the commit, and a writer flushes all that came before its commit. A file that lacks
-    otherwise may only be out of sight: raises LakeError, LakeUnavailableError.
+    otherwise, also one of the log, may only be out of sight: raises LakeError, LakeUnavailableError.
     """
     torn, root = find_torn(uri, app, is_whole), local_path(uri)
     if root is not None:
@@ -123,8 +124,13 @@ def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[
         if not actions or not is_whole(actions):
             break
         whole[version] = actions
-    gone = {unquote(path) for path in _paths("remove", whole.values())}
     first, named = min(commits, default=0), ""
+    if whole and not commit_file(folder, first - 1).exists() and first - 1 != _checkpoints(root)[0]:
+        raise LakeError(
+            f"commit {first - 1} of {root} is not there, and commit {first} is. Nothing was changed",
+            _way_out(folder, first),
+        )
+    gone = {unquote(path) for path in _paths("remove", whole.values())}
     for actions in whole.values():
         added = {unquote(add["add"]["path"]): add["add"] for add in actions if "add" in add}
         lacking = [path for path, add in added.items() if path not in gone and not _is_there(root, add)]
@@ -134,10 +140,16 @@ def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[
         fate = "not whole" if (root / named).exists() else "not there"
         raise LakeError(
             f"commit {first} of {root} names the file {named}, which is {fate}. Nothing was changed",
-            "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
-            f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
-            " newest first, to end in .torn: what they say is lost then",
+            _way_out(folder, first),
         )
+
+
+def _way_out(folder: Path, first: int) -> str:
+    return (
+        "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
+        f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
+        " newest first, to end in .torn: what they say is lost then"
+    )
 
 
 def _checkpoints(root: Path) -> tuple[int, list[int]]:
@@ -189,9 +201,11 @@ def _torn_commits(
     if base == _NONE and 0 not in versions:
         return []
     read: dict[int, Actions] = {}
-    for place, version in enumerate(versions):
+    for expected, version in enumerate(versions, base + 1):
+        if version != expected and (told is None or expected <= told):
+            return []
         actions = _read(folder, version)
-        if version != base + 1 + place or actions is None or (actions and not is_whole(actions)):
+        if version != expected or actions is None or (actions and not is_whole(actions)):
             break
         read[version] = actions
     whole = _without_empty_end(read, app)

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors, hints
@@ -26,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import check_repla
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
+from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_path, is_history
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -132,7 +133,7 @@ class SnapshotCopy:
     def _copy(self, relation: Relation) -> int:
         started = time.monotonic()
         # Before the first file is written: it would stay in a folder that is not ours.
-        check_replaceable(f"{self._pipeline.lake_root}/{relation.table.path}", self._pipeline.name)
+        self._check_replaceable(relation.table)
         with self._keeper.hold(relation) as keeper:
             ranges = self._plan(keeper, relation)
             keeper.watch()
@@ -142,6 +143,20 @@ class SnapshotCopy:
         rows = self._commit(relation, files)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
         return rows
+
+    def _check_replaceable(self, table: TableName) -> None:
+        lake_root, name = self._pipeline.lake_root, self._pipeline.name
+        paths = [table.path, *([history_path(table)] if self._pipeline.choices(table).policy.history else [])]
+        for path in paths:
+            check_replaceable(f"{lake_root}/{path}", name, lambda: table in self._copied_before)
+
+    @cached_property
+    def _copied_before(self) -> set[TableName]:
+        """The tables of which state or points say that they were copied before this run."""
+        records = self._store.read_tables(self._pipeline.name)
+        known = {table for table, record in records.items() if record.position_lsn is not None}
+        named = Points(self._pipeline.lake_root).kept_versions()
+        return known | {TableName.parse(key) for key in named if not is_history(key)}
 
     def _copy_ranges(
         self, keeper: TableKeeper, relation: Relation, ranges: list[CopyRange]

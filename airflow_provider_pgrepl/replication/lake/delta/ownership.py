@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -17,6 +17,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import copied_from, path_mark, reason_of_lake
 from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
@@ -36,6 +38,7 @@ _WRITTEN = re.compile(
     r"|\d{4}-\d\d-\d\dT\d\d/[0-9a-f]{32}-\d+\.parquet"
 )
 _NAMED = 3
+NOT_MARKED = "its log does not say which table it is, and neither state nor a consistent point names it"
 
 
 TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
@@ -53,10 +56,15 @@ class Owner(Enum):
 
 @dataclass(frozen=True)
 class Ownership:
-    """The owner of a table's folder, and the evidence as the end of a sentence about it."""
+    """The owner of a table's folder, and the evidence as the end of a sentence about it.
+
+    `is_marked`: the log says that this is the table's path. Earlier versions did not mark tables: one without
+    a mark may be a copy of the folder of another.
+    """
 
     owner: Owner
     reason: str = ""
+    is_marked: bool = False
 
 
 def is_written_name(path: str) -> bool:
@@ -103,20 +111,49 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
             return _by_names(filesystem, root, "it has no Delta log, but holds")
         apps, metadata = _read_apps(filesystem, root, entries)
     if any(is_app_of(app, pipeline_name) for app in apps):
-        return Ownership(Owner.PIPELINE)
+        if (original := copied_from(uri, apps)) is not None:
+            return Ownership(Owner.OTHER, f"it is a copy of the folder of {original}")
+        if (reason := reason_of_lake(uri, apps)) is not None:
+            return Ownership(Owner.UNKNOWN, reason)
+        return Ownership(Owner.PIPELINE, is_marked=path_mark(uri) in apps)
     if apps or metadata:
         return Ownership(Owner.OTHER, f"no commit in its Delta log is of pipeline {pipeline_name}")
     return _by_names(filesystem, root, "no commit of its Delta log can be read, and it holds")
 
 
-def check_replaceable(uri: str, pipeline_name: str) -> None:
-    """Raise LakeError unless the folder is this pipeline's table or nobody's; LakeUnavailableError."""
+def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool] = lambda: True) -> None:
+    """Raise LakeError unless the folder is this pipeline's table or nobody's; LakeUnavailableError.
+
+    `is_known`: asked whether state or points say that the table was copied, if the table has no marks.
+    """
     found = read_ownership(uri, pipeline_name)
-    if found.owner in (Owner.OTHER, Owner.UNKNOWN):
+    reason = None if found.owner in (Owner.PIPELINE, Owner.NOBODY) else found.reason
+    if found.owner is Owner.PIPELINE and not (found.is_marked or is_known()):
+        reason = NOT_MARKED
+    if reason is not None:
         raise LakeError(
-            f"{uri} is a folder that this pipeline has not written: {found.reason}. Nothing was changed",
+            f"{uri} is a folder that this pipeline has not written: {reason}. Nothing was changed",
             "give the pipeline a lake root of its own, or move that folder away",
         )
+
+
+def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> None:
+    """Raise LakeError for a table of a pipeline of this name, in a lake without a changelog, unless the state
+    has copied it (`is_copied`) into the lake with the id `former_lake`. Raises LakeUnavailableError.
+    """
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        apps, _ = _read_apps(filesystem, root, _log_entries(filesystem, root))
+    if not any(is_app_of(app, pipeline_name) for app in apps):
+        return
+    lakes = {app for app in apps if app.startswith(LAKE_APP)}
+    if is_copied and lakes <= {f"{LAKE_APP}{former_lake}"}:
+        return
+    raise LakeError(
+        f"{uri} was written by a pipeline named {pipeline_name}, and there is no changelog in this lake that"
+        " says which. Nothing was changed",
+        "mount the folder _pgrepl of that lake, or bring it back; if it is lost, move the table away",
+    )
 
 
 def is_app_of(app: str, pipeline_name: str) -> bool:

@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_properties,
     replace_files,
 )
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import warn_of_foreign_rows
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
@@ -39,6 +40,7 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
@@ -71,7 +73,7 @@ def commit_snapshot(
     """
     app = app_id(pipeline_name, epoch)
     older = earlier_apps(pipeline_name, epoch)
-    others = dict.fromkeys(older, CLOSED)
+    others = {**dict.fromkeys(older, CLOSED), **table_marks(uri)}
     if relation_version is not None:
         others |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
     if exported_at is not None:
@@ -85,6 +87,7 @@ def commit_snapshot(
     for left in reversed(range(_ATTEMPTS)):
         table = open_table(uri)
         check_ours(table, app, older, position)
+        warn_of_foreign_rows(table)
         try:
             replace_files(table, app, position, files, schema, properties)
             break

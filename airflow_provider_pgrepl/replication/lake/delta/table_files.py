@@ -22,6 +22,11 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import (
+    ForeignCommit,
+    foreign_commit,
+    is_snapshot,
+)
 from airflow_provider_pgrepl.replication.lake.delta.live_files import (
     LiveFile,
     apps_in_checkpoint,
@@ -100,6 +105,8 @@ class TableFiles:
         self._vector_of: dict[str, str] = {}
         self._written = 0
         self._fingerprint = ""
+        self.foreign: ForeignCommit | None = None
+        """The newest commit of another program since the last snapshot, as of the last use."""
         self.measured = TableBytes(0, 0, 0)
         """As of the last `measure`."""
 
@@ -113,6 +120,11 @@ class TableFiles:
         if self._owner.owner is Owner.UNKNOWN and not is_link(self._uri):
             raise LakeTableError(f"{self._uri} is kept as it is: {self._owner.reason}")
         return None if self._owner.owner is Owner.PIPELINE else self._owner.reason
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the log says which table of the lake this is, as of `reason_to_leave`."""
+        return self._owner is not None and self._owner.is_marked
 
     def measure(self) -> TableBytes:
         """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
@@ -256,6 +268,7 @@ class TableFiles:
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
         self._live, self._sizes, self._removed, self._vector_of, self._written = {}, {}, {}, {}, 0
+        self.foreign = None
         entries = list(self._log_entries())
         commits = {entry.version for entry in entries if entry.kind == _COMMIT}
         oldest = newest
@@ -274,6 +287,8 @@ class TableFiles:
         for version in range(self._version + 1, newest + 1):
             # A file that gets another vector is removed and added by one commit, whose actions have no order.
             actions = read_commit_actions(self._filesystem, self._root, version)
+            before = None if is_snapshot(actions) else self.foreign
+            self.foreign = foreign_commit(version, actions) or before
             for action in actions:
                 if "remove" in action:
                     self._remove(version, action["remove"])
@@ -339,10 +354,8 @@ class TableFiles:
     def _delete_folders(self, folders: Iterable[str]) -> None:
         """Folders of partitions that are no more. One that is not empty after all stays."""
         for folder in () if is_store(self._filesystem) else folders:
-            selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
-            if not self._filesystem.get_file_info(selector):
-                with suppress(FileNotFoundError):
-                    self._filesystem.delete_dir(f"{self._root}/{folder}")
+            with suppress(OSError):
+                Path(self._root, folder).rmdir()
 
 
 def _checkpoints(entries: Iterable[_LogEntry]) -> list[int]:

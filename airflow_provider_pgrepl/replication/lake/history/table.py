@@ -25,7 +25,14 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
-from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, earlier_apps, open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    CLOSED,
+    app_id,
+    earlier_apps,
+    missing_marks,
+    open_table,
+)
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
 from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -71,7 +78,8 @@ def append_versions(
             for batch in aligned(some, schema).to_batches():
                 files.write(batch)
         written = files.finish()
-    commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, marks))
+    others = {**missing_marks(history), **(marks or {})}
+    commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, others))
 
 
 def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -106,7 +114,7 @@ def prepare_history(
             commit_snapshot(uri, schema, [], position, pipeline.name, epoch, exported_at)
         return
     app = app_id(pipeline.name, epoch)
-    marks = snapshot_marks(pipeline.name, epoch, position)
+    marks = {**snapshot_marks(pipeline.name, epoch, position), **table_marks(uri)}
     create_table(uri, schema, [], commit_properties(app, position, _KIND, exported_at, marks))
 
 
