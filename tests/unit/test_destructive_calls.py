@@ -37,7 +37,6 @@ _CLAIM = "replication/app/snapshotting/source_ownership.py"
 SITES: dict[Site, str] = {
     ("hooks/replication.py", "drop_publication", "drop_publication"): "your request",
     ("hooks/replication.py", "drop_slot", "drop_slot"): "your request",
-    ("hosting/local_app.py", "take_charge", "unlink"): "private folder",
     ("hosting/local_app.py", "remove", "remove_private_folder"): "private folder",
     ("hosting/locked_file.py", "take", "truncate"): "private folder",
     ("hosting/place.py", "claim", "remove_private_folder"): "private folder",
