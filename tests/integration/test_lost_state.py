@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app import replicate
-from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import add_tables, begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
@@ -63,6 +63,8 @@ def test_status_says_so(kept: Kept, loss: str) -> None:
 
 def test_a_new_epoch_knows_slot_and_publication_from_the_lake(kept: Kept) -> None:
     execute(kept.dsn, DROP)
+    with pytest.raises(ConfigError, match=r"would give up.*knows nothing"):
+        begin_new_epoch(kept.access)
     epoch = read_epoch(kept.changelog)
     with Store(kept.dsn, "test") as store, kept.source() as source:
         store.migrate()

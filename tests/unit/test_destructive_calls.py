@@ -48,7 +48,7 @@ SITES: dict[Site, str] = {
     ("replication/app/creek/service.py", "_write_file", "replace"): "changelog",
     ("replication/app/operations/removal.py", "_unpublish", "drop_tables"): "publication",
     ("replication/app/operations/removal.py", "_drop", "drop_lake_tables"): "only our commits",
-    ("replication/app/operations/teardown.py", "_slots", "drop_slot"): "slot",
+    ("replication/app/operations/teardown.py", "_slot", "drop_slot"): "slot",
     ("replication/app/operations/teardown.py", "_event_trigger", "uninstall"): "event trigger",
     ("replication/app/operations/teardown.py", "_publication", "drop_publication"): "publication",
     ("replication/app/operations/teardown.py", "_lake", "drop_lake_tables"): "only our commits",

@@ -92,7 +92,8 @@ def moved(**changed: Any) -> Evidence:
         {},
         {"epoch": None, "lake_id": "", "recorded": None},
         {"server": None, "slots": {}},
-        {"slots": {}, "recorded": None},
+        {"slots": {}, "recorded": None, "torn_down": True},
+        {"slots": {}, "recorded": replace(RECORD, id="q", lake_id=""), "torn_down": True},
         {"epoch": OLD_EPOCH, "recorded": OLD_RECORD},
         {"epoch": OLD_EPOCH, "recorded": OLD_RECORD, "slots": {}},
         {"server": replace(SERVER, database="renamed")},
@@ -103,6 +104,7 @@ def moved(**changed: Any) -> Evidence:
         "nothing yet",
         "source away",
         "torn down",
+        "begins after a teardown",
         "earlier version",
         "its slot lost",
         "renamed",
@@ -160,6 +162,13 @@ def test_lake_counts_as_moved_only_if_its_former_folder_is_certainly_absent(tmp_
         ),
         (evidence(recorded=None), Answer.CANNOT_TELL, StateError, "knows nothing of the pipeline"),
         (
+            evidence(recorded=None, slots={}),
+            Answer.CANNOT_TELL,
+            StateError,
+            "knows nothing of the pipeline",
+        ),
+        (evidence(recorded=None, torn_down=True), Answer.CANNOT_TELL, StateError, "knows nothing"),
+        (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
             Answer.CANNOT_TELL,
             StateError,
@@ -208,14 +217,14 @@ def test_source_with_another_history_may_be_a_copy(found: Evidence, says: str) -
     assert error is not None
     assert re.search(says, error.message)
     with pytest.raises(type(error), match=says) as caught:
-        check_teardown(found, frozenset(), needs_state=True)
+        check_teardown(found, frozenset())
     assert "--give-up 7/shop," in caught.value.hint
-    check_teardown(found, frozenset({"7/shop"}), needs_state=True)
+    check_teardown(found, frozenset({"7/shop"}))
 
 
 def test_teardown_gives_up_no_other_server() -> None:
     with pytest.raises(RewoundError, match="another server"):
-        check_teardown(evidence(server=STAGING), frozenset({"7/shop"}), needs_state=True)
+        check_teardown(evidence(server=STAGING), frozenset({"7/shop"}))
 
 
 def test_source_that_lacks_only_the_token_is_accepted_by_its_name() -> None:
@@ -229,11 +238,15 @@ def test_source_that_lacks_only_the_token_is_accepted_by_its_name() -> None:
             check_acceptable(replace(copy, **other), "7/shop")
 
 
-def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> None:
-    check_teardown(evidence(recorded=None), frozenset(), needs_state=False)
-    for found in (evidence(recorded=None, epoch=OLD_EPOCH), evidence(recorded=None, server=STAGING)):
-        with pytest.raises((StateError, RewoundError)):
-            check_teardown(found, frozenset({"7/shop"}), needs_state=False)
+def test_teardown_without_state_takes_the_name_of_the_source() -> None:
+    """The pipeline's apps may run with another state database."""
+    lost = evidence(recorded=None)
+    with pytest.raises(StateError, match="knows nothing") as caught:
+        check_teardown(lost, frozenset())
+    assert "--give-up 7/shop," in caught.value.hint
+    check_teardown(lost, frozenset({"7/shop"}))
+    with pytest.raises(RewoundError):
+        check_teardown(evidence(recorded=None, server=STAGING), frozenset({"7/shop"}))
 
 
 @pytest.mark.parametrize(
@@ -246,6 +259,8 @@ def test_lake_stands_in_for_a_lost_state_only_where_it_knows_the_database() -> N
         (moved(epoch=None), "/lake"),
         (moved(recorded_lake_doubt="the storage is away"), "/lake"),
         (evidence(recorded=replace(RECORD, id="q")), "p"),
+        (evidence(recorded=None), "7/shop"),
+        (evidence(recorded=None, slots={}), "7/shop"),
     ],
 )
 def test_new_epoch_asks_for_the_name_of_the_source_or_lake_that_it_gives_up(
@@ -263,9 +278,8 @@ def test_new_epoch_never_replaces_a_lake_of_others(found: Evidence) -> None:
         check_new_epoch(found, frozenset({"/lake", "/other", "l", "m"}))
 
 
-@pytest.mark.parametrize("found", [evidence(recorded=None), MOVED_SLOT], ids=["lost state", "slot moved"])
-def test_new_epoch_needs_no_name_where_it_is_the_remedy(found: Evidence) -> None:
-    check_new_epoch(found, frozenset())
+def test_new_epoch_needs_no_name_where_it_is_the_remedy() -> None:
+    check_new_epoch(MOVED_SLOT, frozenset())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import history_error, slot_error
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import quote_literal
-from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
+from airflow_provider_pgrepl.replication.source.known_source import KnownSource, known_source, source_of
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, Slot
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord
@@ -44,7 +44,8 @@ class Difference:
     """A contradiction among the evidence.
 
     `gives_up`: the name of what a new epoch would give up for it, "" if it needs no name; None where no epoch
-    may begin at all. `doubted`: the name of the source, if that has the right identity and another history.
+    may begin at all. `doubted`: the name of the source, if that has the right identity, and its history or
+    what is recorded of it differs.
     """
 
     answer: Answer
@@ -62,7 +63,7 @@ class Evidence:
     `recorded_lake_doubt`: why that lake may be there, although no changelog could be read in it.
     `is_copy`: the error of a source that lacks the token which it shares with the lake. `durable_lsn`: up to
     where changes of the source were received, by the changelog, or without one by the state; `written_lsn`:
-    the server's WAL position, which was read later.
+    the server's WAL position, which was read later. `torn_down`: a teardown gave up the lake's epoch.
     """
 
     pipeline: Pipeline
@@ -76,6 +77,7 @@ class Evidence:
     is_copy: PgReplError | None = None
     durable_lsn: LSN = _START
     written_lsn: LSN | None = None
+    torn_down: bool = False
 
     def describe(self) -> str:
         """Pipeline, source and lake by name, for logs and prompts."""
@@ -97,25 +99,19 @@ def check_ours(evidence: Evidence) -> None:
         raise error
 
 
-def check_teardown(evidence: Evidence, give_up: frozenset[str], *, needs_state: bool) -> None:
-    """Raise what contradicts, but for the history of a source that `give_up` names.
-
-    `needs_state`: False for a command that drops only what is at the source. If the state knows nothing of
-    the pipeline, the lake's word on slot and publication is enough then.
-    """
+def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
+    """Raise what contradicts, but for the history, or the lost state, of a source that `give_up` names."""
     for difference in differences(evidence):
-        epoch, error = evidence.epoch, difference.error
+        error = difference.error
         if difference.doubted in give_up:
             continue
         if difference.doubted:
             raise type(error)(
                 error.message,
-                "check connection and lake first. To drop what is there all the same: --give-up"
+                "check connection, state and lake first. To drop what is there all the same: --give-up"
                 f" {difference.doubted}, or give_up of PgTeardownOperator. {_UNCHANGED}",
             )
-        lake_says_it = evidence.recorded is None and epoch is not None and bool(epoch.database_oid)
-        if needs_state or not lake_says_it or difference.answer is not Answer.CANNOT_TELL:
-            raise error
+        raise error
 
 
 def check_acceptable(evidence: Evidence, name: str) -> bool:
@@ -267,10 +263,11 @@ def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
     if epoch is None:
         return
     if recorded is None:
-        # Without its slot it was torn down, and its lake kept.
-        if epoch.slot in evidence.slots or not epoch.database_oid:
-            yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), "")
-    elif epoch.pipeline_id and epoch.pipeline_id != recorded.id:
+        # A slot that is not there is no evidence of a teardown: a copy of the source has none.
+        if epoch.slot in evidence.slots or not evidence.torn_down:
+            name = KnownSource(epoch.system_identifier, epoch.database, epoch.database_oid).name
+            yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), name, name)
+    elif epoch.pipeline_id and epoch.pipeline_id != recorded.id and not evidence.torn_down:
         yield Difference(
             Answer.NOT_OURS,
             StateError(

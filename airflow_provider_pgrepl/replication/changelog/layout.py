@@ -22,6 +22,8 @@ PUBLISHED_APP = "pgrepl-published"
 """Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
 SHARED_APP = "pgrepl-shared-token"
 """Delta app id whose version is the random token that the source has as well; 0 or none where it has none."""
+TORN_DOWN_APP = "pgrepl-torn-down"
+"""Delta app id whose version is the last epoch that a teardown gave up, or 0."""
 UPKEEP_APP = "pgrepl-upkeep"
 """Delta app id of whoever takes files out of the list; its version counts commits. Of two at a time one is
 refused, which Delta does not do by itself where no row changes."""

@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     ROW_SCHEMA,
     SHARED_APP,
     STANDING_ORDINAL,
+    TORN_DOWN_APP,
     CommitRecord,
     EpochRecord,
     floor_app,
@@ -102,6 +103,12 @@ def open_changelog(uri: str) -> DeltaTable:
 def read_token(table: Transactions) -> int:
     """The token that the source has as well, which the last start wrote; 0 when there is none."""
     return table.transaction_version(SHARED_APP) or 0
+
+
+def is_torn_down(table: Transactions) -> bool:
+    """Return True if a teardown has given up the epoch of the open changelog, and kept it."""
+    given_up = table.transaction_version(TORN_DOWN_APP)
+    return bool(given_up) and given_up == table.transaction_version(EPOCH_APP)
 
 
 def read_durable_lsn(table: Transactions) -> LSN:

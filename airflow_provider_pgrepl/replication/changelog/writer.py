@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-from deltalake import CommitProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
@@ -23,11 +23,16 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     RECEIVER_APP,
     SHARED_APP,
     TABLE_SCHEMA,
+    TORN_DOWN_APP,
     CommitRecord,
     EpochRecord,
 )
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    is_torn_down,
+    open_changelog,
+    read_token,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
     AppLog,
@@ -141,25 +146,41 @@ def mark(uri: str) -> None:
     table = open_changelog(uri)
     version = int(table.version())
     try:
-        commit = CommitRecord(
-            "marker",
-            Epoch(table.transaction_version(EPOCH_APP) or 0),
-            LSN(table.transaction_version(DURABLE_APP) or 0),
-        )
-        table.create_write_transaction(
-            [],
-            mode="append",
-            schema=table.schema(),
-            partition_by=[PARTITION],
-            commit_properties=CommitProperties(custom_metadata=commit.to_metadata()),
-        )
-        # With what a writer before it may have left: only so many commits are looked at later.
-        durable.flush_newest(uri)
+        _commit_marker(uri, table)
     except CommitFailedError as error:
         if int(open_changelog(uri).version()) <= version:
             raise _unwritable(error) from error
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
+
+
+def mark_torn_down(uri: str) -> None:
+    """Write down that a teardown gives up the epoch, whose source may then lack slot, token and state.
+
+    The next receiver takes it back. Raises ChangelogError, LakeUnavailableError.
+    """
+    table = open_changelog(uri)
+    try:
+        _commit_marker(uri, table, [Transaction(TORN_DOWN_APP, table.transaction_version(EPOCH_APP) or 0)])
+    except (DeltaError, OSError) as error:
+        raise _unwritable(error) from error
+
+
+def _commit_marker(uri: str, table: DeltaTable, apps: list[Transaction] | None = None) -> None:
+    commit = CommitRecord(
+        "marker",
+        Epoch(table.transaction_version(EPOCH_APP) or 0),
+        LSN(table.transaction_version(DURABLE_APP) or 0),
+    )
+    table.create_write_transaction(
+        [],
+        mode="append",
+        schema=table.schema(),
+        partition_by=[PARTITION],
+        commit_properties=CommitProperties(custom_metadata=commit.to_metadata(), app_transactions=apps),
+    )
+    # With what a writer before it may have left: only so many commits are looked at later.
+    durable.flush_newest(uri)
 
 
 def find_torn_changelog(uri: str) -> torn.Torn:
@@ -211,8 +232,10 @@ class ChangelogWriter:
         # Of the table that was opened: the fence is refused if another one came since.
         fresh = token if renew_token is None else renew_token(token, self.epoch_record, self.durable_lsn)
         self._flush_earlier()
-        fence = CommitRecord("fence", self.epoch, self.durable_lsn)
-        self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != token else ())
+        apps = [Transaction(SHARED_APP, fresh)] if fresh != token else []
+        if is_torn_down(table):
+            apps.append(Transaction(TORN_DOWN_APP, 0))
+        self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn), apps)
 
     @property
     def epoch(self) -> Epoch:

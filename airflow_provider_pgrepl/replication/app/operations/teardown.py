@@ -6,11 +6,13 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import LakeError, PrivilegeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.ownership import check_teardown
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.dropping import (
@@ -88,6 +90,7 @@ class _Teardown:
     deadline: waiting.Deadline
     give_up: frozenset[str] = frozenset()
     result: TornDown = field(default_factory=TornDown)
+    _unmarked: str = ""
 
     def run(self, *, dry_run: bool) -> TornDown:
         # Before the locks: those of another state database keep no app of this pipeline out.
@@ -95,14 +98,22 @@ class _Teardown:
         if not dry_run:
             waiting.lock_all(self.store, self.pipeline.name, self.deadline)
             self._check_place()
-        for step in (self._slots, self._event_trigger, self._publication, self._lake, self._state):
+        for step in (
+            self._slot,
+            self._mark,
+            self._temporary_slots,
+            self._event_trigger,
+            self._publication,
+            self._lake,
+            self._state,
+        ):
             step(dry_run)
         return self.result
 
     def _check_place(self) -> None:
         """Without a lake that can be read, what is recorded has to do, where the lake is to stay."""
         evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
-        check_teardown(evidence, self.give_up, needs_state=self.drop_lake)
+        check_teardown(evidence, self.give_up)
         if self.drop_lake:
             check_holds_no_lake(self.pipeline.lake_root)
         log.info("%s", evidence.describe())
@@ -124,8 +135,8 @@ class _Teardown:
                 "mount it and run this again; if the lake is gone, run teardown without --drop-lake",
             )
 
-    def _slots(self, dry_run: bool) -> None:
-        name = self._recorded.slot if self._recorded else self.pipeline.slot
+    def _slot(self, dry_run: bool) -> None:
+        name = self._slot_name
         found = read_slot(self.source, name)
         reason = None if found is None else slot.reason_to_keep(self.source, found)
         is_ours = self._is_ours(name, "slot")
@@ -134,9 +145,23 @@ class _Teardown:
         elif found is not None:
             why = f": {reason}" if reason else ""
             self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's{why}")
-        if not dry_run and is_ours:
-            if reason is None:
-                self.deadline.retry(lambda: drop_slot(self.source, name))
+        if not dry_run and is_ours and reason is None:
+            self.deadline.retry(lambda: drop_slot(self.source, name))
+
+    def _mark(self, dry_run: bool) -> None:
+        """Have the lake say that its epoch was given up. Without its slot, the source looks like a copy of
+        itself: to a teardown that is run again, and to a snapshot into the lake that stays."""
+        if self._epoch is None or dry_run:
+            return
+        try:
+            writer.mark_torn_down(changelog_uri(self.pipeline.lake_root))
+        except LakeUnavailableError as error:
+            if self.drop_lake:
+                raise
+            self._unmarked = f" by --new-epoch and --give-up, since it could not be marked: {error.message}"
+
+    def _temporary_slots(self, dry_run: bool) -> None:
+        if not dry_run and self._is_ours(self._slot_name, "slot"):
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
@@ -178,6 +203,10 @@ class _Teardown:
             drop_publication(self.source, name)
         self._done(f"publication {name}")
 
+    @property
+    def _slot_name(self) -> str:
+        return self._recorded.slot if self._recorded else self.pipeline.slot
+
     def _is_ours(self, name: str, what: str) -> bool:
         """By what is recorded, or where nothing is any more, by the lake."""
         if self._recorded is not None:
@@ -197,7 +226,8 @@ class _Teardown:
         root = self.pipeline.lake_root
         if not self.drop_lake:
             if self._epoch is not None:
-                self.result.kept.append(f"the lake {root}: a snapshot into it would begin a new epoch")
+                begins = f"a snapshot into it would begin a new epoch{self._unmarked}"
+                self.result.kept.append(f"the lake {root}: {begins}")
             return
         if self._epoch is None:
             return  # Nothing in it is shown to be this pipeline's.
@@ -225,7 +255,7 @@ class _Teardown:
             if self._recorded is not None:
                 self.store.forget_pipeline(self.pipeline.name)
             # Last, because what was interrupted is run again with a source that still has its token.
-            name = self._recorded.slot if self._recorded else self.pipeline.slot
+            name = self._slot_name
             if self._is_ours(name, "slot") and not read_server(self.source).in_recovery:
                 forget_tokens(self.source, name)
             self.store.remove_schema()

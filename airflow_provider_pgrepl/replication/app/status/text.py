@@ -111,11 +111,11 @@ def _app(status: PipelineStatus) -> list[str]:
 
 def _slot(status: PipelineStatus) -> list[str]:
     slot = status.slot
+    if slot is None and not status.is_ours:
+        return [_line("slot", "is not at this source: see the problems below")]
     if slot is None and not status.recorded:
         text = "is gone, and this database records no such pipeline: the next snapshot begins it from nothing"
         return [_line("slot", text)]
-    if slot is None and not status.is_ours:
-        return [_line("slot", "is not at this source: see the problems below")]
     if slot is None:
         return [_line("slot", "is gone: it takes a new epoch (pgrepl snapshot FILE.json --new-epoch)")]
     lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
