@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    LakeError,
+    PgReplError,
+    RewoundError,
+    SlotError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
@@ -128,6 +136,22 @@ def test_commands_at_another_server_change_nothing(kept: Kept) -> None:
         refused(kept, Access(kept.pipeline, staging, kept.dsn), "another server: database")
 
 
+def test_commands_at_a_source_without_the_slot_change_nothing(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at a base backup, which has state and tokens. No hint proposes to replace the lake from there."""
+    kept.receive()
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
+    execute(kept.dsn, f"select pg_drop_replication_slot('{kept.pipeline.slot}')")
+    refused(kept, kept.access, "there is no replication slot .* or this server is a copy of the source")
+    assert replicate.main(["--pipeline", str(kept.file)]) == 78
+    assert "check the connection" in caplog.text
+    shown = " ".join(to_text(read_status(kept.pipeline)).split())
+    assert "there is no replication slot" in shown
+    assert "--new-epoch" not in caplog.text + shown
+
+
 def test_commands_at_another_database_of_the_server_change_nothing(kept: Kept, elsewhere: str) -> None:
     """A server drops a logical slot from any of its databases."""
     says = "and the connection leads to another database of that server: database"
@@ -199,7 +223,10 @@ def test_slot_of_another_database_is_not_dropped_though_the_names_agree(kept: Ke
     name = kept.pipeline.slot
     execute(kept.dsn, f"select pg_drop_replication_slot('{name}')")
     execute(elsewhere, f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
-    kept_slots = [line for line in teardown(kept.access).kept if name in line]
+    with pytest.raises(SlotError, match="there is no replication slot") as caught:
+        teardown(kept.access)
+    give_up = re.findall(r"--give-up (\S+),", caught.value.hint)
+    kept_slots = [line for line in teardown(kept.access, give_up=give_up).kept if name in line]
     assert "it belongs to database" in kept_slots[0]
     with kept.source() as source:
         assert read_slot(source, name) is not None

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, 
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import history_error, slot_error
+from airflow_provider_pgrepl.replication.continuity import history_error, missing_slot, slot_error
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import quote_literal
 from airflow_provider_pgrepl.replication.source.known_source import KnownSource, known_source, source_of
@@ -43,9 +43,9 @@ class Answer(Enum):
 class Difference:
     """A contradiction among the evidence.
 
-    `gives_up`: the name of what a new epoch would give up for it, "" if it needs no name; None where no epoch
-    may begin at all. `doubted`: the name of the source, if that has the right identity, and its history or
-    what is recorded of it differs.
+    `gives_up`: the name of what a new epoch would give up for it; None where none may begin at all.
+    `doubted`: the name of the source, if that has the right identity, and its history or what is recorded of
+    it differs.
     """
 
     answer: Answer
@@ -137,7 +137,7 @@ def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
     for difference in differences(evidence):
         if difference.gives_up is None:
             raise difference.error
-        if difference.gives_up and difference.gives_up not in give_up:
+        if difference.gives_up not in give_up:
             raise ConfigError(
                 f"a new epoch would give up what was there: {difference.error.message}",
                 "check connection and lake first. To give it up all the same:"
@@ -193,13 +193,22 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
     written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
     if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
         yield Difference(Answer.CANNOT_TELL, rewound, name, name)
-    slot, recorded = None if epoch is None else evidence.slots.get(epoch.slot), evidence.recorded
-    # While an epoch begins, or if that was interrupted, the record has no lake, and the slot is a new one.
-    has_begun = recorded is not None and bool(recorded.lake_id)
-    if slot is None or not has_begun or (slot.plugin, slot.database) != (PLUGIN, server.database):
+    if epoch is None or not _has_begun(evidence):
         return
-    if (moved := slot_error(slot, durable_lsn)) is not None:
-        yield Difference(Answer.CANNOT_TELL, moved, "", name)
+    slot = evidence.slots.get(epoch.slot)
+    if slot is None or (slot.plugin, slot.database) != (PLUGIN, server.database):
+        yield Difference(Answer.CANNOT_TELL, missing_slot(epoch.slot, server), name, name)
+    elif (moved := slot_error(slot, durable_lsn)) is not None:
+        yield Difference(Answer.CANNOT_TELL, moved, name, name)
+
+
+def _has_begun(evidence: Evidence) -> bool:
+    """Whether the epoch's slot has to be there. While an epoch begins, or if that was interrupted, the record
+    names the source and no lake, and the slot is a new one; a teardown has dropped it."""
+    recorded = evidence.recorded
+    if recorded is None or evidence.torn_down:
+        return False
+    return bool(recorded.lake_id) or not recorded.database_oid
 
 
 def _source_of_record(evidence: Evidence) -> Iterator[Difference]:

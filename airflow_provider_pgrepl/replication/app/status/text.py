@@ -117,7 +117,7 @@ def _slot(status: PipelineStatus) -> list[str]:
         text = "is gone, and this database records no such pipeline: the next snapshot begins it from nothing"
         return [_line("slot", text)]
     if slot is None:
-        return [_line("slot", "is gone: it takes a new epoch (pgrepl snapshot FILE.json --new-epoch)")]
+        return [_line("slot", "is gone, or this server is a copy of the source: check the connection first")]
     lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
     if slot.active and not (status.app and is_recent(status.app.reported_at)):
         sender = f"select pg_terminate_backend({slot.active_pid})"
