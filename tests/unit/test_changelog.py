@@ -278,6 +278,19 @@ def test_epoch_that_was_given_up_is_marked_until_a_receiver_or_a_new_epoch_begin
     assert not reader.is_torn_down(DeltaTable(uri))
 
 
+def test_changelog_is_at_rest_once_its_last_writer_says_that_it_ends(uri: str) -> None:
+    assert reader.is_at_rest(DeltaTable(uri)), "none has been there"
+    for end in (ChangelogWriter.rest, lambda _: begin_epoch(uri, replace(epoch_record(), epoch=Epoch(2)))):
+        writer = ChangelogWriter(uri)
+        writer.give_sign_of_life(7)
+        assert not reader.is_at_rest(DeltaTable(uri))
+        assert reader.read_token(DeltaTable(uri)) == writer.token == 7
+        mark(uri)
+        end(writer)
+        assert reader.is_at_rest(DeltaTable(uri))
+    assert ChangelogWriter(uri).durable_lsn == epoch_record().consistent_point
+
+
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:
     uri = str(tmp_path / "changelog")
     create_changelog(uri, replace(epoch_record(), layout=LAYOUT_VERSION + 1))

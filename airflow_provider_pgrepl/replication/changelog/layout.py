@@ -22,8 +22,12 @@ PUBLISHED_APP = "pgrepl-published"
 """Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
 SHARED_APP = "pgrepl-shared-token"
 """Delta app id whose version is the random token that the source has as well; 0 or none where it has none."""
+AT_REST_APP = "pgrepl-at-rest"
+"""Delta app id whose version is that of RECEIVER_APP once the last receiver has ended by itself, or none has
+been there. It is less while one runs, and if it was killed."""
 TORN_DOWN_APP = "pgrepl-torn-down"
-"""Delta app id whose version is the last epoch that a teardown gave up, or 0."""
+"""Delta app id whose version is that of RECEIVER_APP once a teardown has given up the epoch. Whoever goes on
+leaves it behind."""
 UPKEEP_APP = "pgrepl-upkeep"
 """Delta app id of whoever takes files out of the list; its version counts commits. Of two at a time one is
 refused, which Delta does not do by itself where no row changes."""

@@ -15,6 +15,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
+    AT_REST_APP,
     DURABLE_APP,
     EPOCH_APP,
     METADATA_KEY,
@@ -29,8 +30,8 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
 )
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
 from airflow_provider_pgrepl.replication.changelog.reader import (
-    is_torn_down,
     open_changelog,
+    read_sequence,
     read_token,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -123,6 +124,7 @@ def _epoch_properties(record: EpochRecord, sequence: int, token: int) -> CommitP
         app_transactions=[
             Transaction(RECEIVER_APP, sequence),
             Transaction(SHARED_APP, token),
+            Transaction(AT_REST_APP, sequence),
             *_apps(commit, 0),
         ],
     )
@@ -157,11 +159,11 @@ def mark(uri: str) -> None:
 def mark_torn_down(uri: str) -> None:
     """Write down that a teardown gives up the epoch, whose source may then lack slot, token and state.
 
-    The next receiver takes it back. Raises ChangelogError, LakeUnavailableError.
+    A receiver that goes on all the same leaves it behind. Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
     try:
-        _commit_marker(uri, table, [Transaction(TORN_DOWN_APP, table.transaction_version(EPOCH_APP) or 0)])
+        _commit_marker(uri, table, [Transaction(TORN_DOWN_APP, read_sequence(table))])
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
 
@@ -228,14 +230,15 @@ class ChangelogWriter:
         self.durable_lsn = LSN(table.transaction_version(DURABLE_APP) or 0)
         self.published = table.transaction_version(PUBLISHED_APP) or 0
         """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
-        token = read_token(table)
+        self.token = read_token(table)
+        """That of the last fence, or of the last renewal; 0 where the source has none."""
         # Of the table that was opened: the fence is refused if another one came since.
-        fresh = token if renew_token is None else renew_token(token, self.epoch_record, self.durable_lsn)
+        before = self.token
+        fresh = before if renew_token is None else renew_token(before, self.epoch_record, self.durable_lsn)
         self._flush_earlier()
-        apps = [Transaction(SHARED_APP, fresh)] if fresh != token else []
-        if is_torn_down(table):
-            apps.append(Transaction(TORN_DOWN_APP, 0))
-        self._commit([], CommitRecord("fence", self.epoch, self.durable_lsn), apps)
+        fence = CommitRecord("fence", self.epoch, self.durable_lsn)
+        self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != before else ())
+        self.token = fresh
 
     @property
     def epoch(self) -> Epoch:
@@ -301,6 +304,18 @@ class ChangelogWriter:
     def record_keepalive(self, lsn: LSN) -> None:
         """Record, by a commit without data, that nothing of ours was committed up to `lsn`."""
         self._commit([], CommitRecord("keepalive", self.epoch, lsn))
+
+    def give_sign_of_life(self, token: int) -> None:
+        """Commit no change, so that others see that this writer is at work. `token`: a new one of the source,
+        which has the last one as well."""
+        apps = [Transaction(SHARED_APP, token)] if token != self.token else []
+        self._commit([], CommitRecord("keepalive", self.epoch, self.durable_lsn), apps)
+        self.token = token
+
+    def rest(self) -> None:
+        """Record that this writer ends, as its last commit."""
+        commit = CommitRecord("keepalive", self.epoch, self.durable_lsn)
+        self._commit([], commit, [Transaction(AT_REST_APP, self.sequence + 1)])
 
     def _flush_earlier(self) -> None:
         """What a writer committed that died before it was on the disk counts from now on."""

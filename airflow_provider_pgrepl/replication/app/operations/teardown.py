@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.ownership import check_teardown
 from airflow_provider_pgrepl.replication.changelog import writer
@@ -98,6 +99,8 @@ class _Teardown:
         if not dry_run:
             waiting.lock_all(self.store, self.pipeline.name, self.deadline)
             self._check_place()
+            if self._epoch is not None:
+                check_no_receiver(self.pipeline)
         for step in (
             self._slot,
             self._mark,

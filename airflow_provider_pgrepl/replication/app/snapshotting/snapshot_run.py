@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
 from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import (
@@ -102,6 +103,8 @@ class SnapshotRun:
     def begin(self, take_over: str = "") -> Outcome:
         """Begin an epoch; `take_over` as in `begin_epoch`, and raising what that does."""
         taking = self.taking
+        if self.epoch is not None:
+            check_no_foreign_receiver(taking.store, taking.pipeline)
         requested = self.requested
         selected, _ = self.select(requested)
         leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
