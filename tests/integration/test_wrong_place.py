@@ -232,15 +232,22 @@ def test_slot_of_another_database_is_not_dropped_though_the_names_agree(kept: Ke
         assert read_slot(source, name) is not None
 
 
-def test_lake_is_not_dropped_while_the_state_knows_nothing_and_the_slot_is_there(
+def test_teardown_with_a_state_that_knows_nothing_names_the_record_at_the_source(
     kept: Kept, elsewhere: str
 ) -> None:
     """The apps of the pipeline hold their locks in another state database."""
     before = Left.of(kept)
     forgot_state = Access(kept.pipeline, kept.dsn, elsewhere)
-    with pytest.raises(StateError, match="knows nothing of the pipeline"):
-        teardown(forgot_state, drop_lake=True)
+    away = replace(forgot_state, pipeline=replace(kept.pipeline, lake=f"{kept.pipeline.lake}2"))
+    for access in (forgot_state, away):
+        for drop_lake in (False, True):
+            says = r"knows nothing of the pipeline, but database \S+ of the source has the record of slot"
+            with pytest.raises(StateError, match=says) as caught:
+                teardown(access, drop_lake=drop_lake)
     assert Left.of(kept) == before
+    give_up = re.findall(r"--give-up (\S+),", caught.value.hint)
+    teardown(forgot_state, give_up=give_up)
+    assert "what was recorded of pipeline" in teardown(kept.access).dropped[-1], "nothing keeps the record"
 
 
 def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_it_gives_up(

@@ -134,6 +134,9 @@ def test_lake_counts_as_moved_only_if_its_former_folder_is_certainly_absent(tmp_
     assert doubt_of_absence("s3://bucket/lake") == ""
 
 
+NEVER_BEGUN = evidence(epoch=None, lake_id="", recorded=None, lake_at_source="/lake")
+
+
 @pytest.mark.parametrize(
     ("found", "answer", "kind", "says"),
     [
@@ -171,6 +174,13 @@ def test_lake_counts_as_moved_only_if_its_former_folder_is_certainly_absent(tmp_
             StateError,
             "knows nothing of the pipeline",
         ),
+        (
+            evidence(recorded=None, lake_at_source="/lake"),
+            Answer.CANNOT_TELL,
+            StateError,
+            "database shop of the source has the record of slot pgrepl_shop, with the lake /lake",
+        ),
+        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has the record of slot"),
         (evidence(recorded=None, torn_down=True), Answer.CANNOT_TELL, StateError, "knows nothing"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),
@@ -283,6 +293,7 @@ def test_teardown_without_state_takes_the_name_of_the_source() -> None:
         (moved(epoch=None), "/lake"),
         (moved(recorded_lake_doubt="the storage is away"), "/lake"),
         (evidence(recorded=replace(RECORD, id="q")), "p"),
+        (NEVER_BEGUN, "7/shop"),
         (evidence(recorded=None), "7/shop"),
         (evidence(recorded=None, slots={}), "7/shop"),
     ],

@@ -64,6 +64,8 @@ class Evidence:
     `is_copy`: the error of a source that lacks the token which it shares with the lake. `durable_lsn`: up to
     where changes of the source were received, by the changelog, or without one by the state; `written_lsn`:
     the server's WAL position, which was read later. `torn_down`: a teardown gave up the lake's epoch.
+    `lake_at_source`: of the pipeline with this slot that the source's own database has recorded, if the state
+    knows nothing.
     """
 
     pipeline: Pipeline
@@ -78,6 +80,7 @@ class Evidence:
     durable_lsn: LSN = _START
     written_lsn: LSN | None = None
     torn_down: bool = False
+    lake_at_source: str = ""
 
     def describe(self) -> str:
         """Pipeline, source and lake by name, for logs and prompts."""
@@ -151,6 +154,7 @@ def differences(evidence: Evidence) -> Iterator[Difference]:
     yield from _source_of_lake(evidence)
     yield from _source_of_record(evidence)
     yield from _lake_of_record(evidence)
+    yield from _record_at_source(evidence)
     yield from _record_of_lake(evidence)
 
 
@@ -265,6 +269,21 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
             f" in the state database: {update}. {_UNCHANGED}",
         )
         yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
+
+
+def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
+    """Of a state's connection that leads elsewhere: the pipeline's apps hold their locks at the source."""
+    server = evidence.server
+    if server is None or evidence.recorded is not None or not evidence.lake_at_source:
+        return
+    error = StateError(
+        f"the state database knows nothing of the pipeline, but database {server.database} of the source has"
+        f" the record of slot {evidence.pipeline.slot}, with the lake {evidence.lake_at_source}",
+        "leave the state's connection out (state_conn_id, or PGREPL_STATE_DSN), or have it lead to that"
+        f" database. {_UNCHANGED}",
+    )
+    name = source_of(server).name
+    yield Difference(Answer.CANNOT_TELL, error, name, name)
 
 
 def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
