@@ -197,7 +197,7 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
     written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
     if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
         yield Difference(Answer.CANNOT_TELL, rewound, name, name)
-    if epoch is None or not _has_begun(evidence):
+    if epoch is None or not has_begun(evidence):
         return
     slot = evidence.slots.get(epoch.slot)
     if slot is None or (slot.plugin, slot.database) != (PLUGIN, server.database):
@@ -206,7 +206,7 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
         yield Difference(Answer.CANNOT_TELL, moved, name, name)
 
 
-def _has_begun(evidence: Evidence) -> bool:
+def has_begun(evidence: Evidence) -> bool:
     """Whether the epoch's slot has to be there. While an epoch begins, or if that was interrupted, the record
     names the source and no lake, and the slot is a new one; a teardown has dropped it."""
     recorded = evidence.recorded

@@ -42,6 +42,8 @@ WHERE name = %(name)s RETURNING 1
 """
 
 
+_RECORD_SLOT = "UPDATE _pgrepl.pipelines SET slot_owned = %s WHERE name = %s RETURNING 1"
+
 _READABLE = """
 SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = '_pgrepl' AND c.relname = 'pipelines'
@@ -138,6 +140,11 @@ class PipelineRecords(StateConnection):
         }
         with state_errors("recording the pipeline's source and lake"):
             rows(self._connection, _RECORD_EVIDENCE, fields)
+
+    def record_slot(self, name: str, *, is_owned: bool) -> None:
+        """Record that the slot was made by the pipeline, or is gone."""
+        with state_errors("recording the pipeline's slot"):
+            rows(self._connection, _RECORD_SLOT, (is_owned, name))
 
     def read_pipeline(self, name: str) -> PipelineRecord | None:
         """The recorded pipeline; None when there is none of this name."""

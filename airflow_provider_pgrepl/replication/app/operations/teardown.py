@@ -11,11 +11,12 @@ from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
 from airflow_provider_pgrepl.replication.app.operations import waiting
-from airflow_provider_pgrepl.replication.app.ownership import check_teardown
+from airflow_provider_pgrepl.replication.app.ownership import check_teardown, has_begun
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import slot_error
 from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
     drop_lake_tables,
@@ -32,7 +33,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import record as slot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -121,6 +122,9 @@ class _Teardown:
             check_holds_no_lake(self.pipeline.lake_root)
         log.info("%s", evidence.describe())
         self._recorded, self._epoch = evidence.recorded, evidence.epoch
+        stays = self._recorded is None or has_begun(evidence)
+        self._slot_has_begun = self._epoch is not None and stays
+        self._durable_lsn = evidence.durable_lsn
         if self.drop_lake:
             self._check_lake()
 
@@ -141,7 +145,7 @@ class _Teardown:
     def _slot(self, dry_run: bool) -> None:
         name = self._slot_name
         found = read_slot(self.source, name)
-        reason = None if found is None else slot.reason_to_keep(self.source, found)
+        reason = None if found is None else self._reason_to_keep(found)
         is_ours = self._is_ours(name, "slot")
         if found is not None and is_ours and reason is None:
             self._done(f"slot {name}")
@@ -150,6 +154,14 @@ class _Teardown:
             self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's{why}")
         if not dry_run and is_ours and reason is None:
             self.deadline.retry(lambda: drop_slot(self.source, name))
+
+    def _reason_to_keep(self, found: Slot) -> str | None:
+        reason = slot.reason_to_keep(self.source, found)
+        if reason is None and self._slot_has_begun:
+            # Made anew under the name, if it was not moved.
+            moved = slot_error(found, self._durable_lsn)
+            reason = None if moved is None else moved.message
+        return reason
 
     def _mark(self, dry_run: bool) -> None:
         """Have the lake say that its epoch was given up. Without its slot, the source looks like a copy of
@@ -259,7 +271,8 @@ class _Teardown:
                 self.store.forget_pipeline(self.pipeline.name)
             # Last, because what was interrupted is run again with a source that still has its token.
             name = self._slot_name
-            if self._is_ours(name, "slot") and not read_server(self.source).in_recovery:
+            has_tokens = self._recorded is not None or self._is_ours(name, "slot")
+            if has_tokens and not read_server(self.source).in_recovery:
                 forget_tokens(self.source, name)
             self.store.remove_schema()
         if self._recorded is not None:
