@@ -330,7 +330,7 @@ def test_ddl_of_a_role_without_rights_is_told_of_as_well(watched, dsn):
 
 def test_a_role_without_rights_is_told_what_it_takes_to_install(watched, dsn):
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline.name)
+        event_trigger.uninstall(source, watched.pipeline)
     with weak_role(watched) as role, watched.source() as source, source.cursor() as cursor:
         cursor.execute(f"set role {role}")
         with pytest.raises(PrivilegeError, match=f"role {role} may not create the event trigger") as raised:
@@ -510,7 +510,7 @@ def test_the_key_outlives_another_version_of_the_function(watched, dsn):
 def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_made(watched, dsn, tmp_path):
     name = watched.pipeline.name
     with watched.source() as source:
-        event_trigger.uninstall(source, name)
+        event_trigger.uninstall(source, watched.pipeline)
     execute(dsn, "drop schema if exists _pgrepl")
     file = tmp_path / "script.sql"
     with weak_role(watched) as role, watched.source() as source:
@@ -521,7 +521,7 @@ def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_
         event_trigger.install(source, watched.pipeline)
         assert len(event_trigger.read_key(source, name)) == 32
         with pytest.raises(PrivilegeError, match="cannot be removed") as caught:
-            event_trigger.uninstall(source, name)
+            event_trigger.uninstall(source, watched.pipeline)
         assert "event-trigger-sql FILE.json --remove" in caught.value.hint
         source.cursor().execute("reset role")
         with source.cursor() as cursor:
@@ -534,12 +534,12 @@ def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_
     file.write_text(removal_script(name))
     psql(watched, file)
     with watched.source() as source:
-        assert not event_trigger.is_present(source, name)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched, dsn, tmp_path):
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline.name)
+        event_trigger.uninstall(source, watched.pipeline)
     execute(dsn, "drop schema if exists _pgrepl")
     file = tmp_path / "script.sql"
     with weak_role(watched) as role, watched.source() as source:
@@ -547,7 +547,7 @@ def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched
         file.write_text(event_trigger.install_sql(source, watched.pipeline))
         with pytest.raises(subprocess.CalledProcessError):
             psql(watched, file)
-        assert not event_trigger.is_present(source, watched.pipeline.name)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def psql(watched: Watched, file: Path) -> None:
@@ -622,7 +622,7 @@ def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watche
         event_trigger.install(source, watched.pipeline)
         assert event_trigger.read_watching(source, watched.pipeline) == watching
         for _ in range(2):
-            event_trigger.uninstall(source, watched.pipeline.name)
+            event_trigger.uninstall(source, watched.pipeline)
         assert event_trigger.read_watching(source, watched.pipeline) is None
         with source.cursor() as cursor:
             cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")

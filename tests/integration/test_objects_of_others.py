@@ -173,6 +173,31 @@ def triggers(dsn: str) -> list[str]:
         return [name for (name,) in cursor.fetchall()]
 
 
+def test_event_triggers_of_another_pipeline_with_the_same_name_are_kept(kept, dsn):
+    """Its state is in another database, and its slot, publication and lake have other names."""
+    first = replace(kept.pipeline, event_trigger=True)
+    second = replace(
+        first, publication=f"{first.publication}_2", slot=f"{first.slot}_2", lake=f"{first.lake}2"
+    )
+    names = [f"pgrepl_{first.name}", f"pgrepld_{first.name}"]
+    with kept.source() as source:
+        event_trigger.install(source, first)
+        key = event_trigger.read_key(source, first.name)
+        event_trigger.keep_installed(source, replace(second, event_trigger=False))
+        event_trigger.uninstall(source, second)
+        with pytest.raises(ConfigError, match=f"for publication {first.publication}, and was not made"):
+            event_trigger.keep_installed(source, second)
+        assert triggers(dsn) == names
+        execute(dsn, *(f"drop event trigger {name}" for name in names))
+        event_trigger.uninstall(source, second)
+        assert event_trigger.is_present(source, first), "its function"
+        event_trigger.install(source, first)
+        assert event_trigger.read_key(source, first.name) == key
+        event_trigger.install(source, second, [first.publication])
+        event_trigger.uninstall(source, second)
+        assert triggers(dsn) == []
+
+
 @pytest.mark.parametrize("installed", [False, True], ids=["alone", "beside one of ours"])
 def test_event_trigger_that_a_person_made_under_the_name_is_kept(kept, dsn, installed):
     trigger = f"pgrepl_{kept.pipeline.name}"
@@ -185,7 +210,7 @@ def test_event_trigger_that_a_person_made_under_the_name_is_kept(kept, dsn, inst
         with pytest.raises(ConfigError, match=r"calls public.audit_ddl, and was not made for pipeline"):
             event_trigger.install(source, replace(kept.pipeline, event_trigger=True))
         event_trigger.keep_installed(source, replace(kept.pipeline, event_trigger=False))
-        assert not event_trigger.is_present(source, kept.pipeline.name)
+        assert not event_trigger.is_present(source, kept.pipeline)
         with pytest.raises(psycopg2.errors.RaiseException, match="calls a function outside"):
             source.cursor().execute(removal_script(kept.pipeline.name))
         source.cursor().execute("rollback")

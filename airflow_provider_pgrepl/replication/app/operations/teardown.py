@@ -180,8 +180,9 @@ class _Teardown:
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
-        was_there = event_trigger.is_present(self.source, self.pipeline.name)
-        for name, function in event_trigger.read_foreign(self.source, self.pipeline.name):
+        former = [record.publication for record in (self._recorded, self._epoch) if record is not None]
+        was_there = event_trigger.is_present(self.source, self.pipeline, former)
+        for name, function in event_trigger.read_foreign(self.source, self.pipeline, former):
             self.result.kept.append(
                 f"event trigger {name}, which this pipeline has not made: it calls {function}"
             )
@@ -191,7 +192,7 @@ class _Teardown:
             return
         if not dry_run:
             try:
-                event_trigger.uninstall(self.source, self.pipeline.name)
+                event_trigger.uninstall(self.source, self.pipeline, former)
             except PrivilegeError:
                 self.result.kept.append(
                     "the event trigger: it takes event-trigger-sql --remove, and a superuser"

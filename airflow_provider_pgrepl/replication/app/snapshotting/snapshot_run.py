@@ -166,7 +166,9 @@ def opened(
             check_surroundings(access.dsn, pipeline)
         store.migrate()
         store.lock(pipeline.name, "snapshot")
-        event_trigger.keep_installed(source, pipeline)
+        known = (evidence.recorded, epoch)
+        former = [record.publication for record in known if record is not None]
+        event_trigger.keep_installed(source, pipeline, former)
         session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)
