@@ -226,8 +226,9 @@ def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
             StateError(
                 f"pipeline {recorded.name} is recorded with {before}, and the connection leads to another"
                 f" {before.kind_of(server)}: {source_of(server)}",
-                f"{_CHECK_CONNECTION}. If that source no longer exists, delete the pipeline's row from"
-                " _pgrepl.pipelines",
+                "check the connections (conn_id, or PGREPL_DSN; state_conn_id, or PGREPL_STATE_DSN), and that"
+                " this is the file meant: the record may be that of another pipeline with this name."
+                f" {_UNCHANGED}",
             ),
             before.name,
         )
