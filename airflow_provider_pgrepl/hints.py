@@ -51,6 +51,15 @@ def reference(page: str) -> str:
     return f"see {folder}/reference/{page}.md"
 
 
+def prove_source() -> str:
+    """For a source that may be another one than the lake's: no new epoch is proposed before that is clear."""
+    return (
+        "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has all that"
+        " the lake has. After a failover or a restore, or if the slot was dropped:"
+        f" {reference('errors')}. Nothing was changed"
+    )
+
+
 def known_keys(unknown: Sequence[str], known: Collection[str]) -> str:
     """For keys that there are not: those that look like them, else all."""
     meant = [near[0] for key in unknown if (near := get_close_matches(key, list(known), 1))]

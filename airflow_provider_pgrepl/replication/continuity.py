@@ -13,11 +13,6 @@ from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot, why_invalidated
 
-_HISTORY_HINT = (
-    "check the connection (conn_id, or PGREPL_DSN): the lake continues with the server that has all that the"
-    f" lake has. After a failover or a restore: {hints.reference('errors')}. Nothing was changed"
-)
-
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     """The slot's confirmed LSN. Raises RewoundError, SlotError or PublicationError when history is broken."""
@@ -25,17 +20,17 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     if (rewound := history_error(server, written_lsn(source), record, durable_lsn)) is not None:
         raise rewound
     check_publication(source, record.publication, record.publication_oid)
-    slot = check_slot(source, record.slot)
+    slot = check_slot(source, record.slot, server)
     if (moved := slot_error(slot, durable_lsn)) is not None:
         raise moved
     return slot.confirmed_flush_lsn or LSN(0)
 
 
-def check_slot(source: connection, name: str) -> Slot:
+def check_slot(source: connection, name: str, server: Server) -> Slot:
     """Return the slot. Raises SlotError when it is gone, or when the server has invalidated it."""
     slot = read_slot(source, name)
     if slot is None:
-        raise SlotError(f"the replication slot {name} no longer exists", hints.NEW_EPOCH)
+        raise missing_slot(name, server)
     if slot.invalidation:
         raise SlotError(why_invalidated(source, slot), hints.NEW_EPOCH)
     return slot
@@ -69,7 +64,7 @@ def history_error(
             f"the source is on timeline {server.timeline}, the changelog's is {record.timeline}:"
             " it was restored or failed over, and may lack transactions that are in the lake, or it is a copy"
             " of the source",
-            _HISTORY_HINT,
+            hints.prove_source(),
         )
     if written >= durable_lsn:
         return None
@@ -77,7 +72,7 @@ def history_error(
     return RewoundError(
         f"the WAL position of the source ({written}) is before {durable_lsn}, up to where its changes were"
         f" received: it was restored to an earlier state, or is a copy of the source{replays}",
-        _HISTORY_HINT,
+        hints.prove_source(),
     )
 
 
@@ -90,8 +85,17 @@ def slot_error(slot: Slot, durable_lsn: LSN) -> SlotError | None:
     return SlotError(
         f"the slot {slot.name} has confirmed {confirmed}, beyond {durable_lsn}, the last durable LSN:"
         " somebody else moved it or created it again, or the lake's storage lost what it had confirmed;"
-        " changes between are lost",
-        hints.NEW_EPOCH,
+        " changes between are lost. Or this server is a copy of the source",
+        hints.prove_source(),
+    )
+
+
+def missing_slot(name: str, server: Server) -> SlotError:
+    """The error of a source without the slot."""
+    return SlotError(
+        f"there is no replication slot {name} in {source_of(server)}: it was dropped, or this server is a"
+        " copy of the source, which has none",
+        hints.prove_source(),
     )
 
 

@@ -34,7 +34,9 @@ def feed(received: Received, progress: ReceiverProgress) -> Iterator[ChangelogFe
     with received.source() as source:
         writer = ChangelogWriter(received.changelog)
         confirmed = received.slot().confirmed_flush_lsn or LSN(0)
-        yield ChangelogFeed(received.pipeline, source, writer, progress, EAGER, confirmed)
+        yield ChangelogFeed(
+            received.pipeline, source, writer, progress, EAGER, confirmed, lambda token: token
+        )
 
 
 def test_keepalive_inside_a_transaction_moves_nothing_past_its_commit(

@@ -26,7 +26,7 @@ from tests.support.watched import Watched, function, weak_role
 
 def test_a_role_without_rights_is_told_what_it_takes_to_install(watched, dsn):
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline.name)
+        event_trigger.uninstall(source, watched.pipeline)
     with weak_role(watched) as role, watched.source() as source, source.cursor() as cursor:
         cursor.execute(f"set role {role}")
         with pytest.raises(PrivilegeError, match=f"role {role} may not create the event trigger") as raised:
@@ -85,7 +85,7 @@ def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_
 
 def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched, dsn, tmp_path):
     with watched.source() as source:
-        event_trigger.uninstall(source, watched.pipeline.name)
+        event_trigger.uninstall(source, watched.pipeline)
     execute(dsn, "drop schema if exists _pgrepl")
     file = tmp_path / "script.sql"
     with weak_role(watched) as role, watched.source() as source:
@@ -93,7 +93,7 @@ def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched
         file.write_text(event_trigger.install_sql(source, watched.pipeline))
         with pytest.raises(subprocess.CalledProcessError):
             psql(watched, file)
-        assert not event_trigger.is_present(source, watched.pipeline.name)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def psql(watched: Watched, file: Path) -> None:
@@ -108,7 +108,7 @@ def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watche
         event_trigger.install(source, watched.pipeline)
         assert event_trigger.read_watching(source, watched.pipeline) == watching
         for _ in range(2):
-            event_trigger.uninstall(source, watched.pipeline.name)
+            event_trigger.uninstall(source, watched.pipeline)
         assert event_trigger.read_watching(source, watched.pipeline) is None
         with source.cursor() as cursor:
             cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")
@@ -178,7 +178,7 @@ def test_ddl_whose_triggers_fire_while_they_are_removed_does_not_fail(watched, d
             removing.start()
             wait_until(lambda: not is_installed(watched))
         removing.join(60)
-        assert not event_trigger.is_present(source, watched.pipeline.name)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def test_script_removes_triggers_while_ddl_runs(watched, dsn, tmp_path):
@@ -190,7 +190,7 @@ def test_script_removes_triggers_while_ddl_runs(watched, dsn, tmp_path):
         wait_until(lambda: not is_installed(watched))
     removing.join(60)
     with watched.source() as source:
-        assert not event_trigger.is_present(source, watched.pipeline.name)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def is_installed(watched: Watched) -> bool:

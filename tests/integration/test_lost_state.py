@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.errors import StateError
+from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app import replicate
-from airflow_provider_pgrepl.replication.app.snapshot import add_tables, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import add_tables, begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.status.reading import read_status
 from airflow_provider_pgrepl.replication.app.status.text import to_text
@@ -37,7 +37,7 @@ def test_replication_does_not_begin_to_receive(kept: Kept, caplog, loss: str) ->
     version = open_changelog(kept.changelog).version()
     assert replicate.main(["--pipeline", str(kept.file)]) == 78
     assert "the state database knows nothing of the pipeline" in caplog.text
-    assert "--new-epoch" in caplog.text
+    assert "--new-epoch" not in caplog.text
     assert open_changelog(kept.changelog).version() == version, "no receiver has been there"
     assert has_schema(kept) == (loss is FORGET), "none is made"
 
@@ -49,7 +49,7 @@ def test_a_snapshot_leads_out_of_it(kept: Kept, loss: str) -> None:
         with pytest.raises(StateError, match="knows nothing") as caught:
             take(kept.access)
         assert "PGREPL_STATE_DSN" in caught.value.hint
-        assert "--new-epoch" in caught.value.hint
+        assert "--new-epoch" not in caught.value.hint
     assert has_schema(kept) == (loss is FORGET)
 
 
@@ -58,11 +58,13 @@ def test_status_says_so(kept: Kept, loss: str) -> None:
     execute(kept.dsn, loss)
     shown = " ".join(to_text(read_status(kept.pipeline)).split())
     assert "the state database knows nothing of the pipeline" in shown
-    assert "--new-epoch" in shown
+    assert "--new-epoch" not in shown
 
 
 def test_a_new_epoch_knows_slot_and_publication_from_the_lake(kept: Kept) -> None:
     execute(kept.dsn, DROP)
+    with pytest.raises(ConfigError, match=r"would give up.*knows nothing"):
+        begin_new_epoch(kept.access)
     epoch = read_epoch(kept.changelog)
     with Store(kept.dsn, "test") as store, kept.source() as source:
         store.migrate()

@@ -8,20 +8,22 @@ from dataclasses import replace
 import psycopg2.errors
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, PublicationError, SlotError
+from airflow_provider_pgrepl.errors import ConfigError, PublicationError, SlotError, SnapshotError
 from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.app.snapshot import take_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import removal_script
+from airflow_provider_pgrepl.replication.source.known_source import source_of
 from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
 from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
 from airflow_provider_pgrepl.replication.state.store import Store
 from tests.conftest import closing_connection
-from tests.support.kept import B, Kept, kept_tables
+from tests.support.kept import TABLES, B, Kept, kept_tables
 from tests.support.replicated import execute
 
 
@@ -35,6 +37,11 @@ def claim(kept: Kept) -> None:
     with Store(kept.dsn, "test") as store, kept.source() as source:
         ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
         ownership.claim(read_server(source), read_epoch(kept.changelog))
+
+
+def source_name(kept: Kept) -> str:
+    with kept.source() as source:
+        return source_of(read_server(source)).name
 
 
 def recreate_publication(kept: Kept) -> None:
@@ -69,11 +76,61 @@ def test_slot_that_another_program_made_under_the_name_is_kept(kept, arguments, 
     recreate_slot(kept, arguments)
     with pytest.raises(SlotError, match=f"was not made by pipeline .*: {reason}"):
         claim(kept)
-    done = teardown(kept.access)
+    done = teardown(kept.access, give_up=[source_name(kept)])
     assert f"slot {kept.pipeline.slot}, which nothing shows to be this pipeline's: {reason}" in done.kept
     with kept.source() as source:
         assert read_slot(source, kept.pipeline.slot) is not None
         source.cursor().execute("select pg_drop_replication_slot(%s)", (kept.pipeline.slot,))
+
+
+def test_slot_that_another_program_made_while_ours_could_not_be_is_kept(dsn, tmp_path):
+    """The server makes none while a transaction is open that wrote before."""
+    execute(dsn, *TABLES)
+    tried = Kept(dsn, tmp_path, ("public.*",), trust_table_owners=True, slot_timeout_s=1)
+    with closing_connection(dsn) as open_one, open_one.cursor() as cursor:
+        open_one.autocommit = False
+        cursor.execute("insert into a values (1)")
+        with pytest.raises(SnapshotError, match="transaction"):
+            take_tables(tried.access)
+        open_one.rollback()
+    execute(dsn, f"select pg_create_logical_replication_slot('{tried.pipeline.slot}', 'pgoutput')")
+    with pytest.raises(SlotError, match="was not made by pipeline"):
+        take_tables(tried.access)
+    assert (
+        f"slot {tried.pipeline.slot}, which nothing shows to be this pipeline's"
+        in teardown(tried.access).kept
+    )
+    with tried.source() as source:
+        assert read_slot(source, tried.pipeline.slot) is not None
+
+
+def test_slot_of_an_epoch_whose_beginning_failed_is_noted_as_gone(kept, monkeypatch):
+    with Store(kept.dsn, "test") as store, kept.source() as source:
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+        ownership.claim(read_server(source), read_epoch(kept.changelog))
+        with pytest.raises(KeyboardInterrupt), ownership.slot_noted():
+            raise KeyboardInterrupt
+        assert store.read_pipeline(kept.pipeline.name).slot_owned, "it is there"
+        with pytest.raises(KeyboardInterrupt), ownership.slot_noted():
+            drop_slot(source, kept.pipeline.slot)
+            raise KeyboardInterrupt
+        assert not store.read_pipeline(kept.pipeline.name).slot_owned
+
+
+def test_slot_that_another_program_made_anew_after_the_epoch_began_is_kept(kept):
+    """It has confirmed more than the changelog has."""
+    slot = kept.pipeline.slot
+    execute(
+        kept.dsn,
+        f"select pg_drop_replication_slot('{slot}')",
+        "insert into a values (1)",
+        f"select pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+    )
+    done = teardown(kept.access, give_up=[source_name(kept)])
+    (said,) = [what for what in done.kept if what.startswith("slot ")]
+    assert "has confirmed" in said
+    with kept.source() as source:
+        assert read_slot(source, slot) is not None
 
 
 def test_publication_that_another_role_made_under_the_name_is_kept(kept):
@@ -116,6 +173,31 @@ def triggers(dsn: str) -> list[str]:
         return [name for (name,) in cursor.fetchall()]
 
 
+def test_event_triggers_of_another_pipeline_with_the_same_name_are_kept(kept, dsn):
+    """Its state is in another database, and its slot, publication and lake have other names."""
+    first = replace(kept.pipeline, event_trigger=True)
+    second = replace(
+        first, publication=f"{first.publication}_2", slot=f"{first.slot}_2", lake=f"{first.lake}2"
+    )
+    names = [f"pgrepl_{first.name}", f"pgrepld_{first.name}"]
+    with kept.source() as source:
+        event_trigger.install(source, first)
+        key = event_trigger.read_key(source, first.name)
+        event_trigger.keep_installed(source, replace(second, event_trigger=False))
+        event_trigger.uninstall(source, second)
+        with pytest.raises(ConfigError, match=f"for publication {first.publication}, and was not made"):
+            event_trigger.keep_installed(source, second)
+        assert triggers(dsn) == names
+        execute(dsn, *(f"drop event trigger {name}" for name in names))
+        event_trigger.uninstall(source, second)
+        assert event_trigger.is_present(source, first), "its function"
+        event_trigger.install(source, first)
+        assert event_trigger.read_key(source, first.name) == key
+        event_trigger.install(source, second, [first.publication])
+        event_trigger.uninstall(source, second)
+        assert triggers(dsn) == []
+
+
 @pytest.mark.parametrize("installed", [False, True], ids=["alone", "beside one of ours"])
 def test_event_trigger_that_a_person_made_under_the_name_is_kept(kept, dsn, installed):
     trigger = f"pgrepl_{kept.pipeline.name}"
@@ -128,7 +210,7 @@ def test_event_trigger_that_a_person_made_under_the_name_is_kept(kept, dsn, inst
         with pytest.raises(ConfigError, match=r"calls public.audit_ddl, and was not made for pipeline"):
             event_trigger.install(source, replace(kept.pipeline, event_trigger=True))
         event_trigger.keep_installed(source, replace(kept.pipeline, event_trigger=False))
-        assert not event_trigger.is_present(source, kept.pipeline.name)
+        assert not event_trigger.is_present(source, kept.pipeline)
         with pytest.raises(psycopg2.errors.RaiseException, match="calls a function outside"):
             source.cursor().execute(removal_script(kept.pipeline.name))
         source.cursor().execute("rollback")

@@ -347,7 +347,8 @@ def test_a_broken_history_is_said_when_it_starts(received, dsn, breakage, error,
     execute(dsn, "insert into t values (1, 'a')", *breakage.format(slot=received.pipeline.slot).split("; "))
     with pytest.raises(error, match=says) as caught:
         received.receive()
-    assert "--new-epoch" in caught.value.hint
+    # A copy of the source has no such slot either.
+    assert ("--new-epoch" in caught.value.hint) == (error is PublicationError)
 
 
 @pytest.mark.differs_by_major("since 18 a publication that is not there is passed over by the stream")
@@ -408,7 +409,7 @@ def test_a_table_of_another_history_is_not_continued(received, dsn, monkeypatch)
             received.receiving() as receiver,
         ):
             wait_until(receiver.failed.is_set)
-        assert "--new-epoch" in caught.value.hint
+        assert "--new-epoch" not in caught.value.hint
 
 
 def forge(received: Received) -> None:

@@ -73,7 +73,7 @@ def received(dsn: str, tmp_path: Path) -> Iterator[Received]:
     one.begin()
     yield one
     with one.source() as source:
-        event_trigger.uninstall(source, one.pipeline.name)
+        event_trigger.uninstall(source, one.pipeline)
 
 
 def failures(application: psycopg2.extensions.connection, statements: dict[str, str]) -> dict[str, str]:

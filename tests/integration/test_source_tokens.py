@@ -20,11 +20,14 @@ from airflow_provider_pgrepl.errors import (
     SlotError,
     StateError,
 )
+from airflow_provider_pgrepl.replication.app import foreign_receiver
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_source
+from airflow_provider_pgrepl.replication.app.operations.removal import remove_tables
 from airflow_provider_pgrepl.replication.app.operations.teardown import _Teardown, teardown
 from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
+from airflow_provider_pgrepl.replication.receiving.changelog_feed import KeepaliveRule
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.server import read_server
@@ -38,7 +41,7 @@ from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
 from tests.support.kept import TABLES, A, B, Kept, kept_tables
-from tests.support.replicated import execute
+from tests.support.replicated import execute, wait_until
 
 
 @pytest.fixture
@@ -127,6 +130,60 @@ def test_each_start_leaves_its_token_and_the_last_one_in_the_source(kept: Kept) 
     kept.receive()
     second = read_token(open_changelog(kept.changelog))
     assert set(tokens(kept.dsn)) == {first, second}
+
+
+def test_receiver_that_runs_renews_the_token_and_deletes_only_its_own(kept: Kept) -> None:
+    """One that was paused may not know that another has taken over, and has written a token."""
+
+    def wait_for_new(before: int) -> int:
+        wait_until(lambda: read_token(open_changelog(kept.changelog)) != before, what="a new token")
+        return read_token(open_changelog(kept.changelog))
+
+    with kept.receiving(KeepaliveRule(renew_s=0.5)) as receiver:
+        seen = [read_token(open_changelog(kept.changelog))]
+        successor = f"insert into _pgrepl.source_tokens values ('{kept.pipeline.slot}', 7, 'successor:1')"
+        execute(kept.dsn, successor)
+        for _ in range(4):
+            seen.append(wait_for_new(seen[-1]))
+        durable = receiver.progress.durable_lsn
+    assert {7, read_token(open_changelog(kept.changelog))} <= set(tokens(kept.dsn))
+    assert not {seen[0], seen[1]} & set(tokens(kept.dsn))
+    assert kept.durable_lsn >= durable
+    kept.receive()
+
+
+def test_tokens_that_go_while_a_receiver_runs_do_not_end_it(
+    kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    with kept.receiving(KeepaliveRule(renew_s=0.1)) as receiver:
+        execute(kept.dsn, "drop table _pgrepl.source_tokens", "insert into a values (70)")
+        before = open_changelog(kept.changelog).version()
+        wait_until(lambda: open_changelog(kept.changelog).version() > before + 5)
+        assert not receiver.failed.is_set()
+    assert caplog.text.count("no longer has the token") == 1
+    assert len(kept.changelog_rows("I")) == 1
+
+
+def test_lake_into_which_an_unknown_application_receives_is_neither_dropped_nor_replaced(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the source that was made since its last token has all evidence."""
+    monkeypatch.setattr(foreign_receiver, "_POLL_S", 0.1)
+    with kept.receiving(KeepaliveRule(renew_s=0.5)):
+        for act in (
+            lambda: teardown(kept.access, drop_lake=True),
+            lambda: teardown(kept.access),
+            lambda: remove_tables(kept.access, [A], drop_lake_tables=True),
+            lambda: begin_new_epoch(kept.access),
+        ):
+            with pytest.raises(RewoundError, match="receives changes into the lake"):
+                act()
+    assert kept.states() == {A: "streaming", B: "streaming"}
+    with kept.access.store("replicate") as app, kept.access.store("remove") as store:
+        app.lock(kept.pipeline.name, "replicate")
+        with kept.receiving(KeepaliveRule(renew_s=0.5)):
+            foreign_receiver.check_no_foreign_receiver(store, kept.pipeline)
+    teardown(kept.access, drop_lake=True)
 
 
 def test_lake_without_a_token_gets_one_at_the_next_start(kept: Kept) -> None:

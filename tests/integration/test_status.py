@@ -21,7 +21,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from airflow_provider_pgrepl.__main__ import main
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
-from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.changelog.writer import (
+    ChangelogWriter,
+    create_changelog,
+    mark_torn_down,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -292,7 +296,10 @@ def test_a_slot_that_is_gone_and_a_lake_that_is_not_ours_are_said(shop: Shop) ->
     shop.set_up()
     with shop.pg.cursor() as cursor:
         cursor.execute("select pg_drop_replication_slot(%s)", (shop.pipeline.slot,))
-    assert "is gone: it takes a new epoch" in shop.status().stdout
+    shown = " ".join(shop.status().stdout.split())
+    assert f"there is no replication slot {shop.pipeline.slot} in database" in shown
+    assert "is a copy of the source" in shown
+    assert "--new-epoch" not in shown
     record = replace(shop.epoch_record(LSN(1)), pipeline="other")
     DeltaTable(changelog_uri(shop.pipeline.lake_root)).alter.set_table_description(record.to_json())
     found = shop.status()
@@ -307,6 +314,9 @@ def test_after_a_teardown_that_kept_the_lake_no_new_epoch_has_to_be_asked_for(sh
     with shop.pg.cursor() as cursor:
         cursor.execute("select pg_drop_replication_slot(%s)", (shop.pipeline.slot,))
         cursor.execute("drop schema _pgrepl cascade")
+    shown = shop.status().stdout
+    assert "is gone" not in shown, "a copy of the source may have been cleaned"
+    mark_torn_down(changelog_uri(shop.pipeline.lake_root))
     found = shop.status()
     assert "is gone, and this database records no such pipeline" in found.stdout
     assert "new epoch" not in found.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,14 @@ from airflow_provider_pgrepl.errors import (
     ChangelogError,
     ConfigError,
     LakeError,
+    PgReplError,
     Retry,
     StateError,
 )
 from airflow_provider_pgrepl.replication.app.operations.teardown import teardown
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
+from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.server import read_server
@@ -35,7 +40,15 @@ from tests.support.replicated import execute, wait_until
 
 @pytest.fixture
 def kept(dsn, tmp_path):
-    return kept_tables(dsn, tmp_path)
+    return kept_tables(dsn, tmp_path, trust_table_owners=True)
+
+
+class EndedError(Exception):
+    """Stands for the end of the process."""
+
+
+def end(*_, **__):
+    raise EndedError
 
 
 def left(kept: Kept) -> dict[str, list[str]]:
@@ -68,6 +81,43 @@ def test_nothing_is_left_at_the_source_and_the_lake_stays(kept):
     assert kept.lake_rows(A).num_rows == 0
     again = teardown(kept.access)
     assert (again.dropped, len(again.kept)) == ([], 1)
+
+
+def test_snapshot_into_the_lake_that_a_teardown_kept_begins_an_epoch(kept, monkeypatch):
+    """Source and state have nothing of the pipeline then, as a copy of the source that was cleaned."""
+    kept.receive()
+    teardown(kept.access)
+    monkeypatch.setattr(SourceOwnership, "claim", end)
+    with pytest.raises(EndedError):
+        take_tables(kept.access)
+    monkeypatch.undo()
+    with Store(kept.dsn, "test") as store, kept.source() as source:
+        store.migrate()
+        ownership = SourceOwnership(kept.dsn, source, kept.pipeline, store)
+        ownership.claim(read_server(source), read_epoch(kept.changelog))
+    monkeypatch.setattr(SourceOwnership, "claim", end)
+    with pytest.raises(EndedError):
+        take_tables(kept.access)
+
+
+def test_source_without_slot_tokens_and_state_is_not_taken_for_one_after_a_teardown(kept):
+    """A copy of it that was cleaned looks like that, while the source goes on."""
+    kept.receive()
+    execute(
+        kept.dsn, f"select pg_drop_replication_slot('{kept.pipeline.slot}')", "drop schema _pgrepl cascade"
+    )
+    version = DeltaTable(kept.changelog).version()
+    for act in (
+        lambda: take_tables(kept.access),
+        lambda: begin_new_epoch(kept.access),
+        lambda: teardown(kept.access),
+        lambda: teardown(kept.access, drop_lake=True, dry_run=True),
+        lambda: teardown(kept.access, drop_lake=True),
+    ):
+        with pytest.raises(PgReplError, match="the state database knows nothing of the pipeline"):
+            act()
+    assert DeltaTable(kept.changelog).version() == version
+    assert left(kept).keys() == {"publications"}
 
 
 def test_the_event_trigger_goes_as_well(kept):
@@ -141,12 +191,6 @@ def test_lake_that_is_not_mounted_is_not_dropped_and_the_state_stays(kept):
 
 
 def test_teardown_that_ended_after_the_lake_was_dropped_can_be_repeated(kept, monkeypatch):
-    class EndedError(Exception):
-        """Stands for the end of the process."""
-
-    def end(*_):
-        raise EndedError
-
     with monkeypatch.context() as patched, pytest.raises(EndedError):
         patched.setattr(Store, "forget_pipeline", end)
         teardown(kept.access, drop_lake=True)
@@ -225,7 +269,10 @@ def test_the_state_of_other_pipelines_stays(kept):
 
 def test_without_state_the_lake_says_what_is_the_pipelines(kept):
     execute(kept.dsn, "drop schema _pgrepl cascade")
-    teardown(kept.access)
+    with pytest.raises(StateError, match="knows nothing of the pipeline") as caught:
+        teardown(kept.access)
+    assert left(kept).keys() == {"slots", "publications"}
+    teardown(kept.access, give_up=re.findall(r"--give-up (\S+),", caught.value.hint))
     assert left(kept) == {}
 
 

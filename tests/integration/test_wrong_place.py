@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,7 +11,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, RewoundError, StateError
+from airflow_provider_pgrepl.errors import (
+    ConfigError,
+    LakeError,
+    PgReplError,
+    RewoundError,
+    SlotError,
+    StateError,
+)
 from airflow_provider_pgrepl.replication.app import replicate
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.drift_check.check import check_drift
@@ -128,6 +136,22 @@ def test_commands_at_another_server_change_nothing(kept: Kept) -> None:
         refused(kept, Access(kept.pipeline, staging, kept.dsn), "another server: database")
 
 
+def test_commands_at_a_source_without_the_slot_change_nothing(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As at a base backup, which has state and tokens. No hint proposes to replace the lake from there."""
+    kept.receive()
+    monkeypatch.setenv("PGREPL_DSN", kept.dsn)
+    monkeypatch.delenv("PGREPL_STATE_DSN", raising=False)
+    execute(kept.dsn, f"select pg_drop_replication_slot('{kept.pipeline.slot}')")
+    refused(kept, kept.access, "there is no replication slot .* or this server is a copy of the source")
+    assert replicate.main(["--pipeline", str(kept.file)]) == 78
+    assert "check the connection" in caplog.text
+    shown = " ".join(to_text(read_status(kept.pipeline)).split())
+    assert "there is no replication slot" in shown
+    assert "--new-epoch" not in caplog.text + shown
+
+
 def test_commands_at_another_database_of_the_server_change_nothing(kept: Kept, elsewhere: str) -> None:
     """A server drops a logical slot from any of its databases."""
     says = "and the connection leads to another database of that server: database"
@@ -214,21 +238,31 @@ def test_slot_of_another_database_is_not_dropped_though_the_names_agree(kept: Ke
     name = kept.pipeline.slot
     execute(kept.dsn, f"select pg_drop_replication_slot('{name}')")
     execute(elsewhere, f"select pg_create_logical_replication_slot('{name}', 'pgoutput')")
-    kept_slots = [line for line in teardown(kept.access).kept if name in line]
+    with pytest.raises(SlotError, match="there is no replication slot") as caught:
+        teardown(kept.access)
+    give_up = re.findall(r"--give-up (\S+),", caught.value.hint)
+    kept_slots = [line for line in teardown(kept.access, give_up=give_up).kept if name in line]
     assert "it belongs to database" in kept_slots[0]
     with kept.source() as source:
         assert read_slot(source, name) is not None
 
 
-def test_lake_is_not_dropped_while_the_state_knows_nothing_and_the_slot_is_there(
+def test_teardown_with_a_state_that_knows_nothing_names_the_record_at_the_source(
     kept: Kept, elsewhere: str
 ) -> None:
     """The apps of the pipeline hold their locks in another state database."""
     before = Left.of(kept)
     forgot_state = Access(kept.pipeline, kept.dsn, elsewhere)
-    with pytest.raises(StateError, match="knows nothing of the pipeline"):
-        teardown(forgot_state, drop_lake=True)
+    away = replace(forgot_state, pipeline=replace(kept.pipeline, lake=f"{kept.pipeline.lake}2"))
+    for access in (forgot_state, away):
+        for drop_lake in (False, True):
+            says = r"knows nothing of the pipeline, but database \S+ of the source has the record of slot"
+            with pytest.raises(StateError, match=says) as caught:
+                teardown(access, drop_lake=drop_lake)
     assert Left.of(kept) == before
+    give_up = re.findall(r"--give-up (\S+),", caught.value.hint)
+    teardown(forgot_state, give_up=give_up)
+    assert "what was recorded of pipeline" in teardown(kept.access).dropped[-1], "nothing keeps the record"
 
 
 def test_new_epoch_at_a_server_that_replaced_the_old_one_takes_the_name_of_what_it_gives_up(

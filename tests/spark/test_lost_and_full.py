@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from airflow_provider_pgrepl.replication.lake.copying import range_copies
 from tests.support.in_process import InProcess
 from tests.support.loop_disk import disk
@@ -49,7 +51,9 @@ def test_after_its_state_was_lost_a_pipeline_begins_anew(spark, dsn, tmp_path):
     for app in ("replicate", "snapshot"):
         assert one.run(app) == 78
         assert "knows nothing of the pipeline" in one.log_tail()
-    assert one.run("snapshot", "--new-epoch") == 0, one.log_tail()
+    assert one.run("snapshot", "--new-epoch") == 78
+    name = re.findall(r"--give-up ([^ ,]+)", one.log_tail())[-1]
+    assert one.run("snapshot", "--new-epoch", "--give-up", name) == 0, one.log_tail()
     execute(dsn, "insert into t values (3, 'z')")
     assert one.run("replicate", "--until", "caught-up") == 0, one.log_tail()
     one.assert_equal(T)

@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import (
     begin_epoch,
     create_changelog,
     mark,
+    mark_torn_down,
 )
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import app_log, put_version
@@ -266,6 +267,28 @@ def test_no_fence_is_written_for_a_source_that_lacks_the_token(uri: str) -> None
     with pytest.raises(RewoundError):
         ChangelogWriter(uri, renew_token=lacks)
     assert DeltaTable(uri).version() == before
+
+
+def test_epoch_that_was_given_up_is_marked_until_a_receiver_or_a_new_epoch_begins(uri: str) -> None:
+    for begin in (ChangelogWriter, lambda uri: begin_epoch(uri, replace(epoch_record(), epoch=Epoch(2)))):
+        assert not reader.is_torn_down(DeltaTable(uri))
+        mark_torn_down(uri)
+        assert reader.is_torn_down(DeltaTable(uri))
+        begin(uri)
+    assert not reader.is_torn_down(DeltaTable(uri))
+
+
+def test_changelog_is_at_rest_once_its_last_writer_says_that_it_ends(uri: str) -> None:
+    assert reader.is_at_rest(DeltaTable(uri)), "none has been there"
+    for end in (ChangelogWriter.rest, lambda _: begin_epoch(uri, replace(epoch_record(), epoch=Epoch(2)))):
+        writer = ChangelogWriter(uri)
+        writer.give_sign_of_life(7)
+        assert not reader.is_at_rest(DeltaTable(uri))
+        assert reader.read_token(DeltaTable(uri)) == writer.token == 7
+        mark(uri)
+        end(writer)
+        assert reader.is_at_rest(DeltaTable(uri))
+    assert ChangelogWriter(uri).durable_lsn == epoch_record().consistent_point
 
 
 def test_a_newer_layout_is_refused(tmp_path: Path) -> None:

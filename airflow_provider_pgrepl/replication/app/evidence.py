@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     changelog_uri,
 )
 from airflow_provider_pgrepl.replication.changelog.reader import (
+    is_torn_down,
     lake_id,
     open_changelog,
     read_durable_lsn,
@@ -32,6 +33,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.state.pipelines import find_lake_of_slot
 from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
@@ -78,6 +80,7 @@ def gather(
         recorded_lake_id=recorded_lake,
         recorded_lake_doubt=doubt,
         durable_lsn=lake.durable_lsn,
+        torn_down=lake.torn_down,
     )
     if lake.epoch is None and recorded is not None:
         evidence = replace(evidence, durable_lsn=_received_by_state(store, pipeline.name))
@@ -94,14 +97,19 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
         # A receiver that runs has moved it since the changelog was opened; the other is read last.
         durable_lsn = _read_lake(evidence.pipeline.lake_root).durable_lsn
     is_copy = None
-    if epoch is not None and token:
+    # A teardown has deleted the tokens; the lake of one that was interrupted is its own as well.
+    if epoch is not None and token and not evidence.torn_down:
         has = has_token(source, epoch.slot, token)
-        # Where the state is lost, too, the schema of both was dropped.
+        # Where the state is lost, too, the schema of both was dropped: the lost state is the error then.
         if not has and not (has is None and recorded is None):
             is_copy = copy_error(source, epoch.slot)
+    server, lake_at_source = read_server(source), ""
+    if recorded is None:
+        lake_at_source = find_lake_of_slot(source, server.system_identifier, evidence.pipeline.slot)
     return replace(
         evidence,
-        server=read_server(source),
+        server=server,
+        lake_at_source=lake_at_source,
         slots=slots,
         is_copy=is_copy,
         durable_lsn=durable_lsn,
@@ -154,6 +162,7 @@ class _Lake:
     id: str = ""
     token: int = 0
     durable_lsn: LSN = _START
+    torn_down: bool = False
 
 
 def _read_lake(root: str) -> _Lake:
@@ -162,7 +171,13 @@ def _read_lake(root: str) -> _Lake:
     except NoChangelogError:
         return _Lake()
     record = EpochRecord.from_json(changelog.metadata().description)
-    return _Lake(record, lake_id(changelog), read_token(changelog), read_durable_lsn(changelog))
+    return _Lake(
+        record,
+        lake_id(changelog),
+        read_token(changelog),
+        read_durable_lsn(changelog),
+        is_torn_down(changelog),
+    )
 
 
 def _find_recorded_lake(root: str) -> tuple[str, str]:

@@ -24,7 +24,8 @@ def lost_state(pipeline: Pipeline, epoch: EpochRecord) -> StateError:
     """What happened, and what leads out of it."""
     return StateError(
         f"the lake of pipeline {pipeline.name} is in epoch {epoch.epoch}, but the state database knows"
-        " nothing of the pipeline: its schema _pgrepl was dropped, or this is another server or database",
-        "name the database that has it (state_conn_id, or PGREPL_STATE_DSN), or bring it back from a backup;"
-        f" if it is lost, {hints.NEW_EPOCH}",
+        " nothing of the pipeline: its schema _pgrepl was dropped, or this is another server or database, or"
+        " a copy of the source",
+        "name the database that has it (state_conn_id, or PGREPL_STATE_DSN), or bring it back from a backup."
+        f" If it is lost: {hints.reference('errors')}. Nothing was changed",
     )

@@ -16,10 +16,10 @@ from airflow_provider_pgrepl.errors import ConfigError, LakeError, PgReplError, 
 from airflow_provider_pgrepl.replication.app.lost_state import lost_state
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.continuity import history_error, slot_error
+from airflow_provider_pgrepl.replication.continuity import history_error, missing_slot, slot_error
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import quote_literal
-from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
+from airflow_provider_pgrepl.replication.source.known_source import KnownSource, known_source, source_of
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, Slot
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord
@@ -43,8 +43,9 @@ class Answer(Enum):
 class Difference:
     """A contradiction among the evidence.
 
-    `gives_up`: the name of what a new epoch would give up for it, "" if it needs no name; None where no epoch
-    may begin at all. `doubted`: the name of the source, if that has the right identity and another history.
+    `gives_up`: the name of what a new epoch would give up for it; None where none may begin at all.
+    `doubted`: the name of the source, if that has the right identity, and its history or what is recorded of
+    it differs.
     """
 
     answer: Answer
@@ -62,7 +63,9 @@ class Evidence:
     `recorded_lake_doubt`: why that lake may be there, although no changelog could be read in it.
     `is_copy`: the error of a source that lacks the token which it shares with the lake. `durable_lsn`: up to
     where changes of the source were received, by the changelog, or without one by the state; `written_lsn`:
-    the server's WAL position, which was read later.
+    the server's WAL position, which was read later. `torn_down`: a teardown gave up the lake's epoch.
+    `lake_at_source`: of the pipeline with this slot that the source's own database has recorded, if the state
+    knows nothing.
     """
 
     pipeline: Pipeline
@@ -76,6 +79,8 @@ class Evidence:
     is_copy: PgReplError | None = None
     durable_lsn: LSN = _START
     written_lsn: LSN | None = None
+    torn_down: bool = False
+    lake_at_source: str = ""
 
     def describe(self) -> str:
         """Pipeline, source and lake by name, for logs and prompts."""
@@ -97,25 +102,19 @@ def check_ours(evidence: Evidence) -> None:
         raise error
 
 
-def check_teardown(evidence: Evidence, give_up: frozenset[str], *, needs_state: bool) -> None:
-    """Raise what contradicts, but for the history of a source that `give_up` names.
-
-    `needs_state`: False for a command that drops only what is at the source. If the state knows nothing of
-    the pipeline, the lake's word on slot and publication is enough then.
-    """
+def check_teardown(evidence: Evidence, give_up: frozenset[str]) -> None:
+    """Raise what contradicts, but for the history, or the lost state, of a source that `give_up` names."""
     for difference in differences(evidence):
-        epoch, error = evidence.epoch, difference.error
+        error = difference.error
         if difference.doubted in give_up:
             continue
         if difference.doubted:
             raise type(error)(
                 error.message,
-                "check connection and lake first. To drop what is there all the same: --give-up"
+                "check connection, state and lake first. To drop what is there all the same: --give-up"
                 f" {difference.doubted}, or give_up of PgTeardownOperator. {_UNCHANGED}",
             )
-        lake_says_it = evidence.recorded is None and epoch is not None and bool(epoch.database_oid)
-        if needs_state or not lake_says_it or difference.answer is not Answer.CANNOT_TELL:
-            raise error
+        raise error
 
 
 def check_acceptable(evidence: Evidence, name: str) -> bool:
@@ -141,7 +140,7 @@ def check_new_epoch(evidence: Evidence, give_up: frozenset[str]) -> None:
     for difference in differences(evidence):
         if difference.gives_up is None:
             raise difference.error
-        if difference.gives_up and difference.gives_up not in give_up:
+        if difference.gives_up not in give_up:
             raise ConfigError(
                 f"a new epoch would give up what was there: {difference.error.message}",
                 "check connection and lake first. To give it up all the same:"
@@ -155,6 +154,7 @@ def differences(evidence: Evidence) -> Iterator[Difference]:
     yield from _source_of_lake(evidence)
     yield from _source_of_record(evidence)
     yield from _lake_of_record(evidence)
+    yield from _record_at_source(evidence)
     yield from _record_of_lake(evidence)
 
 
@@ -197,13 +197,22 @@ def _history(evidence: Evidence, server: Server, name: str) -> Iterator[Differen
     written = durable_lsn if evidence.written_lsn is None else evidence.written_lsn
     if (rewound := history_error(server, written, epoch, durable_lsn)) is not None:
         yield Difference(Answer.CANNOT_TELL, rewound, name, name)
-    slot, recorded = None if epoch is None else evidence.slots.get(epoch.slot), evidence.recorded
-    # While an epoch begins, or if that was interrupted, the record has no lake, and the slot is a new one.
-    has_begun = recorded is not None and bool(recorded.lake_id)
-    if slot is None or not has_begun or (slot.plugin, slot.database) != (PLUGIN, server.database):
+    if epoch is None or not has_begun(evidence):
         return
-    if (moved := slot_error(slot, durable_lsn)) is not None:
-        yield Difference(Answer.CANNOT_TELL, moved, "", name)
+    slot = evidence.slots.get(epoch.slot)
+    if slot is None or (slot.plugin, slot.database) != (PLUGIN, server.database):
+        yield Difference(Answer.CANNOT_TELL, missing_slot(epoch.slot, server), name, name)
+    elif (moved := slot_error(slot, durable_lsn)) is not None:
+        yield Difference(Answer.CANNOT_TELL, moved, name, name)
+
+
+def has_begun(evidence: Evidence) -> bool:
+    """Whether the epoch's slot has to be there. While an epoch begins, or if that was interrupted, the record
+    names the source and no lake, and the slot is a new one; a teardown has dropped it."""
+    recorded = evidence.recorded
+    if recorded is None or evidence.torn_down:
+        return False
+    return bool(recorded.lake_id) or not recorded.database_oid
 
 
 def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
@@ -217,8 +226,9 @@ def _source_of_record(evidence: Evidence) -> Iterator[Difference]:
             StateError(
                 f"pipeline {recorded.name} is recorded with {before}, and the connection leads to another"
                 f" {before.kind_of(server)}: {source_of(server)}",
-                f"{_CHECK_CONNECTION}. If that source no longer exists, delete the pipeline's row from"
-                " _pgrepl.pipelines",
+                "check the connections (conn_id, or PGREPL_DSN; state_conn_id, or PGREPL_STATE_DSN), and that"
+                " this is the file meant: the record may be that of another pipeline with this name."
+                f" {_UNCHANGED}",
             ),
             before.name,
         )
@@ -262,15 +272,31 @@ def _lake_of_record(evidence: Evidence) -> Iterator[Difference]:
         yield Difference(Answer.CANNOT_TELL, error, recorded.lake)
 
 
+def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
+    """Of a state's connection that leads elsewhere: the pipeline's apps hold their locks at the source."""
+    server = evidence.server
+    if server is None or evidence.recorded is not None or not evidence.lake_at_source:
+        return
+    error = StateError(
+        f"the state database knows nothing of the pipeline, but database {server.database} of the source has"
+        f" the record of slot {evidence.pipeline.slot}, with the lake {evidence.lake_at_source}",
+        "leave the state's connection out (state_conn_id, or PGREPL_STATE_DSN), or have it lead to that"
+        f" database. {_UNCHANGED}",
+    )
+    name = source_of(server).name
+    yield Difference(Answer.CANNOT_TELL, error, name, name)
+
+
 def _record_of_lake(evidence: Evidence) -> Iterator[Difference]:
     epoch, recorded = evidence.epoch, evidence.recorded
     if epoch is None:
         return
     if recorded is None:
-        # Without its slot it was torn down, and its lake kept.
-        if epoch.slot in evidence.slots or not epoch.database_oid:
-            yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), "")
-    elif epoch.pipeline_id and epoch.pipeline_id != recorded.id:
+        # A slot that is not there is no evidence of a teardown: a copy of the source has none.
+        if epoch.slot in evidence.slots or not evidence.torn_down:
+            name = KnownSource(epoch.system_identifier, epoch.database, epoch.database_oid).name
+            yield Difference(Answer.CANNOT_TELL, lost_state(evidence.pipeline, epoch), name, name)
+    elif epoch.pipeline_id and epoch.pipeline_id != recorded.id and not evidence.torn_down:
         yield Difference(
             Answer.NOT_OURS,
             StateError(

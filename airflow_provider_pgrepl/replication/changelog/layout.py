@@ -25,6 +25,12 @@ SHARED_APP = "pgrepl-shared-token"
 LAKE_APP = "pgrepl-lake:"
 """Begins a Delta app id that goes on with the id of a lake: its tables have it, and a changelog that took the
 place of a lost one has that of the lake as it was."""
+AT_REST_APP = "pgrepl-at-rest"
+"""Delta app id whose version is that of RECEIVER_APP once the last receiver has ended by itself, or none has
+been there. It is less while one runs, and if it was killed."""
+TORN_DOWN_APP = "pgrepl-torn-down"
+"""Delta app id whose version is that of RECEIVER_APP once a teardown has given up the epoch. Whoever goes on
+leaves it behind."""
 UPKEEP_APP = "pgrepl-upkeep"
 """Delta app id of whoever takes files out of the list; its version counts commits. Of two at a time one is
 refused, which Delta does not do by itself where no row changes."""

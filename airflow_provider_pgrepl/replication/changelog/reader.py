@@ -19,12 +19,15 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ChangelogFileGoneError, NoChangelogError
 from airflow_provider_pgrepl.replication.changelog.kept_files import KeptFiles
 from airflow_provider_pgrepl.replication.changelog.layout import (
+    AT_REST_APP,
     DURABLE_APP,
     EPOCH_APP,
     METADATA_KEY,
+    RECEIVER_APP,
     ROW_SCHEMA,
     SHARED_APP,
     STANDING_ORDINAL,
+    TORN_DOWN_APP,
     CommitRecord,
     EpochRecord,
     floor_app,
@@ -102,6 +105,21 @@ def open_changelog(uri: str) -> DeltaTable:
 def read_token(table: Transactions) -> int:
     """The token that the source has as well, which the last start wrote; 0 when there is none."""
     return table.transaction_version(SHARED_APP) or 0
+
+
+def read_sequence(table: Transactions) -> int:
+    """How often receivers, and beginnings of epochs, have written the open changelog."""
+    return table.transaction_version(RECEIVER_APP) or 0
+
+
+def is_at_rest(table: Transactions) -> bool:
+    """Return True if the last receiver of the open changelog has ended by itself, or none has been there."""
+    return table.transaction_version(AT_REST_APP) == read_sequence(table)
+
+
+def is_torn_down(table: Transactions) -> bool:
+    """Return True if a teardown has given up the epoch of the open changelog, and kept it."""
+    return table.transaction_version(TORN_DOWN_APP) == read_sequence(table)
 
 
 def read_durable_lsn(table: Transactions) -> LSN:

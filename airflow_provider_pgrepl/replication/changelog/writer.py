@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-from deltalake import CommitProperties, Transaction
+from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import (
+    AT_REST_APP,
     DURABLE_APP,
     EPOCH_APP,
     LAKE_APP,
@@ -24,11 +25,16 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     RECEIVER_APP,
     SHARED_APP,
     TABLE_SCHEMA,
+    TORN_DOWN_APP,
     CommitRecord,
     EpochRecord,
 )
 from airflow_provider_pgrepl.replication.changelog.parts import Part, PartFolder
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_token
+from airflow_provider_pgrepl.replication.changelog.reader import (
+    open_changelog,
+    read_sequence,
+    read_token,
+)
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import (
     AppLog,
@@ -123,6 +129,7 @@ def _epoch_properties(
             Transaction(RECEIVER_APP, sequence),
             Transaction(SHARED_APP, token),
             *([Transaction(f"{LAKE_APP}{former_lake}", 1)] if former_lake else []),
+            Transaction(AT_REST_APP, sequence),
             *_apps(commit, 0),
         ],
     )
@@ -146,25 +153,41 @@ def mark(uri: str) -> None:
     table = open_changelog(uri)
     version = int(table.version())
     try:
-        commit = CommitRecord(
-            "marker",
-            Epoch(table.transaction_version(EPOCH_APP) or 0),
-            LSN(table.transaction_version(DURABLE_APP) or 0),
-        )
-        table.create_write_transaction(
-            [],
-            mode="append",
-            schema=table.schema(),
-            partition_by=[PARTITION],
-            commit_properties=CommitProperties(custom_metadata=commit.to_metadata()),
-        )
-        # With what a writer before it may have left: only so many commits are looked at later.
-        durable.flush_newest(uri)
+        _commit_marker(uri, table)
     except CommitFailedError as error:
         if int(open_changelog(uri).version()) <= version:
             raise _unwritable(error) from error
     except (DeltaError, OSError) as error:
         raise _unwritable(error) from error
+
+
+def mark_torn_down(uri: str) -> None:
+    """Write down that a teardown gives up the epoch, whose source may then lack slot, token and state.
+
+    A receiver that goes on all the same leaves it behind. Raises ChangelogError, LakeUnavailableError.
+    """
+    table = open_changelog(uri)
+    try:
+        _commit_marker(uri, table, [Transaction(TORN_DOWN_APP, read_sequence(table))])
+    except (DeltaError, OSError) as error:
+        raise _unwritable(error) from error
+
+
+def _commit_marker(uri: str, table: DeltaTable, apps: list[Transaction] | None = None) -> None:
+    commit = CommitRecord(
+        "marker",
+        Epoch(table.transaction_version(EPOCH_APP) or 0),
+        LSN(table.transaction_version(DURABLE_APP) or 0),
+    )
+    table.create_write_transaction(
+        [],
+        mode="append",
+        schema=table.schema(),
+        partition_by=[PARTITION],
+        commit_properties=CommitProperties(custom_metadata=commit.to_metadata(), app_transactions=apps),
+    )
+    # With what a writer before it may have left: only so many commits are looked at later.
+    durable.flush_newest(uri)
 
 
 def find_torn_changelog(uri: str) -> torn.Torn:
@@ -212,12 +235,15 @@ class ChangelogWriter:
         self.durable_lsn = LSN(table.transaction_version(DURABLE_APP) or 0)
         self.published = table.transaction_version(PUBLISHED_APP) or 0
         """A hash of what decides what is published, as each commit from here on says it; 0 when none does."""
-        token = read_token(table)
+        self.token = read_token(table)
+        """That of the last fence, or of the last renewal; 0 where the source has none."""
         # Of the table that was opened: the fence is refused if another one came since.
-        fresh = token if renew_token is None else renew_token(token, self.epoch_record, self.durable_lsn)
+        before = self.token
+        fresh = before if renew_token is None else renew_token(before, self.epoch_record, self.durable_lsn)
         self._flush_earlier()
         fence = CommitRecord("fence", self.epoch, self.durable_lsn)
-        self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != token else ())
+        self._commit([], fence, [Transaction(SHARED_APP, fresh)] if fresh != before else ())
+        self.token = fresh
 
     @property
     def epoch(self) -> Epoch:
@@ -283,6 +309,18 @@ class ChangelogWriter:
     def record_keepalive(self, lsn: LSN) -> None:
         """Record, by a commit without data, that nothing of ours was committed up to `lsn`."""
         self._commit([], CommitRecord("keepalive", self.epoch, lsn))
+
+    def give_sign_of_life(self, token: int) -> None:
+        """Commit no change, so that others see that this writer is at work. `token`: a new one of the source,
+        which has the last one as well."""
+        apps = [Transaction(SHARED_APP, token)] if token != self.token else []
+        self._commit([], CommitRecord("keepalive", self.epoch, self.durable_lsn), apps)
+        self.token = token
+
+    def rest(self) -> None:
+        """Record that this writer ends, as its last commit."""
+        commit = CommitRecord("keepalive", self.epoch, self.durable_lsn)
+        self._commit([], commit, [Transaction(AT_REST_APP, self.sequence + 1)])
 
     def _flush_earlier(self) -> None:
         """What a writer committed that died before it was on the disk counts from now on."""

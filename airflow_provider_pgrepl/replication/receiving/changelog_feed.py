@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,17 +35,21 @@ log = logging.getLogger(__name__)
 
 _LOOK_S, _IDLE_LOOK_S = 0.2, 5.0
 _STANDBYS_S = 5.0
+RENEW_S = 120.0
+"""A receiver that runs commits at least as often."""
 
 
 @dataclass(frozen=True)
 class KeepaliveRule:
     """When a keepalive's LSN is recorded in the changelog, so that an idle database's slot moves: after
-    `max_wait_s` at the latest, and `idle_wait_s` where nothing but keepalives came since the last one."""
+    `max_wait_s` at the latest, and `idle_wait_s` where nothing but keepalives came since the last one.
+    `renew_s`: how often there is a commit, with a new token, whatever comes."""
 
     min_interval_s: float = 30.0
     min_bytes: int = 1 << 20
     max_wait_s: float = 60.0
     idle_wait_s: float = 120.0
+    renew_s: float = RENEW_S
 
 
 @dataclass
@@ -74,12 +79,14 @@ class ChangelogFeed:
         progress: ReceiverProgress,
         rule: KeepaliveRule,
         confirmed_lsn: LSN,
+        renew_token: Callable[[int], int],
     ) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
         self._writer = writer
         self._progress = progress
         self._rule = rule
+        self._renew_token, self._last_renewal = renew_token, time.monotonic()
         # Who replaces this receiver, because its connection was lost from here on, continues from this.
         progress.sequence = writer.sequence
         self.confirmed_lsn = confirmed_lsn
@@ -191,7 +198,7 @@ class ChangelogFeed:
     def until_flush(self) -> float:
         """Seconds until what is whole has to be flushed, or until it is time to look again."""
         if not self._buffer.has_whole:
-            return self._pipeline.flush_interval_s
+            return min(self._pipeline.flush_interval_s, self._rule.renew_s)
         return max(0.0, self._last_flush + self._interval_s - time.monotonic())
 
     def flush_if_due(self) -> None:
@@ -221,6 +228,20 @@ class ChangelogFeed:
         progress.sequence = self._writer.sequence
         progress.durable_lsn = durable
         progress.seen_lsn = max(durable, self._looked_lsn)
+
+    def renew_if_due(self) -> None:
+        """Give a sign of life: a copy of the source that was made before it has not the new token, and who
+        meets this receiver from such a copy sees it commit."""
+        if time.monotonic() - self._last_renewal < self._rule.renew_s:
+            return
+        self._writer.give_sign_of_life(self._renew_token(self._writer.token))
+        self._last_renewal = time.monotonic()
+        self._settle()
+
+    def rest(self) -> None:
+        """Say in the changelog that this receiver has ended, and none follows it."""
+        self._writer.rest()
+        self._settle()
 
     def finish(self) -> None:
         """Flush what is whole; there comes no more."""

@@ -31,7 +31,7 @@ from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
-from airflow_provider_pgrepl.replication.state.source_tokens import renew_token
+from airflow_provider_pgrepl.replication.state.source_tokens import renew_token, replace_token
 from airflow_provider_pgrepl.replication.wire.columns import TransactionBegin
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -86,6 +86,8 @@ class Receiver:
         """The transaction that the server has begun to send, and failed to: `error` is UnsendableError then.
         All that committed before it is durable."""
         self.failed = threading.Event()
+        self._renews, self._superseded = True, 0
+        self._has_fenced = False
         self.had_slot = False
         """Whether the slot was taken: address, login and rights are right then."""
 
@@ -107,9 +109,9 @@ class Receiver:
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
         # Before the slot is asked for: what another database answers is no word on this pipeline's.
-        continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
+        server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
         # Of an invalidated slot the server says on the stream that it can no longer be accessed, and not why.
-        continuity.check_slot(self._catalog, pipeline.slot)
+        continuity.check_slot(self._catalog, pipeline.slot, server)
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(
@@ -125,8 +127,15 @@ class Receiver:
         # While the slot is ours, nobody else at this server writes a token for it.
         writer = ChangelogWriter(changelog_uri(pipeline.lake_root), self.progress.sequence, self._renew_token)
         self._feed = ChangelogFeed(
-            pipeline, self._catalog, writer, self.progress, self._rule, self._confirmed_lsn
+            pipeline,
+            self._catalog,
+            writer,
+            self.progress,
+            self._rule,
+            self._confirmed_lsn,
+            self._replace_token,
         )
+        self._has_fenced = True
 
     def _renew_token(self, before: int, record: EpochRecord, durable_lsn: LSN) -> int:
         def check() -> None:
@@ -134,11 +143,28 @@ class Receiver:
 
         return renew_token(self._dsn, self._pipeline.slot, check, before)
 
+    def _replace_token(self, before: int) -> int:
+        """Return a new token, or `before` if the source keeps none, or cannot be asked now."""
+        if not self._renews or not before:
+            return before
+        try:
+            fresh = replace_token(self._dsn, self._pipeline.slot, before, self._superseded)
+        except PgReplError as error:
+            log.info("the token that source and lake share is renewed later: %s", error.message)
+            return before
+        # Why it cannot be has been said once.
+        self._renews = fresh != before
+        self._superseded = before
+        return fresh
+
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
 
-    def stop(self, timeout_s: float = 60.0) -> None:
-        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice."""
+    def stop(self, timeout_s: float = 60.0, *, is_replaced: bool = False) -> None:
+        """Flush what is whole, tell the slot, and end. Harmless when nothing was started, or twice.
+
+        `is_replaced`: another receiver of this process follows, so that the lake is not left at rest.
+        """
         self._stopping.set()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
@@ -149,10 +175,19 @@ class Receiver:
                 "the receiver did not end within %s s; what it was writing is not confirmed", timeout_s
             )
             return
+        if self._has_fenced and not is_replaced:
+            self._rest()
         if self._threads:
             # Who replaces this one continues from its last commit, also when it failed before it said so.
             self.progress.sequence, self._threads = self._feed.sequence, []
         self._connections.close()
+
+    def _rest(self) -> None:
+        self._has_fenced = False
+        try:
+            self._feed.rest()
+        except PgReplError as error:
+            log.info("the changelog does not say that this receiver has ended: %s", error.message)
 
     @property
     def has_ended(self) -> bool:
@@ -274,6 +309,7 @@ class Receiver:
         feed = self._feed
         while True:
             feed.look_if_due()
+            feed.renew_if_due()
             try:
                 chunk = self._chunks.get(timeout=feed.until_flush())
             except queue.Empty:

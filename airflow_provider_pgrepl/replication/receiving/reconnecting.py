@@ -89,7 +89,7 @@ class ReconnectingReceiver:
             while not self._receiver.failed.wait(_POLL_S):
                 if self._stopping.is_set():
                     return
-            self._receiver.stop()
+            self._receiver.stop(is_replaced=True)
             # Once it has ended: that another took over outranks the lost connection that may be how.
             error = self._receiver.error
             assert error is not None

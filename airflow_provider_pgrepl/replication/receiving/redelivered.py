@@ -159,5 +159,5 @@ def _of_rows(rows: pa.Table) -> pa.ChunkedArray:
 def _rewound(lsn: int, what: str) -> RewoundError:
     return RewoundError(
         f"the source was set back or replaced: the transaction at {LSN(lsn)} {what}",
-        hints.NEW_EPOCH,
+        hints.prove_source(),
     )

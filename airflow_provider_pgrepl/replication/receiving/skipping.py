@@ -39,6 +39,7 @@ def record_gap(pipeline: Pipeline, gap: Gap, after: int | None) -> None:
         last_commit_us=gap.begun.commit_us,
         kind="gap",
     )
+    writer.rest()
 
 
 def pass_gaps(source: Connection, pipeline: Pipeline) -> None:

@@ -69,7 +69,7 @@ def refusal(result: pq.abc.PGresult) -> PgReplError:
     if state == "42704" and _field(result, pq.DiagnosticField.SOURCE_FUNCTION) == _FINDS_PUBLICATION:
         return PublicationError(text, hints.NEW_EPOCH)
     if state in ("42704", "55000"):
-        return SlotError(text, f"changes are lost with the slot: {hints.NEW_EPOCH}")
+        return SlotError(text, hints.prove_source())
     return SourceConnectionError(f"the replication stream failed: {text} (SQLSTATE {state})")
 
 

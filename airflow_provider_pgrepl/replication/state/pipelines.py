@@ -10,7 +10,7 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import rows
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
 from airflow_provider_pgrepl.replication.state.connection import StateConnection, state_errors
 
 _REGISTER = """
@@ -40,6 +40,26 @@ UPDATE _pgrepl.pipelines SET database = %(database)s, database_oid = %(database_
     lake_id = %(lake_id)s
 WHERE name = %(name)s RETURNING 1
 """
+
+
+_RECORD_SLOT = "UPDATE _pgrepl.pipelines SET slot_owned = %s WHERE name = %s RETURNING 1"
+
+_READABLE = """
+SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = '_pgrepl' AND c.relname = 'pipelines'
+    AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
+"""
+_LAKE_OF_SLOT = "SELECT lake::text FROM _pgrepl.pipelines WHERE system_identifier = %s AND slot = %s"
+
+
+def find_lake_of_slot(source: Connection, system_identifier: str, slot: str) -> str:
+    """Return the lake of the pipeline with this slot that is recorded in the source's own database, where the
+    state is by default; "" if none is, or it may not be read. For messages: its owner may be anybody."""
+    with source_errors("looking for the pipeline's record at the source"):
+        if not rows(source, _READABLE):
+            return ""
+        found = rows(source, _LAKE_OF_SLOT, (system_identifier, slot))
+    return str(found[0][0]) if found else ""
 
 
 @dataclass(frozen=True)
@@ -120,6 +140,11 @@ class PipelineRecords(StateConnection):
         }
         with state_errors("recording the pipeline's source and lake"):
             rows(self._connection, _RECORD_EVIDENCE, fields)
+
+    def record_slot(self, name: str, *, is_owned: bool) -> None:
+        """Record that the slot was made by the pipeline, or is gone."""
+        with state_errors("recording the pipeline's slot"):
+            rows(self._connection, _RECORD_SLOT, (is_owned, name))
 
     def read_pipeline(self, name: str) -> PipelineRecord | None:
         """The recorded pipeline; None when there is none of this name."""

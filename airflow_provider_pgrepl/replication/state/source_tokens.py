@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS _pgrepl.source_tokens (
 """
 _ADD = "INSERT INTO _pgrepl.source_tokens (slot, token, holder) VALUES (%s, %s, %s) RETURNING 1"
 _KEEP = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s AND NOT token = ANY (%s) RETURNING 1"
+_DROP = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s AND token = %s RETURNING 1"
 _FORGET = "DELETE FROM _pgrepl.source_tokens WHERE slot = %s RETURNING 1"
 _LAST = """
 SELECT holder, written_at::timestamptz(0)::text FROM _pgrepl.source_tokens WHERE slot = %s
@@ -123,10 +124,24 @@ def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int) -
         return write_token(source, slot, before) or before
 
 
-def write_token(source: Connection, slot: str, before: int) -> int:
+def replace_token(dsn: str, slot: str, before: int, superseded: int) -> int:
+    """Return a new token for a receiver that goes on, which the source has as well as `before`; or `before`.
+
+    `superseded`: the one of its own before that, which is deleted. No other is: a receiver that has taken
+    over meanwhile, unnoticed by this one, has written its own. Raises SourceError, StateError.
+    """
+    with closing(connect(dsn, "source token")) as source:
+        if not has_token(source, slot, before):
+            log.warning("the source no longer has the token that it shares with the lake: it is not renewed")
+            return before
+        return write_token(source, slot, before, superseded) or before
+
+
+def write_token(source: Connection, slot: str, before: int, superseded: int | None = None) -> int:
     """Write a new token and return it; 0 where the source cannot be written, which is logged.
 
-    It is on the source's disk then. Raises SourceError.
+    It is on the source's disk then. `superseded`: the only token that is deleted; None: all but `before`.
+    Raises SourceError.
     """
     with source_errors("asking whether the source is a standby"):
         if row(source, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
@@ -148,7 +163,10 @@ def write_token(source: Connection, slot: str, before: int) -> int:
                 source.cursor().execute(_TABLE)
             check_ownership(source)
             rows(source, _ADD, (slot, token, f"{socket.gethostname()}:{os.getpid()}"))
-            rows(source, _KEEP, (slot, [before, token]))
+            if superseded is None:
+                rows(source, _KEEP, (slot, [before, token]))
+            else:
+                rows(source, _DROP, (slot, superseded))
     except (_CannotWriteError, StateError) as error:
         log.warning(
             "the source keeps no new token, so that a copy of this server may be taken for it: %s; %s",

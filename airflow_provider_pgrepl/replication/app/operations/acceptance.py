@@ -38,6 +38,6 @@ def accept_source(access: Access, name: str) -> bool:
             continuity.check(source, record, durable_lsn)
             return write_token(source, record.slot, before)
 
-        ChangelogWriter(changelog_uri(pipeline.lake_root), renew_token=renew)
+        ChangelogWriter(changelog_uri(pipeline.lake_root), renew_token=renew).rest()
     log.warning("accepted as the source, though its tokens were lost: %s", evidence.describe())
     return True

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, NoChangelogError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.app.operations import waiting
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import change, choose
 from airflow_provider_pgrepl.replication.changelog import writer
@@ -50,6 +51,8 @@ def remove_tables(
         chosen = [record.table for record in records]
         if drop_lake_tables or _being_copied(records):
             waiting.lock(store, name, "snapshot", deadline)
+        if drop_lake_tables:
+            check_no_foreign_receiver(store, access.pipeline)
         # A snapshot that takes a table again waits for this, or has taken it before the states are read.
         with store.locked(name, "publication", timeout_s):
             records = _removable(access, store, chosen, drop_lake_tables)

@@ -6,13 +6,17 @@ import logging
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from airflow_provider_pgrepl.errors import LakeError, PrivilegeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError, PrivilegeError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_receiver
 from airflow_provider_pgrepl.replication.app.operations import waiting
-from airflow_provider_pgrepl.replication.app.ownership import check_teardown
+from airflow_provider_pgrepl.replication.app.ownership import check_teardown, has_begun
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_holds_no_lake
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.continuity import slot_error
 from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
     drop_lake_tables,
@@ -29,7 +33,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.publication import drop_publication, read_identity
 from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.source.slot import record as slot
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import check_none_lingers
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -88,6 +92,7 @@ class _Teardown:
     deadline: waiting.Deadline
     give_up: frozenset[str] = frozenset()
     result: TornDown = field(default_factory=TornDown)
+    _unmarked: str = ""
 
     def run(self, *, dry_run: bool) -> TornDown:
         # Before the locks: those of another state database keep no app of this pipeline out.
@@ -95,18 +100,31 @@ class _Teardown:
         if not dry_run:
             waiting.lock_all(self.store, self.pipeline.name, self.deadline)
             self._check_place()
-        for step in (self._slots, self._event_trigger, self._publication, self._lake, self._state):
+            if self._epoch is not None:
+                check_no_receiver(self.pipeline)
+        for step in (
+            self._slot,
+            self._mark,
+            self._temporary_slots,
+            self._event_trigger,
+            self._publication,
+            self._lake,
+            self._state,
+        ):
             step(dry_run)
         return self.result
 
     def _check_place(self) -> None:
         """Without a lake that can be read, what is recorded has to do, where the lake is to stay."""
         evidence = gather(self.pipeline, self.store, self.source, lake_may_fail=not self.drop_lake)
-        check_teardown(evidence, self.give_up, needs_state=self.drop_lake)
+        check_teardown(evidence, self.give_up)
         if self.drop_lake:
             check_holds_no_lake(self.pipeline.lake_root)
         log.info("%s", evidence.describe())
         self._recorded, self._epoch = evidence.recorded, evidence.epoch
+        stays = self._recorded is None or has_begun(evidence)
+        self._slot_has_begun = self._epoch is not None and stays
+        self._durable_lsn = evidence.durable_lsn
         if self.drop_lake:
             self._check_lake()
 
@@ -123,24 +141,47 @@ class _Teardown:
                 "mount it and run this again; if the lake is gone, run teardown without --drop-lake",
             )
 
-    def _slots(self, dry_run: bool) -> None:
-        name = self._recorded.slot if self._recorded else self.pipeline.slot
+    def _slot(self, dry_run: bool) -> None:
+        name = self._slot_name
         found = read_slot(self.source, name)
-        reason = None if found is None else slot.reason_to_keep(self.source, found)
+        reason = None if found is None else self._reason_to_keep(found)
         is_ours = self._is_ours(name, "slot")
         if found is not None and is_ours and reason is None:
             self._done(f"slot {name}")
         elif found is not None:
             why = f": {reason}" if reason else ""
             self.result.kept.append(f"slot {name}, which nothing shows to be this pipeline's{why}")
-        if not dry_run and is_ours:
-            if reason is None:
-                self.deadline.retry(lambda: drop_slot(self.source, name))
+        if not dry_run and is_ours and reason is None:
+            self.deadline.retry(lambda: drop_slot(self.source, name))
+
+    def _reason_to_keep(self, found: Slot) -> str | None:
+        reason = slot.reason_to_keep(self.source, found)
+        if reason is None and self._slot_has_begun:
+            # Made anew under the name, if it was not moved.
+            moved = slot_error(found, self._durable_lsn)
+            reason = None if moved is None else moved.message
+        return reason
+
+    def _mark(self, dry_run: bool) -> None:
+        """Have the lake say that its epoch was given up. Without its slot, the source looks like a copy of
+        itself: to a teardown that is run again, and to a snapshot into the lake that stays."""
+        if self._epoch is None or dry_run:
+            return
+        try:
+            writer.mark_torn_down(changelog_uri(self.pipeline.lake_root))
+        except LakeUnavailableError as error:
+            if self.drop_lake:
+                raise
+            self._unmarked = f" by --new-epoch and --give-up, since it could not be marked: {error.message}"
+
+    def _temporary_slots(self, dry_run: bool) -> None:
+        if not dry_run and self._is_ours(self._slot_name, "slot"):
             self.deadline.retry(lambda: check_none_lingers(self.source, self.pipeline.name))
 
     def _event_trigger(self, dry_run: bool) -> None:
-        was_there = event_trigger.is_present(self.source, self.pipeline.name)
-        for name, function in event_trigger.read_foreign(self.source, self.pipeline.name):
+        former = [record.publication for record in (self._recorded, self._epoch) if record is not None]
+        was_there = event_trigger.is_present(self.source, self.pipeline, former)
+        for name, function in event_trigger.read_foreign(self.source, self.pipeline, former):
             self.result.kept.append(
                 f"event trigger {name}, which this pipeline has not made: it calls {function}"
             )
@@ -150,7 +191,7 @@ class _Teardown:
             return
         if not dry_run:
             try:
-                event_trigger.uninstall(self.source, self.pipeline.name)
+                event_trigger.uninstall(self.source, self.pipeline, former)
             except PrivilegeError:
                 self.result.kept.append(
                     "the event trigger: it takes event-trigger-sql --remove, and a superuser"
@@ -177,6 +218,10 @@ class _Teardown:
             drop_publication(self.source, name)
         self._done(f"publication {name}")
 
+    @property
+    def _slot_name(self) -> str:
+        return self._recorded.slot if self._recorded else self.pipeline.slot
+
     def _is_ours(self, name: str, what: str) -> bool:
         """By what is recorded, or where nothing is any more, by the lake."""
         if self._recorded is not None:
@@ -196,7 +241,8 @@ class _Teardown:
         root = self.pipeline.lake_root
         if not self.drop_lake:
             if self._epoch is not None:
-                self.result.kept.append(f"the lake {root}: a snapshot into it would begin a new epoch")
+                begins = f"a snapshot into it would begin a new epoch{self._unmarked}"
+                self.result.kept.append(f"the lake {root}: {begins}")
             return
         if self._epoch is None:
             return  # Nothing in it is shown to be this pipeline's.
@@ -231,8 +277,9 @@ class _Teardown:
             if self._recorded is not None:
                 self.store.forget_pipeline(self.pipeline.name)
             # Last, because what was interrupted is run again with a source that still has its token.
-            name = self._recorded.slot if self._recorded else self.pipeline.slot
-            if self._is_ours(name, "slot") and not read_server(self.source).in_recovery:
+            name = self._slot_name
+            has_tokens = self._recorded is not None or self._is_ours(name, "slot")
+            if has_tokens and not read_server(self.source).in_recovery:
                 forget_tokens(self.source, name)
             self.store.remove_schema()
         if self._recorded is not None:

@@ -29,7 +29,6 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import Reque
 from airflow_provider_pgrepl.replication.source.server import Server, read_server
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot, drop_unused
-from airflow_provider_pgrepl.replication.source.slot.record import drop_slot
 from airflow_provider_pgrepl.replication.source.slot.takeover import take_over_slot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 from airflow_provider_pgrepl.replication.state.source_tokens import forget_tokens, write_token
@@ -59,27 +58,44 @@ def begin_epoch(
     tables = [relation.table for relation in relations]
     former = check_former_tables(taking.store, pipeline, tables) if last is None else ""
     ownership.claim(server, last, replace_record=replace_record)
+    with ownership.slot_noted():
+        return _make_epoch(taking, ownership, server, relations, requested, last, take_over, former)
+
+
+def _make_epoch(
+    taking: TableSnapshotter,
+    ownership: SourceOwnership,
+    server: Server,
+    relations: list[Relation],
+    requested: RequestedTables,
+    last: EpochRecord | None,
+    take_over: str,
+    former: str,
+) -> Outcome:
+    pipeline, tables = taking.pipeline, [relation.table for relation in relations]
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
-    drop_slot(taking.source, pipeline.slot)
+    ownership.drop_slot()
     ownership.prepare_publication(relations)
     if take_over:
         position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
+        ownership.record_slot()
         record = _open_epoch(taking, ownership, server, position, last, former)
         return taking.take(tables, requested, record)
     for attempt in range(1, ATTEMPTS + 1):
-        drop_slot(taking.source, pipeline.slot)
+        ownership.drop_slot()
         exported = create_slot(
             taking.access.dsn,
             pipeline.slot,
             through=temporary_name(taking.source),
             timeout_s=pipeline.slot_timeout_s,
+            made=ownership.record_slot,
         )
         try:
             record, copied = _begin(taking, exported, ownership, server, relations, last, former)
             break
         except SnapshotError as error:
             if attempt == ATTEMPTS:
-                drop_slot(taking.source, pipeline.slot)
+                ownership.drop_slot()
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, SparkError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch, has_tables
 from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import (
@@ -102,6 +103,8 @@ class SnapshotRun:
     def begin(self, take_over: str = "") -> Outcome:
         """Begin an epoch; `take_over` as in `begin_epoch`, and raising what that does."""
         taking = self.taking
+        if self.epoch is not None:
+            check_no_foreign_receiver(taking.store, taking.pipeline)
         requested = self.requested
         selected, _ = self.select(requested)
         leave = left_out(taking.pipeline, unrecorded(selected, self.records)) if self.epoch else frozenset()
@@ -163,7 +166,9 @@ def opened(
             check_surroundings(access.dsn, pipeline)
         store.migrate()
         store.lock(pipeline.name, "snapshot")
-        event_trigger.keep_installed(source, pipeline)
+        known = (evidence.recorded, epoch)
+        former = [record.publication for record in known if record is not None]
+        event_trigger.keep_installed(source, pipeline, former)
         session = LazySession(lambda: build_session(f"pgrepl snapshot {pipeline.name}", delta=False))
         stack.callback(session.stop)
         records = store.read_tables(pipeline.name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import PublicationError, SlotError, StateError
+from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SlotError, StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
@@ -34,7 +35,7 @@ class SourceOwnership:
     store: Store
 
     def claim(self, server: Server, last: EpochRecord | None, *, replace_record: bool = False) -> None:
-        """Record slot and publication as ours before they exist; refuse what exists and is not.
+        """Record slot and publication as ours, the publication before it exists; refuse what is not ours.
 
         `last`: the epoch that the pipeline's lake is in, which knows them too when the state was lost.
         `replace_record`: also where another source, slot or lake is recorded; what of it was ours here, under
@@ -82,7 +83,8 @@ class SourceOwnership:
         self.store.register(
             pipeline,
             server.system_identifier,
-            slot_owned=True,
+            # Another program may make one of this name while we wait for transactions that are open.
+            slot_owned=found is not None,
             publication_owned=creates,
             database=server.database,
             database_oid=server.database_oid,
@@ -108,6 +110,29 @@ class SourceOwnership:
         if kept is None and publication.read_identity(self.source, former.publication) is not None:
             publication.drop_publication(self.source, former.publication)
             log.info("dropped the publication of the epoch that is given up: %s", former.publication)
+
+    def drop_slot(self) -> None:
+        """Drop the slot if the pipeline has made it. Raises BusyError while it is read."""
+        recorded = self.store.read_pipeline(self.pipeline.name)
+        if recorded is not None and recorded.slot_owned:
+            drop_slot(self.source, self.pipeline.slot)
+            self.store.record_slot(self.pipeline.name, is_owned=False)
+
+    def record_slot(self) -> None:
+        """Record that the pipeline has made its slot."""
+        self.store.record_slot(self.pipeline.name, is_owned=True)
+
+    @contextmanager
+    def slot_noted(self) -> Iterator[None]:
+        """Record that the slot is gone, if the block fails and has dropped it: the next of its name would be
+        another program's."""
+        try:
+            yield
+        except BaseException:
+            with suppress(PgReplError):
+                if read_slot(self.source, self.pipeline.slot) is None:
+                    self.store.record_slot(self.pipeline.name, is_owned=False)
+            raise
 
     def pipeline_id(self) -> str:
         """The id of the pipeline's record in the state."""

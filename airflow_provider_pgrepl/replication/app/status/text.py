@@ -111,13 +111,13 @@ def _app(status: PipelineStatus) -> list[str]:
 
 def _slot(status: PipelineStatus) -> list[str]:
     slot = status.slot
+    if slot is None and not status.is_ours:
+        return [_line("slot", "is not at this source: see the problems below")]
     if slot is None and not status.recorded:
         text = "is gone, and this database records no such pipeline: the next snapshot begins it from nothing"
         return [_line("slot", text)]
-    if slot is None and not status.is_ours:
-        return [_line("slot", "is not at this source: see the problems below")]
     if slot is None:
-        return [_line("slot", "is gone: it takes a new epoch (pgrepl snapshot FILE.json --new-epoch)")]
+        return [_line("slot", "is gone, or this server is a copy of the source: check the connection first")]
     held = "holds no WAL" if slot.invalidation else f"holds {show_bytes(slot.held_bytes)} of WAL"
     lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, {held}")]
     if slot.active and not (status.app and is_recent(status.app.reported_at)):

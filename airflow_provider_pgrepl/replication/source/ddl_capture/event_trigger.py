@@ -7,6 +7,7 @@ it is known to have said it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 
 import psycopg2.errors
@@ -42,12 +43,26 @@ SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
 WHERE n.nspname = %s AND p.proname = %s AND p.pronargs = 0
 """
 
-_FOREIGN = """
-SELECT e.evtname::text, pg_catalog.format('%%s.%%s', n.nspname, p.proname)
-FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
-    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-WHERE e.evtname = ANY (%s::text[]) AND n.nspname <> %s ORDER BY 1
+# Two pipelines of one database may have one name, if their states are in other ones. A function names the
+# publication that it is for; one whose publication is gone is nobody's.
+_FOR_ANOTHER = """
+SELECT o.pubname FROM pg_catalog.pg_publication o WHERE o.pubname <> ALL (%(own)s::text[])
+    AND pg_catalog.strpos(p.prosrc, 'pubname = ' || pg_catalog.quote_literal(o.pubname) || ';') > 0 LIMIT 1
 """
+
+_FOREIGN = """
+SELECT e.evtname::text, pg_catalog.format('%%s.%%s', n.nspname, p.proname), another.pubname::text
+FROM pg_catalog.pg_event_trigger e JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
+    JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace LEFT JOIN LATERAL (<another>) another ON true
+WHERE e.evtname = ANY (%(names)s::text[]) AND (n.nspname <> %(schema)s OR another.pubname IS NOT NULL)
+ORDER BY 1
+""".replace("<another>", _FOR_ANOTHER)
+
+_FOREIGN_FUNCTION = """
+SELECT 1 FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace,
+    LATERAL (<another>) another
+WHERE n.nspname = %(schema)s AND p.proname = %(function)s
+""".replace("<another>", _FOR_ANOTHER)
 
 _KEY_TABLE = """
 SELECT c.relkind = 'r' AND NOT c.relhasrules AND NOT c.relrowsecurity,
@@ -70,17 +85,17 @@ _MADE_BY_ANOTHER = (
 )
 
 
-def install(connection: Connection, pipeline: Pipeline) -> None:
+def install(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
     """Have the event triggers there, as this program wants them; nothing is written when they are.
 
-    DDL that runs at that time neither fails nor waits. Raises PrivilegeError when the role may not create
-    them, ServerSettingError on a standby, ConfigError when an event trigger of one of these names is another
-    program's.
+    DDL that runs at that time neither fails nor waits. `former`: publications that the pipeline had. Raises
+    PrivilegeError when the role may not create them, ServerSettingError on a standby, ConfigError when an
+    event trigger of one of these names is another program's, or another pipeline's.
     """
-    for name, function in read_foreign(connection, pipeline.name):
+    for name, function in read_foreign(connection, pipeline, former):
         raise ConfigError(
             f"event trigger {name} calls {function}, and was not made for pipeline {pipeline.name}",
-            "rename that trigger, or set event_trigger: false",
+            "rename that trigger, or give this pipeline another name, or set event_trigger: false",
         )
     body = body_of(pipeline, connection.server_version)
     with source_errors("installing the event trigger"):
@@ -126,34 +141,34 @@ def install_sql(connection: Connection, pipeline: Pipeline) -> str:
     return install_script(pipeline, connection.server_version, role)
 
 
-def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
+def keep_installed(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
     """Install or uninstall, as the pipeline wants it. Raises as those do."""
     if pipeline.event_trigger:
-        install(connection, pipeline)
-    elif is_present(connection, pipeline.name):
-        uninstall(connection, pipeline.name)
+        install(connection, pipeline, former)
+    elif is_present(connection, pipeline, former):
+        uninstall(connection, pipeline, former)
 
 
-def uninstall(connection: Connection, pipeline: str) -> None:
+def uninstall(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
     """Take away what `install` made, the schema too when nothing else is in it. May be called again.
 
-    A trigger of one of its names that calls a function outside of our schema stays. DDL that runs at that
-    time neither fails nor waits. Raises PrivilegeError when the role may not; BusyError when transactions
-    with DDL, which have read the key, do not end in time.
+    What is not the pipeline's stays (see `read_foreign`). DDL that runs at that time neither fails nor waits.
+    Raises PrivilegeError when the role may not; BusyError when transactions with DDL, which have read the
+    key, do not end in time.
     """
-    if not is_present(connection, pipeline):
+    if not is_present(connection, pipeline, former):
         return
-    foreign = {name for name, _ in read_foreign(connection, pipeline)}
-    own = [name for name in trigger_names(pipeline) if name not in foreign]
+    own = _own_names(connection, pipeline, former)
     with source_errors("removing the event trigger"), connection.cursor() as cursor:
         try:
             for statement in (*drop_triggers(own), AWAIT_DDL):
                 cursor.execute(statement)
-            for statement in drop_function(pipeline):
+            for statement in drop_function(pipeline.name):
                 with_short_waits(partial(_drop, connection, statement), _LOCK_WAIT_S, BusyError)
         except psycopg2.errors.InsufficientPrivilege as error:
             raise PrivilegeError(
-                f"the event trigger of pipeline {pipeline} cannot be removed: {error.diag.message_primary}",
+                f"the event trigger of pipeline {pipeline.name} cannot be removed:"
+                f" {error.diag.message_primary}",
                 "let a superuser run the SQL that `pgrepl event-trigger-sql FILE.json --remove` prints",
             ) from None
         if rows(connection, _EMPTY_SCHEMA, (SCHEMA,)):
@@ -175,23 +190,39 @@ def is_installed(connection: Connection, pipeline: str) -> bool:
     return _read_identity(connection, pipeline) is not None
 
 
-def is_present(connection: Connection, pipeline: str) -> bool:
+def is_present(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> bool:
     """Whether there is anything for `uninstall` to take away, whether it fires or not."""
-    foreign = {name for name, _ in read_foreign(connection, pipeline)}
-    own = [name for name in trigger_names(pipeline) if name not in foreign]
+    own, function = _own_names(connection, pipeline, former), function_name(pipeline.name)
+    values = {"schema": SCHEMA, "function": function, "own": [pipeline.publication, *former]}
     with source_errors("looking for the event trigger"):
+        if rows(connection, _FOREIGN_FUNCTION, values):
+            return False
         triggers = rows(
             connection, "SELECT 1 FROM pg_catalog.pg_event_trigger WHERE evtname = ANY (%s::text[])", (own,)
         )
-        return bool(triggers or rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline))))
+        return bool(triggers or rows(connection, _FUNCTION, (SCHEMA, function)))
 
 
-def read_foreign(connection: Connection, pipeline: str) -> list[tuple[str, str]]:
-    """Return the event triggers of this pipeline's names that call a function outside of our schema, and
-    that function."""
-    names = list(trigger_names(pipeline))
+def _own_names(connection: Connection, pipeline: Pipeline, former: Collection[str]) -> list[str]:
+    foreign = {name for name, _ in read_foreign(connection, pipeline, former)}
+    return [name for name in trigger_names(pipeline.name) if name not in foreign]
+
+
+def read_foreign(
+    connection: Connection, pipeline: Pipeline, former: Collection[str] = ()
+) -> list[tuple[str, str]]:
+    """Return the event triggers of this pipeline's names that call a function outside of our schema, or one
+    for a publication of another pipeline, and that function. `former`: publications that this one had."""
+    values = {
+        "names": list(trigger_names(pipeline.name)),
+        "schema": SCHEMA,
+        "own": [pipeline.publication, *former],
+    }
     with source_errors("looking for the event trigger"):
-        return [(name, function) for name, function in rows(connection, _FOREIGN, (names, SCHEMA))]
+        return [
+            (name, function if another is None else f"{function} for publication {another}")
+            for name, function, another in rows(connection, _FOREIGN, values)
+        ]
 
 
 def read_watching(connection: Connection, pipeline: Pipeline) -> str | None:

@@ -10,6 +10,7 @@ view that the server has stored. https://postgrespro.ru/list/thread-id/2779642
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import closing
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
@@ -25,18 +26,26 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 
 
-def create_slot(dsn: str, name: str, *, through: str | None = None, timeout_s: float) -> ExportedSnapshot:
+def create_slot(
+    dsn: str,
+    name: str,
+    *,
+    through: str | None = None,
+    timeout_s: float,
+    made: Callable[[], None] = lambda: None,
+) -> ExportedSnapshot:
     """Create a slot that stays, and export the snapshot of the place where it stands.
 
     `through`: the name of the temporary slot that exports it, or one of our choice. That slot is made after
     the first, and so waits for every transaction that ran while the first was made; then the first is moved
-    to its consistent point. `timeout_s` limits each of the two. Raises as `export_snapshot`; no slot is left
-    behind then.
+    to its consistent point. `timeout_s` limits each of the two. `made` is called once the slot is there.
+    Raises as `export_snapshot`; no slot is left behind then.
     """
     with closing(connect(dsn, "slot control")) as control:
         creation = SlotCreation(control, dsn, name, temporary=False, timeout_s=timeout_s)
         try:
             point = creation.create()
+            made()
             for _ in range(_ATTEMPTS):
                 exported = export_snapshot(dsn, through or temporary_name(control), timeout_s=timeout_s)
                 if _has_moved(control, name, point, exported):
