@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
+from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -232,8 +233,10 @@ def test_the_missing_right_is_named(pg, dsn):
         cursor.execute("drop owned by poor; drop role poor")
 
 
-def test_a_read_only_database_is_said(pg, dsn):
-    with Store(dsn + " options='-c default_transaction_read_only=on'", "test") as store:
+def test_a_read_only_database_is_said(dsn, monkeypatch):
+    # As on a standby; a setting of the role does not reach the session.
+    monkeypatch.setitem(PINNED_SETTINGS, "default_transaction_read_only", "on")
+    with Store(dsn, "test") as store:
         with pytest.raises(StateError, match="read-only"):
             store.migrate()
         with pytest.raises(StateError, match="not set up"):

@@ -256,7 +256,7 @@ def test_teardown_with_a_state_that_knows_nothing_names_the_record_at_the_source
     away = replace(forgot_state, pipeline=replace(kept.pipeline, lake=f"{kept.pipeline.lake}2"))
     for access in (forgot_state, away):
         for drop_lake in (False, True):
-            says = r"knows nothing of the pipeline, but database \S+ of the source has the record of slot"
+            says = r"knows nothing of the pipeline, but database \S+ of the source has the record of it"
             with pytest.raises(StateError, match=says) as caught:
                 teardown(access, drop_lake=drop_lake)
     assert Left.of(kept) == before

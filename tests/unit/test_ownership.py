@@ -178,9 +178,9 @@ NEVER_BEGUN = evidence(epoch=None, lake_id="", recorded=None, lake_at_source="/l
             evidence(recorded=None, lake_at_source="/lake"),
             Answer.CANNOT_TELL,
             StateError,
-            "database shop of the source has the record of slot pgrepl_shop, with the lake /lake",
+            "database shop of the source has the record of it, with slot pgrepl_shop and lake /lake",
         ),
-        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has the record of slot"),
+        (NEVER_BEGUN, Answer.CANNOT_TELL, StateError, "database shop of the source has the record of it"),
         (evidence(recorded=None, torn_down=True), Answer.CANNOT_TELL, StateError, "knows nothing"),
         (
             evidence(recorded=None, epoch=OLD_EPOCH, slots={}),

@@ -279,7 +279,7 @@ def _record_at_source(evidence: Evidence) -> Iterator[Difference]:
         return
     error = StateError(
         f"the state database knows nothing of the pipeline, but database {server.database} of the source has"
-        f" the record of slot {evidence.pipeline.slot}, with the lake {evidence.lake_at_source}",
+        f" the record of it, with slot {evidence.pipeline.slot} and lake {evidence.lake_at_source}",
         "leave the state's connection out (state_conn_id, or PGREPL_STATE_DSN), or have it lead to that"
         f" database. {_UNCHANGED}",
     )
