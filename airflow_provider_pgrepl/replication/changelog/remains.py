@@ -5,6 +5,7 @@ Its log is read here and not by deltalake, which refuses to open it.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,8 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     storage_errors,
     whole_checkpoints,
 )
@@ -52,8 +53,8 @@ def read_remains(uri: str, before: int | None) -> Remains:
         while is_before(version + 1) and (found := _commit(filesystem, root, version + 1)) is not None:
             actions += found
             version += 1
-    apps = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if action.get("txn")}
-    metadata = next((a["metaData"] for a in reversed(actions) if a.get("metaData")), None)
+    apps = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    metadata = next((a["metaData"] for a in reversed(actions) if "metaData" in a), None)
     durable = apps.get(DURABLE_APP)
     return Remains(
         version,
@@ -68,13 +69,8 @@ def _checkpoint(
     filesystem: fs.FileSystem, root: str, checkpoints: list[tuple[int, list[str]]]
 ) -> tuple[int, list[dict[str, Any]]]:
     for version, names in checkpoints:
-        try:
-            tables = [
-                read_parquet(filesystem, f"{log_path(root)}/{name}", ["metaData", "txn"]) for name in names
-            ]
-        except pa.ArrowException:
-            continue
-        return version, [row for table in tables for row in table.to_pylist()]
+        with suppress(pa.ArrowException, FileNotFoundError, ValueError):
+            return version, list(read_checkpoint(filesystem, root, names, ("metaData", "txn")))
     return -1, []
 
 
