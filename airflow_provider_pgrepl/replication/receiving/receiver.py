@@ -127,7 +127,7 @@ class Receiver:
 
     def _renew_token(self, before: int, record: EpochRecord, durable_lsn: LSN) -> int:
         check = partial(continuity.check, self._catalog, record, durable_lsn)
-        return renew_token(self._dsn, self._pipeline.slot, check, before)
+        return renew_token(self._dsn, self._pipeline.slot, check, before, self._pipeline.used_publication)
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work,), name=name, daemon=True)
