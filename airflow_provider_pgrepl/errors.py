@@ -170,7 +170,7 @@ class BusyError(SourceError):
 
 
 class PublicationError(SourceError):
-    """The publication is missing, was created again, or is somebody else's."""
+    """The publication is missing, was created again, or is somebody else's; or it would send our tables."""
 
 
 class SnapshotError(SourceError):

@@ -161,6 +161,11 @@ class Pipeline:
         )
 
     @property
+    def used_publication(self) -> str:
+        """The publication if the pipeline uses one that others have made, else ""."""
+        return self.publication if self.publication_mode == "use" else ""
+
+    @property
     def lake_root(self) -> str:
         """The lake's path, absolute, or the URI of its place in a store; without a trailing slash.
 

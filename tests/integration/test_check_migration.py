@@ -126,6 +126,15 @@ def test_the_hint_is_for_a_migration_that_nobody_has_run_yet(copy):
         assert "retry" not in table.hint
 
 
+def test_table_that_becomes_unlogged_is_to_be_removed_first(copy, run):
+    [table] = check(copy, "alter table a set unlogged").tables
+    assert table.hint.startswith("PostgreSQL refuses this while the table is published: before it, remove")
+    run("create publication pgrepl_shop for table a")
+    with pytest.raises(ConfigError, match="because it is part of a publication") as caught:
+        check(copy, "alter table a set unlogged")
+    assert "remove the table first: pgrepl remove" in caught.value.hint
+
+
 def test_what_would_end_the_transaction_or_cannot_be_undone_is_refused(copy, run):
     before = run(_EVERYTHING)
     for sql in REFUSED:

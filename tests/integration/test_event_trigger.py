@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
     trigger_names,
 )
+from tests.conftest import closing_connection
 from tests.support.handed import Handed
 from tests.support.replicated import execute, wait_until
 from tests.support.watched import SHAPE, Watched, function, insert, weak_role
@@ -337,3 +338,48 @@ def test_a_transaction_that_ends_with_a_safe_change_is_followed(dsn, tmp_path):
         {"id": 1, "w": 7, "x": None},
         {"id": 2, "w": 3, "x": 4},
     ]
+
+
+COSTLY = {
+    "an unpublished table is created": "create table new (id int primary key, v text)",
+    "a published table is altered": "alter table t add later int",
+    "a published type is altered": "alter type mood add value 'mixed'",
+}
+
+
+_ROWS_READ = """
+select sum(pg_stat_get_xact_tuples_returned(one) + pg_stat_get_xact_tuples_fetched(one))::int
+from unnest(array['pg_attribute', 'pg_class', 'pg_depend', 'pg_index', 'pg_inherits', 'pg_type']::regclass[])
+    one
+"""
+
+
+def catalog_rows_read(dsn: str, ddl: str) -> int:
+    """How many rows of the catalog a DDL reads in a session that has its plans."""
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        found = []
+        for _ in range(2):
+            cursor.execute("begin")
+            cursor.execute(_ROWS_READ)
+            found = [cursor.fetchone()[0]]
+            cursor.execute(ddl)
+            cursor.execute(_ROWS_READ)
+            found.append(cursor.fetchone()[0])
+            cursor.execute("rollback")
+    return int(found[1] - found[0])
+
+
+def test_ddl_costs_no_more_where_there_are_more_tables(watched, dsn):
+    few = {what: catalog_rows_read(dsn, ddl) for what, ddl in COSTLY.items()}
+    execute(
+        dsn,
+        *(f"alter event trigger {name} disable" for name in trigger_names(watched.pipeline.name)),
+        "create table parted (id int primary key, v text) partition by range (id)",
+        "do $$ begin for i in 1..400 loop execute format('create table many_%s partition of parted"
+        " for values from (%s) to (%s)', i, i, i + 1); end loop; end $$",
+        *(f"alter event trigger {name} enable always" for name in trigger_names(watched.pipeline.name)),
+        "analyze",
+    )
+    many = {what: catalog_rows_read(dsn, ddl) for what, ddl in COSTLY.items()}
+    for what, read in many.items():
+        assert read < few[what] + 200, (what, few[what], read)

@@ -88,6 +88,26 @@ def test_a_kept_snapshot_outlives_its_slot(pg, dsn, run, exported):
         assert all(relation.membership_oid for relation in keeper.relations)
 
 
+_LOCKED = """
+select c.relname, a.application_name from pg_locks l join pg_class c on c.oid = l.relation
+    join pg_stat_activity a on a.pid = l.pid
+where c.relnamespace = 'public'::regnamespace and a.application_name ~ '^pgrepl (keeper|copy)' order by 1, 2
+"""
+
+
+def test_copy_holds_one_lock_for_each_partition_and_one_for_each_range_at_work(pg, dsn, run, exported):
+    with keeper_of(dsn, pg, exported, "t", "part") as keeper:
+        assert run(_LOCKED) == []
+        with keeper.hold(keeper.relations[1]) as held:
+            held_alone = [name for name, _ in run(_LOCKED)]
+            first = held.plan(held.relation, 1 << 30)[0]
+            with open_copy(dsn, held.snapshot, first) as stream:
+                while_copied = [name for name, _ in run(_LOCKED)]
+                stream.read()
+        assert held_alone == ["part", "part_1", "part_2"]
+        assert while_copied == ["part", "part_1", "part_1", "part_2"]
+
+
 DDL = (
     "alter table t alter v type varchar(100) using v || 'x'",
     "alter table t add w int default 5",

@@ -63,6 +63,15 @@ OF_ONE_TABLE = {
 }
 
 
+REFUSED = {
+    "alter table {}.public.t set unlogged": "it is part of a publication",
+    "create database {0}_copy template {0}": "is being accessed by other users",
+    "alter database {0} rename to {0}_renamed": "is being accessed by other users",
+    "drop database {} with (force)": "is used by an active logical replication slot",
+}
+"""What the page names; to be run in another database, but for the first."""
+
+
 @pytest.fixture
 def received(dsn: str, tmp_path: Path) -> Iterator[Received]:
     execute(dsn, *SHAPES)
@@ -100,6 +109,23 @@ def test_no_statement_of_the_application_fails_or_waits_while_its_tables_are_rep
                 wait_until_seen(receiver, received.source_lsn())
             assert failures(application, OF_ONE_TABLE) == {}
             wait_until(lambda: not _held_back(application), what="what is read of the catalog to end")
+
+
+@pytest.mark.differs_by_major("what the server refuses")
+def test_statements_that_are_refused_are_those_that_the_page_names(received, dsn, server):
+    database = dsn.split("dbname=")[1].split()[0]
+    refused = {}
+    with received.receiving():
+        for statement in REFUSED:
+            with closing(psycopg2.connect(dsn if ".public." in statement else server.dsn())) as application:
+                application.autocommit = True
+                with application.cursor() as cursor, pytest.raises(psycopg2.Error) as caught:
+                    cursor.execute(statement.format(database))
+            refused[statement] = str(caught.value)
+    assert {what: reason in refused[what] for what, reason in REFUSED.items()} == dict.fromkeys(REFUSED, True)
+    execute(
+        dsn, f"alter publication {received.pipeline.publication} drop table t", "alter table t set unlogged"
+    )
 
 
 def _held_back(application: psycopg2.extensions.connection) -> list[tuple[object, ...]]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import all_tables_warning
 from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
@@ -27,9 +28,13 @@ def source_problems(
     return (*([synchronous] if synchronous else []), *map(str, refused.values()))
 
 
-def source_warnings(source: Connection, records: Mapping[TableName, TableRecord]) -> tuple[str, ...]:
-    """Return in sentences what may be meant to be so: rows that the lake does not get."""
-    return tuple(inherited_warnings(source, _oids(records)))
+def source_warnings(
+    source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
+) -> tuple[str, ...]:
+    """Return in sentences what may be meant to be so: rows that the lake does not get, and tables of ours
+    that subscribers of others get."""
+    sent = all_tables_warning(source, pipeline.slot, pipeline.used_publication)
+    return (*inherited_warnings(source, _oids(records)), *([sent] if sent else []))
 
 
 def published_refused(

@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.receiving.changelog_feed import (
 )
 from airflow_provider_pgrepl.replication.receiving.skipping import pass_gaps
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.ended_session import EndedSession
 from airflow_provider_pgrepl.replication.source.liveness import Liveness, is_at_work
 from airflow_provider_pgrepl.replication.source.stream import Chunk, ReplicationStream
 from airflow_provider_pgrepl.replication.state.source_tokens import renew_token, replace_token
@@ -108,6 +109,7 @@ class Receiver:
         pipeline = self._pipeline
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
+        self._session = EndedSession(self._catalog)
         # Before the slot is asked for: what another database answers is no word on this pipeline's.
         server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
         # Of an invalidated slot the server says on the stream that it can no longer be accessed, and not why.
@@ -141,14 +143,15 @@ class Receiver:
         def check() -> None:
             self._confirmed_lsn = continuity.check(self._catalog, record, durable_lsn)
 
-        return renew_token(self._dsn, self._pipeline.slot, check, before)
+        return renew_token(self._dsn, self._pipeline.slot, check, before, self._pipeline.used_publication)
 
     def _replace_token(self, before: int) -> int:
         """Return a new token, or `before` if the source keeps none, or cannot be asked now."""
         if not self._renews or not before:
             return before
         try:
-            fresh = replace_token(self._dsn, self._pipeline.slot, before, self._superseded)
+            used = self._pipeline.used_publication
+            fresh = replace_token(self._dsn, self._pipeline.slot, before, self._superseded, used)
         except PgReplError as error:
             log.info("the token that source and lake share is renewed later: %s", error.message)
             return before
@@ -283,10 +286,20 @@ class Receiver:
                 return
 
     def _send_status_if_due(self, *, asked: bool = False) -> None:
+        self._check_session()
         moved = self._confirmable_lsn > self.progress.confirmed_lsn
         overdue = time.monotonic() - self._last_status >= _STATUS_INTERVAL_S
         if asked or moved or overdue or self._ask_for_reply.is_set():
             self._send_status()
+
+    def _check_session(self) -> None:
+        """End the stream if the server has ended the catalog session, without which nothing gets durable.
+
+        The writing thread notices only when its commit is over, and a server that shuts down waits for us.
+        """
+        if self._session.has_ended():
+            self._stream.close()
+            raise SourceConnectionError("the server ended the session at the catalog, as in a shutdown")
 
     @property
     def _confirmable_lsn(self) -> LSN:

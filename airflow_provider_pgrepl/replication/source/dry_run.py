@@ -36,6 +36,8 @@ _HINTS = {
     "42501": "the role that tries it needs the rights of the one that will run it",
     "57014": "it took longer than the check may take: give it more time, or a smaller database",
 }
+_MAKES_UNLOGGED = "ATPrepChangePersistence"
+"""Where PostgreSQL refuses SET UNLOGGED of a published table; its messages are in the server's language."""
 
 
 @contextmanager
@@ -114,6 +116,8 @@ def _failure(error: Any, sql: str) -> PgReplError:
     hint = _HINTS.get(code, "")
     if code == "42601" and found == "\\":
         hint = "this is a command of psql, which the server does not know: take it out of what is tried"
+    if error.diag.source_function == _MAKES_UNLOGGED:
+        hint = "remove the table first: pgrepl remove FILE.json TABLE, or PgRemoveTablesOperator"
     if code == "0A000" and not _is_about_transactions(error):
         hint = ""
     return ConfigError(f"the migration fails{place}: {said}", hint)

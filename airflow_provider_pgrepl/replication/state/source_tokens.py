@@ -19,6 +19,9 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundError, StateError
+from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import (
+    all_tables_publications,
+)
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
@@ -35,7 +38,6 @@ _BITS = 62
 _LOCK_WAIT_MS = 10_000
 
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = '_pgrepl')"
-_HAS_PUBLICATION_OF_ALL = "SELECT EXISTS (SELECT FROM pg_catalog.pg_publication WHERE puballtables)"
 _HAS_TABLE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname = '_pgrepl' AND c.relname = 'source_tokens')
@@ -109,22 +111,23 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
     )
 
 
-def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int) -> int:
+def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int, used: str = "") -> int:
     """Check that the source has the changelog's token, and return a new one that it has as well.
 
     `check`: raises where the source cannot go on with the changelog for another reason: a new token at the
     wrong source would shut the right one out. `before`: the changelog's token; 0 when it has none yet. It
-    stays in the source, because this process may end before the changelog has the new one. Returns `before`
-    where the source cannot be written. Raises RewoundError for a copy of the source, and what `check` does.
+    stays in the source, because this process may end before the changelog has the new one. `used`: the
+    publication of others that the slot's reader uses. Returns `before` where the source cannot be written.
+    Raises RewoundError for a copy of the source, and what `check` does.
     """
     with closing(connect(dsn, "source token")) as source:
         if before and not has_token(source, slot, before):
             raise copy_error(source, slot)
         check()
-        return write_token(source, slot, before) or before
+        return write_token(source, slot, before, used) or before
 
 
-def replace_token(dsn: str, slot: str, before: int, superseded: int) -> int:
+def replace_token(dsn: str, slot: str, before: int, superseded: int, used: str = "") -> int:
     """Return a new token for a receiver that goes on, which the source has as well as `before`; or `before`.
 
     `superseded`: the one of its own before that, which is deleted. No other is: a receiver that has taken
@@ -134,10 +137,12 @@ def replace_token(dsn: str, slot: str, before: int, superseded: int) -> int:
         if not has_token(source, slot, before):
             log.warning("the source no longer has the token that it shares with the lake: it is not renewed")
             return before
-        return write_token(source, slot, before, superseded) or before
+        return write_token(source, slot, before, used, superseded) or before
 
 
-def write_token(source: Connection, slot: str, before: int, superseded: int | None = None) -> int:
+def write_token(
+    source: Connection, slot: str, before: int, used: str = "", superseded: int | None = None
+) -> int:
     """Write a new token and return it; 0 where the source cannot be written, which is logged.
 
     It is on the source's disk then. `superseded`: the only token that is deleted; None: all but `before`.
@@ -147,12 +152,13 @@ def write_token(source: Connection, slot: str, before: int, superseded: int | No
         if row(source, "SELECT pg_catalog.pg_is_in_recovery()")[0]:
             log.info("the source is a standby, which keeps no token: a copy of its primary is not recognized")
             return 0
-        if not row(source, _HAS_SCHEMA)[0] and row(source, _HAS_PUBLICATION_OF_ALL)[0]:
-            log.warning(
-                "no token is kept at the source, because a publication FOR ALL TABLES would send it to"
-                " others; a copy of the source is not recognized"
-            )
-            return 0
+        has_table = row(source, _HAS_TABLE)[0]
+    if not has_table and all_tables_publications(source, slot, used):
+        log.warning(
+            "no token is kept at the source, because a publication FOR ALL TABLES would send it to"
+            " others; a copy of the source is not recognized"
+        )
+        return 0
     token = secrets.randbits(_BITS) + 1
     try:
         with source_errors("writing a token"), _transaction(source):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from airflow_provider_pgrepl.replication.source.catalog import all_tables_publications
 from airflow_provider_pgrepl.replication.source.connection import row
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.connection import state_errors
@@ -16,6 +17,11 @@ from airflow_provider_pgrepl.replication.state.progress_records import ProgressR
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableRecords
 
 __all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
+
+_OTHER_PLACE = (
+    "nothing was created. Give another database for the state (state_conn_id, or PGREPL_STATE_DSN), or let"
+    " those publications list their tables"
+)
 
 
 class Store(PipelineLocks, PipelineRecords, TableRecords, ProgressRecords):
@@ -28,6 +34,14 @@ class Store(PipelineLocks, PipelineRecords, TableRecords, ProgressRecords):
     def migrate(self) -> None:
         """Set the schema up, or bring it to this version; see `migrations.migrate`."""
         migrations.migrate(self._connection)
+
+    def check_unsent(self, slot: str, used: str) -> None:
+        """Raises PublicationError where subscribers would be sent the tables that `migrate` creates.
+
+        `slot` and `used`: as in `all_tables_publications`.
+        """
+        if not self.is_set_up():
+            all_tables_publications.check_unsent(self._connection, slot, used, _OTHER_PLACE)
 
     def is_set_up(self) -> bool:
         """Whether the schema is there, of whatever version. Raises StateError for a newer one."""

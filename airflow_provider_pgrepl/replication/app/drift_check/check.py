@@ -98,7 +98,7 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
             protect_source(source, store, pipeline, refused)
         new = _new_tables(source, pipeline, records)
         problems = source_problems(source, pipeline, refused)
-        warnings = source_warnings(source, records)
+        warnings = source_warnings(source, pipeline, records)
     return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables, problems, warnings)
 
 

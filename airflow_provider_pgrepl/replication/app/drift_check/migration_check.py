@@ -92,6 +92,8 @@ def _hint(table: TableName, became: Relation | None) -> str:
     change = "change the migration into one that the lake follows, or run it and then"
     if became is None:
         return f"{change} {_remove(table)}"
+    if became.persistence == "u":
+        return f"PostgreSQL refuses this while the table is published: before it, {_remove(table)}"
     if became.table != table:
         renamed = hints.rename_settings(table, became.table)
         return f"{change} {renamed}; {_remove(table)}; then {hints.add(became.table)}"

@@ -36,7 +36,7 @@ def accept_source(access: Access, name: str) -> bool:
 
         def renew(before: int, record: EpochRecord, durable_lsn: LSN) -> int:
             continuity.check(source, record, durable_lsn)
-            return write_token(source, record.slot, before)
+            return write_token(source, record.slot, before, pipeline.used_publication)
 
         ChangelogWriter(changelog_uri(pipeline.lake_root), renew_token=renew).rest()
     log.warning("accepted as the source, though its tokens were lost: %s", evidence.describe())

@@ -161,7 +161,7 @@ def _open_epoch(
         )
         # First in the source. That of the last epoch stays there until the changelog has this one.
         before = read_token(open_changelog(uri)) if last is not None else 0
-        token = write_token(taking.source, pipeline.slot, before)
+        token = write_token(taking.source, pipeline.slot, before, pipeline.used_publication)
         if last is None:
             writer.create_changelog(uri, record, token, former)
         else:

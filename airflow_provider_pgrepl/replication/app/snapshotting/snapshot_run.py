@@ -25,6 +25,7 @@ from airflow_provider_pgrepl.replication.app.requested_tables import (
     unrecorded,
 )
 from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import begin_epoch
+from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_own_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -164,6 +165,7 @@ def opened(
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
             check_surroundings(access.dsn, pipeline)
+        check_own_tables(access, store, source)
         store.migrate()
         store.lock(pipeline.name, "snapshot")
         known = (evidence.recorded, epoch)

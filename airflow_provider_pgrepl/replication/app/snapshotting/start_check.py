@@ -13,9 +13,26 @@ from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import Records, requested_of
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import check_unsent
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import Selected, select_tables
 from airflow_provider_pgrepl.replication.state.store import Store
+
+_WITHOUT_TRIGGER = (
+    "nothing was created. Set event_trigger to false, or let those publications list their tables"
+)
+
+
+def check_own_tables(access: Access, store: Store, source: Connection) -> None:
+    """Raises PublicationError where subscribers of others would be sent the tables that a snapshot creates
+    in schema `_pgrepl`: the state's, and the key of the event trigger."""
+    pipeline = access.pipeline
+    used = pipeline.used_publication
+    store.check_unsent(pipeline.slot, used if access.state_dsn == access.dsn else "")
+    if pipeline.event_trigger and not event_trigger.is_present(source, pipeline):
+        check_unsent(source, pipeline.slot, used, _WITHOUT_TRIGGER)
 
 
 def check_replication(access: Access) -> None:
@@ -32,6 +49,8 @@ def check_snapshot(
     new_epoch: bool = False,
 ) -> None:
     """Raise what keeps the snapshot app from beginning; it is to copy the tables `resnapshot` and `added`."""
+    with Store(access.state_dsn, "preflight") as store, access.source("preflight") as source:
+        check_own_tables(access, store, source)
     records = _read_records(access)
     if records is None or (not new_epoch and _has_begun(records)):
         check_surroundings(access.dsn, access.pipeline)

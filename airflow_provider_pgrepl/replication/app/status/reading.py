@@ -204,7 +204,7 @@ def _source_problems(
     records = {record.table: record for record in tables}
     try:
         refused = published_refused(source, pipeline, records)
-        return (*source_problems(source, pipeline, refused), *source_warnings(source, records))
+        return (*source_problems(source, pipeline, refused), *source_warnings(source, pipeline, records))
     except PgReplError as error:
         return (f"the source could not be looked at: {error.message}",)
 

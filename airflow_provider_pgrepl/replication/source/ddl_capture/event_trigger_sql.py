@@ -40,6 +40,14 @@ _CHECK_TRIGGERS = """DO $$BEGIN
     END IF;
 END$$"""
 
+# A publication FOR ALL TABLES would send the key to subscribers that lack its table, and stop.
+_CHECK_PUBLICATIONS = """DO $$BEGIN
+    IF pg_catalog.to_regclass('<key>') IS NULL AND EXISTS (SELECT FROM pg_catalog.pg_publication
+            WHERE puballtables AND pubname <> '<used>') THEN
+        RAISE EXCEPTION 'a publication FOR ALL TABLES would send table <key> to subscribers that lack it';
+    END IF;
+END$$"""
+
 # Who may create schemas could have been first.
 _CHECK_OWNERS = """DO $$BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid
@@ -84,7 +92,9 @@ def key_table(pipeline: str) -> str:
 
 def install_script(pipeline: Pipeline, server_version: int, role: str) -> str:
     """What a superuser runs once, for `role` to replicate with the event triggers that it makes."""
-    return _script(install_statements(pipeline.name, body_of(pipeline, server_version), role))
+    check = _CHECK_PUBLICATIONS.replace("<key>", in_schema(key_table(pipeline.name)).replace("'", "''"))
+    check = check.replace("<used>", pipeline.used_publication.replace("'", "''"))
+    return _script([check, *install_statements(pipeline.name, body_of(pipeline, server_version), role)])
 
 
 def removal_script(pipeline: str) -> str:

@@ -50,6 +50,16 @@ _PINNED = (
 )
 """Settings that have a say in the text of a value or a name."""
 
+_PLANNED = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+"""The planner cannot know that its recursive queries find a few rows: it would read whole catalogs, and sort
+and compile, at each DDL."""
+
 _HEADING = re.compile(r"^--: (\w+)\n", re.MULTILINE)
 
 
@@ -68,7 +78,6 @@ def function_sql(
     """The body of a pipeline's function. `identity`: a query that says which triggers call it; `key_table`:
     what its messages are sealed with."""
     by_schema = server_version >= COLUMN_LISTS_SINCE
-    published = _put(_SQL["published"], schemas=_SQL["schemas"] if by_schema else "")
     return _put(
         _SQL["body"],
         emit=SEALED_SQL,
@@ -77,8 +86,7 @@ def function_sql(
         ended=_put(_SQL["ended"], namespaces=_SQL["namespaces"] if by_schema else ""),
         reached=_SQL["reached"],
         moved=_SQL["moved"] if by_schema else "",
-        all_published=_put(published, asked="c.relkind IN ('r', 'p')"),
-        published=_put(published, asked="c.oid = ANY (_relations)"),
+        published=_put(_SQL["published"], schemas=_SQL["schemas"] if by_schema else ""),
         facts=_facts(server_version),
         identity=f"({identity.strip()})",
         format=_literal(carried_format(server_version)),
@@ -92,7 +100,8 @@ def function_sql(
 
 def settings_sql() -> str:
     """The settings that the function runs under."""
-    pinned = " ".join(f"SET {name} = '{PINNED_SETTINGS[name]}'" for name in _PINNED)
+    settings = {name: PINNED_SETTINGS[name] for name in _PINNED} | _PLANNED
+    pinned = " ".join(f"SET {name} = '{value}'" for name, value in settings.items())
     return f"SET search_path = pg_catalog, pg_temp {pinned}"
 
 
@@ -100,12 +109,13 @@ def _facts(server_version: int) -> str:
     queries = carried_queries(server_version)
     arrays = {"types": "_types", "fields": "_types", "missing": "_leaves"}
     texts = {name: _bound(query, arrays.get(name, "_oids")) for name, query in queries.items()}
+    rows = {name: _put(_SQL["rows"], query=text) for name, text in texts.items()}
     return _put(
         _SQL["facts"],
         enums=_bound(types.PARTS + _put(_SQL["of_kind"], kind="e"), "_types"),
         made_of_rows=_bound(types.PARTS + _put(_SQL["of_kind"], kind="c"), "ARRAY[_type]"),
-        leaves=texts["leaves"],
-        rows=", ".join(_put(_SQL["rows"], name=_literal(name), query=text) for name, text in texts.items()),
+        leaves=rows.pop("leaves"),
+        rows=", ".join(f"{_literal(name)}, {found}" for name, found in rows.items()),
     )
 
 

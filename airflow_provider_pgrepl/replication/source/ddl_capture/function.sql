@@ -17,11 +17,13 @@ DECLARE
     _member boolean := false;
     _relation oid;
     _type oid;
+    _asked oid[];
     _oids oid[];
     _leaves oid[];
     _row_types oid[];
     _enums oid[];
     _text text;
+    _found json;
     _rows jsonb;
     _key bytea;
     _said bytea;
@@ -64,11 +66,13 @@ BEGIN
     END IF;
 <moved>
     IF _all OR _index OR cardinality(_gone) > 0 THEN
-<all_published>
-        _relations := _relations || ARRAY(SELECT c.oid FROM pg_class c WHERE c.oid = ANY (_oids)
-            AND (_all OR (_index AND c.relreplident = 'i') OR (cardinality(_gone) > 0 AND c.relkind = 'p')));
+        _asked := ARRAY(SELECT oid FROM pg_class WHERE relkind IN ('r', 'p')
+            AND (_all OR (_index AND relreplident = 'i') OR (cardinality(_gone) > 0 AND relkind = 'p')));
+<published>
+        _relations := _relations || coalesce(_oids, '{}');
     END IF;
     IF cardinality(_relations) > 0 THEN
+        _asked := _relations;
 <published>
         _relations := coalesce(_oids, '{}');
     END IF;
@@ -169,7 +173,7 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
     ), touched (oid) AS (
         SELECT oid FROM below
         UNION
-        SELECT c.oid FROM used JOIN pg_class c ON c.reltype = used.type
+        SELECT t.typrelid FROM used JOIN pg_type t ON t.oid = used.type WHERE t.typrelid <> 0
     ), above (oid) AS (
         SELECT oid FROM touched
         UNION
@@ -189,7 +193,7 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
 --: published
 -- With publish_via_partition_root the stream knows the uppermost published table alone, else the lowest.
     WITH RECURSIVE above (oid, published, depth) AS (
-        SELECT c.oid, c.oid, 0 FROM pg_class c WHERE <asked>
+        SELECT c.oid, c.oid, 0 FROM pg_class c WHERE c.oid = ANY (_asked)
         UNION ALL
         SELECT above.oid, i.inhparent, above.depth + 1
         FROM above JOIN pg_class c ON c.oid = above.published AND c.relispartition
@@ -221,12 +225,13 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
                     _row_types := _row_types || _type;
                 END IF;
             END LOOP;
-            _leaves := ARRAY(SELECT leaf.oid::oid FROM (<leaves>) AS leaf (root, links, oid));
-            _rows := jsonb_build_object(<rows>);
+            _found := <leaves>;
+            _leaves := ARRAY(SELECT (leaf ->> 2)::oid FROM json_array_elements(_found) AS leaf);
+            _rows := jsonb_build_object('leaves', _found, <rows>);
 
 --: of_kind
-SELECT t.oid FROM wanted JOIN pg_type t ON t.oid = wanted.oid WHERE t.typtype = '<kind>'
+SELECT wanted.oid FROM wanted WHERE (SELECT t.typtype FROM pg_type t WHERE t.oid = wanted.oid) = '<kind>'
 
 --: rows
-<name>, (SELECT coalesce(json_agg((SELECT json_agg(f.value ORDER BY f.ordinality)
+(SELECT coalesce(json_agg((SELECT json_agg(f.value ORDER BY f.ordinality)
                 FROM json_each(row_to_json(r)) WITH ORDINALITY AS f)), '[]') FROM (<query>) AS r)
