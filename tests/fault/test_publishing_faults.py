@@ -104,7 +104,8 @@ def test_every_change_arrives_when_publisher_is_killed_again_and_again(received,
             killed_amid_sending(received, changes, chance)
     finish(received)
     messages = queue.take()
-    assert len({message.generation for message in messages}) > 2
+    # One that was killed before anything had arrived has left no trace.
+    assert len({message.generation for message in messages}) > 1
     assert_all_arrived(received, messages)
 
 
