@@ -17,6 +17,8 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 
 UNREAD_S = 2.0
 """How long what the server has sent may lie unread. An answer is read within milliseconds."""
+_LOOKS = 20
+"""So often it is looked at least: a process that was paused finds an answer that has waited for it."""
 
 
 class EndedSession:
@@ -26,6 +28,7 @@ class EndedSession:
         self._connection = connection
         self._unread_s = unread_s
         self._unread_since: float | None = None
+        self._looks = 0
 
     def has_ended(self) -> bool:
         """Return True after what the server has sent was not read for some seconds: it is no answer."""
@@ -34,8 +37,9 @@ class EndedSession:
             return False
         now = time.monotonic()
         if self._unread_since is None:
-            self._unread_since = now
-        return now - self._unread_since >= self._unread_s
+            self._unread_since, self._looks = now, 0
+        self._looks += 1
+        return self._looks >= _LOOKS and now - self._unread_since >= self._unread_s
 
     def _is_unread(self) -> bool:
         # Who works with the connection may have lost and closed it, and says so himself.
