@@ -9,6 +9,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RecordedTables,
@@ -88,6 +89,11 @@ def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) ->
         if not belongs(pipeline, table, record):
             store.set_state(pipeline.name, table, TableState.REMOVED)
             log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
+
+
+def read_selected(store: Store, pipeline: Pipeline) -> list[Relation]:
+    """The relations that were selected; none where the state has not been set up."""
+    return store.read_selected(pipeline.name) if store.is_set_up() else []
 
 
 def read_records(store: Store, pipeline: Pipeline) -> Records:

@@ -58,6 +58,8 @@ def begin_epoch(
     ownership.claim(server, last, replace_record=replace_record)
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     drop_slot(taking.source, pipeline.slot)
+    # First of all: settings are bound to the tables as they are now, whatever becomes of this run.
+    taking.record_selected(relations)
     ownership.prepare_publication(relations)
     if take_over:
         position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
@@ -122,7 +124,9 @@ def _open_epoch(
 ) -> EpochRecord:
     pipeline = taking.pipeline
     uri = changelog_uri(pipeline.lake_root)
+    is_other_source = last is not None and known_source(last, server).differs(server)
     try:
+        selected = taking.store.read_selected(pipeline.name)
         record = EpochRecord(
             pipeline.name,
             Epoch(last.epoch + 1 if last else 1),
@@ -139,12 +143,16 @@ def _open_epoch(
         # First in the source. That of the last epoch stays there until the changelog has this one.
         before = read_token(open_changelog(uri)) if last is not None else 0
         token = write_token(taking.source, pipeline.slot, before)
+        if not is_other_source:
+            # Before there is an epoch that a receiver could begin to read.
+            taking.index_selected(record.epoch, selected)
         if last is None:
             writer.create_changelog(uri, record, token)
         else:
             writer.begin_epoch(uri, record, token)
-            if known_source(last, server).differs(server):
+            if is_other_source:
                 RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
+                taking.index_selected(record.epoch, selected)
             if last.slot != record.slot and not server.in_recovery:
                 forget_tokens(taking.source, last.slot)
         taking.store.record_evidence(

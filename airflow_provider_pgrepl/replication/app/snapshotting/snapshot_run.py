@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
     read_records,
+    read_selected,
     requested_of,
     retire_unknown_tables,
     unrecorded,
@@ -151,7 +152,8 @@ def opened(
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            names = recorded_names(source, pipeline, epoch, records, evidence.recorded)
+            selected = read_selected(store, pipeline)
+            names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
             requested = requested_of(records, names)
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
@@ -170,7 +172,9 @@ def opened(
             records,
             new_epoch,
             lambda: _check_executors(session, access),
-            recorded_names(source, pipeline, epoch, records, evidence.recorded),
+            recorded_names(
+                source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
+            ),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import hints
@@ -16,13 +16,18 @@ from airflow_provider_pgrepl.errors import (
     TableError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import Records, membership_of
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
+from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -92,13 +97,12 @@ class TableSnapshotter:
         ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         ownership.check_publication(record.publication_oid)
         while left:
-            relations, unfit = self._examine(left, requested)
-            for table, fault in unfit.items():
-                self.mark_errored(table, fault)
+            relations, unfit = self.examine(left, requested, record)
             failed |= unfit
             left -= unfit.keys()
             if not relations:
                 break
+            self.index_selected(record.epoch, relations)
             # Who removes a table meanwhile sees that it is taken again, or has removed it before.
             with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
                 ownership.publish(relations)
@@ -141,18 +145,39 @@ class TableSnapshotter:
             self.mark_errored(table, error)
         raise result.unusable
 
-    def _examine(
-        self, tables: set[TableName], requested: RequestedTables
+    def examine(
+        self, tables: Collection[TableName], requested: RequestedTables, epoch: EpochRecord | None
     ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
-        """As they are now: tables that can be copied, and why the others cannot."""
+        """Select them as they are now: those that can be copied, and why the others, which are errored then,
+        cannot."""
+        requested = replace(requested, recorded=self._recorded_names(epoch))
         selected = select_tables(self.source, self.pipeline, requested)
         relations = [relation for relation in selected.relations if relation.table in tables]
         unfit: dict[TableName, PgReplError] = {
             table: selected.problems.get(table) or _gone(table)
-            for table in tables - selected_tables(selected)
+            for table in set(tables) - selected_tables(selected)
         }
-        faults = table_faults(self.source, self.pipeline, relations) if relations else {}
-        return [relation for relation in relations if relation.table not in faults], unfit | faults
+        unfit |= table_faults(self.source, self.pipeline, relations) if relations else {}
+        for table, fault in unfit.items():
+            self.mark_errored(table, fault)
+        return [relation for relation in relations if relation.table not in unfit], unfit
+
+    def _recorded_names(self, epoch: EpochRecord | None) -> BoundRules | None:
+        """As they are known now: each selection adds to them."""
+        name = self.pipeline.name
+        recorded, selected = self.store.read_pipeline(name), self.store.read_selected(name)
+        return recorded_names(self.source, self.pipeline, epoch, self.records(), recorded, selected)
+
+    def record_selected(self, relations: Iterable[Relation]) -> None:
+        """Record the tables in the state, for as long as there is no epoch: settings are bound to them."""
+        self.store.record_selected(self.pipeline.name, self._bare(relations))
+
+    def index_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
+        """Record the tables in the lake before they are published: the receiver hides their columns by it."""
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add_selected(epoch, self._bare(relations))
+
+    def _bare(self, relations: Iterable[Relation]) -> list[Relation]:
+        return [without_excluded_defaults(relation, self.pipeline) for relation in relations]
 
     def _export(self, before: list[TableRecord]) -> ExportedSnapshot:
         try:

@@ -1,0 +1,124 @@
+"""Settings are bound to tables as they were selected, whatever renames them before they are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_pgrepl.errors import SlotError, TableError
+from airflow_provider_pgrepl.replication.app.snapshot import resnapshot, take_tables
+from airflow_provider_pgrepl.replication.app.snapshotting import (
+    epoch_beginning,
+    snapshot_run,
+    table_snapshotter,
+)
+from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from tests.support.kept import Kept
+from tests.support.received import wait_until_seen
+from tests.support.replicated import execute
+
+E, OTHER = TableName("public", "e"), TableName("public", "other")
+SECRET = "classified"
+REPLACED = ("alter table e rename ssn to ssn_plain", "alter table e add ssn text")
+SWAPPED = (
+    "alter table e rename ssn to tmp",
+    "alter table e rename note to ssn",
+    "alter table e rename tmp to note",
+)
+RENAMED = ("alter table e rename ssn to ssn_old",)
+RENAMES = pytest.mark.parametrize("ddl", [REPLACED, SWAPPED, RENAMED], ids=["replaced", "swapped", "renamed"])
+
+
+class NoSpark:
+    """The session of a run that copies nothing."""
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def kept(dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr(snapshot_run, "build_session", lambda *_, **__: NoSpark())
+    execute(
+        dsn,
+        "create table e (id int primary key, ssn text, note text)",
+        f"insert into e values (1, '{SECRET}', 'n')",
+    )
+    return Kept(dsn, tmp_path, ("public.*",), exclude_columns=("public.e.ssn",))
+
+
+def before(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, do: Callable[[], object]) -> None:
+    """Have something done before the first call of a function."""
+    original, is_done = getattr(owner, name), False
+
+    def call(*args: Any, **options: Any) -> Any:
+        nonlocal is_done
+        if not is_done:
+            is_done = True
+            do()
+        return original(*args, **options)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def has_slot(kept: Kept) -> bool:
+    with kept.source() as source:
+        return read_slot(source, kept.pipeline.slot) is not None
+
+
+def assert_guarded_after_a_change(kept: Kept, column: str) -> None:
+    execute(kept.dsn, f"insert into e (id, {column}) values (2, '{SECRET}')")
+    kept.receive()
+    assert [row["new"][0] for row in kept.changelog_rows("I")] == ["2"]
+    for file in Path(kept.pipeline.lake_root).rglob("*"):
+        if file.suffix == ".parquet":
+            assert SECRET not in str(pq.read_table(file, partitioning=None).to_pydict()), file
+
+
+@RENAMES
+def test_column_renamed_while_its_table_waits_for_the_first_copy_stays_out(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, ddl: tuple[str, ...]
+) -> None:
+    """The copy gives way, and the table is selected again: by its name another column is excluded then."""
+    before(monkeypatch, SnapshotCopy, "run", lambda: execute(kept.dsn, *ddl))
+    outcome = take_tables(kept.access)
+    assert outcome.copied == ()
+    assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
+    assert kept.states() == {str(E): "errored"}
+    assert_guarded_after_a_change(kept, {REPLACED: "ssn_plain", SWAPPED: "note", RENAMED: "ssn_old"}[ddl])
+
+
+def test_settings_are_bound_by_a_run_that_made_no_slot(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise SlotError("no slot could be made in time")
+
+    before(monkeypatch, epoch_beginning, "create_slot", fails)
+    with suppress(SlotError):
+        take_tables(kept.access)
+    execute(kept.dsn, *REPLACED)
+    with pytest.raises(TableError, match=r"column public\.e\.ssn_plain is, or may be"):
+        take_tables(kept.access)
+
+
+def test_column_selected_while_a_receiver_runs_is_hidden_by_it(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No message had the column by the name that it had at the selection."""
+    kept.take(str(E))
+    with kept.receiving() as receiver:
+        execute(kept.dsn, "insert into e values (3, null, 'n')")
+        wait_until_seen(receiver, kept.source_lsn())
+        execute(kept.dsn, "alter table e drop column ssn", "alter table e rename note to ssn")
+        before(monkeypatch, table_snapshotter, "export_snapshot", lambda: execute(kept.dsn, *RENAMED))
+        outcome = resnapshot(kept.access, [E])
+        assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
+        execute(kept.dsn, f"insert into e (id, ssn_old) values (2, '{SECRET}')")
+        wait_until_seen(receiver, kept.source_lsn())
+    assert [row["new"] for row in kept.changelog_rows("I")] == [["3", None, "n"], ["2", None]]
