@@ -11,14 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_pgrepl.errors import SlotError, TableError
-from airflow_provider_pgrepl.replication.app.snapshot import resnapshot, take_tables
+from airflow_provider_pgrepl.replication.app.snapshot import add_tables, resnapshot, take_tables
 from airflow_provider_pgrepl.replication.app.snapshotting import (
     epoch_beginning,
     snapshot_run,
     table_snapshotter,
 )
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
 from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from tests.support.kept import Kept
 from tests.support.received import wait_until_seen
@@ -95,6 +98,33 @@ def test_column_renamed_while_its_table_waits_for_the_first_copy_stays_out(
     assert_guarded_after_a_change(kept, {REPLACED: "ssn_plain", SWAPPED: "note", RENAMED: "ssn_old"}[ddl])
 
 
+@RENAMES
+def test_column_renamed_between_selection_and_first_snapshot_stays_out(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, ddl: tuple[str, ...]
+) -> None:
+    before(monkeypatch, epoch_beginning, "create_slot", lambda: execute(kept.dsn, *ddl))
+    outcome = take_tables(kept.access)
+    assert outcome.copied == ()
+    assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
+    assert not has_slot(kept)
+    with pytest.raises(TableError, match=r"is, or may be, public\.e\.ssn of exclude_columns"):
+        take_tables(kept.access)
+
+
+def test_column_renamed_between_selection_and_snapshot_of_an_added_table_stays_out(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(kept.dsn, "create table other (id int primary key)")
+    kept.configure(tables=("public.other",), exclude_columns=())
+    kept.take(str(OTHER))
+    kept.configure(tables=("public.other", "public.e"), exclude_columns=("public.e.ssn",))
+    before(monkeypatch, table_snapshotter, "export_snapshot", lambda: execute(kept.dsn, *REPLACED))
+    outcome = add_tables(kept.access, [E])
+    assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
+    assert kept.states() == {str(E): "errored", str(OTHER): "streaming"}
+    assert_guarded_after_a_change(kept, "ssn_plain")
+
+
 def test_settings_are_bound_by_a_run_that_made_no_slot(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise SlotError("no slot could be made in time")
@@ -105,6 +135,33 @@ def test_settings_are_bound_by_a_run_that_made_no_slot(kept: Kept, monkeypatch: 
     execute(kept.dsn, *REPLACED)
     with pytest.raises(TableError, match=r"column public\.e\.ssn_plain is, or may be"):
         take_tables(kept.access)
+
+
+def test_table_altered_between_selection_and_snapshot_is_selected_again(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is checked of a table at its selection holds for the table that is copied."""
+    copied: list[list[str]] = []
+
+    def copy(_: TableSnapshotter, keeper: Keeper, *__: object, **___: object) -> Copied:
+        copied.extend([column.name for column in relation.columns] for relation in keeper.relations)
+        return Copied(done=dict.fromkeys([E], 1))
+
+    before(
+        monkeypatch, epoch_beginning, "create_slot", lambda: execute(kept.dsn, "alter table e add more int")
+    )
+    monkeypatch.setattr(TableSnapshotter, "copy", copy)
+    examine, examined = TableSnapshotter.examine, []
+
+    def look(*args: Any) -> Any:
+        examined.append(examine(*args))
+        return examined[-1]
+
+    monkeypatch.setattr(TableSnapshotter, "examine", look)
+    outcome = take_tables(kept.access)
+    assert (outcome.copied, outcome.failed) == ((E,), {})
+    assert copied == [["id", "ssn", "note", "more"]]
+    assert len(examined) == 1
 
 
 def test_column_selected_while_a_receiver_runs_is_hidden_by_it(

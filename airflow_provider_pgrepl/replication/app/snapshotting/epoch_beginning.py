@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 
-from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import (
     ATTEMPTS,
@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
@@ -66,6 +67,7 @@ def begin_epoch(
         record = _open_epoch(taking, ownership, server, position, last)
         tables = [relation.table for relation in relations]
         return taking.take(tables, requested, record)
+    failed: dict[TableName, PgReplError] = {}
     for attempt in range(1, ATTEMPTS + 1):
         drop_slot(taking.source, pipeline.slot)
         exported = create_slot(
@@ -82,9 +84,19 @@ def begin_epoch(
                 drop_slot(taking.source, pipeline.slot)
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
+        wanted = {relation.table for relation in relations}
+        relations, unfit = taking.examine(wanted, requested, last)
+        failed |= unfit
+        if not relations:
+            drop_slot(taking.source, pipeline.slot)
+            return Outcome(failed=failed)
+        taking.record_selected(relations)
+        drop_slot(taking.source, pipeline.slot)
+        ownership.prepare_publication(relations)
+    failed |= copied.failed
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
     if copied.unusable is None or not unfinished:
-        return Outcome(tuple(copied.done), copied.failed)
+        return Outcome(tuple(copied.done), failed)
     log.warning(
         "the snapshot cannot be used any more: %s. Finished tables are kept; under a new one these are"
         " copied from their beginning: %s",
@@ -92,7 +104,7 @@ def begin_epoch(
         ", ".join(map(str, sorted(unfinished))),
     )
     more = taking.take(unfinished, requested, record)
-    return Outcome((*copied.done, *more.copied), copied.failed | more.failed)
+    return Outcome((*copied.done, *more.copied), failed | more.failed)
 
 
 def _begin(
