@@ -125,6 +125,19 @@ def test_column_renamed_between_selection_and_snapshot_of_an_added_table_stays_o
     assert_guarded_after_a_change(kept, "ssn_plain")
 
 
+def test_column_renamed_while_executors_are_waited_for_stays_out(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execute(kept.dsn, "create table other (id int primary key)")
+    kept.configure(tables=("public.other",), exclude_columns=())
+    kept.take(str(OTHER))
+    kept.configure(tables=("public.*",), exclude_columns=("public.e.ssn",))
+    before(monkeypatch, snapshot_run, "_check_executors", lambda: execute(kept.dsn, *REPLACED))
+    outcome = take_tables(kept.access)
+    assert "is, or may be, public.e.ssn of exclude_columns" in outcome.failed[E].message
+    assert kept.states() == {str(E): "errored", str(OTHER): "streaming"}
+
+
 def test_settings_are_bound_by_a_run_that_made_no_slot(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise SlotError("no slot could be made in time")

@@ -106,7 +106,7 @@ class SnapshotRun:
         retire_unknown_tables(taking.store, taking.pipeline, self.records)
         return begin_epoch(taking, relations, requested, self.epoch, take_over, replace_record=self.new_epoch)
 
-    def take(self, tables: Collection[TableName], requested: RequestedTables) -> Outcome:
+    def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
         """Copy these into the epoch that runs."""
         if not tables:
             log.info("nothing to do: every table has been copied already")
@@ -117,6 +117,9 @@ class SnapshotRun:
                 )
             return Outcome()
         assert self.epoch is not None
+        # Settings are bound to the tables as they are now: executors may be long in coming.
+        wanted = [relation for relation in selected.relations if relation.table in tables]
+        self.taking.index_selected(self.epoch.epoch, wanted)
         self.check_executors()
         return self.taking.take(frozenset(tables), requested, self.epoch)
 
