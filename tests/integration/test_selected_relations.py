@@ -138,15 +138,33 @@ def test_column_renamed_while_executors_are_waited_for_stays_out(
     assert kept.states() == {str(E): "errored", str(OTHER): "streaming"}
 
 
-def test_settings_are_bound_by_a_run_that_made_no_slot(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("ddl", "said"),
+    [
+        (REPLACED, r"column public\.e\.ssn_plain is, or may be"),
+        (("alter table e rename to f",), r"column public\.f\.ssn is, or may be"),
+        (("create schema s", "alter table e set schema s"), r"column s\.e\.ssn is, or may be"),
+        (("alter table p detach partition p_1",), r"name public\.p_1\.ssn there"),
+    ],
+    ids=["column", "table", "schema", "partition"],
+)
+def test_settings_are_bound_by_a_run_that_made_no_slot(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, ddl: tuple[str, ...], said: str
+) -> None:
     def fails() -> None:
         raise SlotError("no slot could be made in time")
 
+    execute(
+        kept.dsn,
+        "create table p (id int primary key, ssn text) partition by range (id)",
+        "create table p_1 partition of p for values from (0) to (9)",
+    )
+    kept.configure(tables=("public.*", "s.*"), exclude_columns=("public.e.ssn", "public.p.ssn"))
     before(monkeypatch, epoch_beginning, "create_slot", fails)
     with suppress(SlotError):
         take_tables(kept.access)
-    execute(kept.dsn, *REPLACED)
-    with pytest.raises(TableError, match=r"column public\.e\.ssn_plain is, or may be"):
+    execute(kept.dsn, *ddl)
+    with pytest.raises(TableError, match=said):
         take_tables(kept.access)
 
 
