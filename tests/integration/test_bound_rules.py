@@ -317,6 +317,12 @@ def test_names_of_another_server_bind_nothing(kept: Kept) -> None:
         assert recorded_names(source, kept.pipeline, epoch, records, None) is not None
         other = replace(epoch, system_identifier="7")
         assert recorded_names(source, kept.pipeline, other, records, None) is None
+        # A new epoch is about to replace that one: what it has selected is of this server.
+        recorded, relation = store.read_pipeline(kept.pipeline.name), kept.record(E).relation
+        assert relation is not None
+        found = recorded_names(source, kept.pipeline, other, {}, recorded, [relation])
+        assert found is not None
+        assert found.oids(TableName.parse(E)) == {relation.oid}
 
 
 @pytest.mark.parametrize(

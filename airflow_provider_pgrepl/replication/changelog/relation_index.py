@@ -97,7 +97,7 @@ class RelationIndex:
     def add_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
         """Have relations there before the source publishes them, in one commit. A relation whose names and
         attnums are there already is not added again. Raises LakeUnavailableError."""
-        self._catch_up()
+        self.catch_up()
         new = [
             RelationRecord.of_catalog(relation) for relation in relations if not self._knows_names(relation)
         ]
@@ -163,10 +163,12 @@ class RelationIndex:
     def relation_ids(self) -> list[int]:
         """The oids of all that was ever received or copied of this server, by other processes too: tables
         are copied while changes come in. Raises LakeUnavailableError."""
-        self._catch_up()
+        self.catch_up()
         return sorted({known[0] for known in self._entries() if self._is_of_this_server(known)})
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Read what other processes have added: the snapshot app adds what it selects. Raises
+        LakeUnavailableError."""
         if self._has_grown():
             self._reload()
 
@@ -184,11 +186,6 @@ class RelationIndex:
             self._reload()  # the snapshot app may have copied it
             found = list(self._records(relation_id))
         return found
-
-    def newest(self, relation_id: int) -> list[RelationRecord]:
-        """Likewise, with what other processes have added since: the snapshot app adds what it selects."""
-        self._catch_up()
-        return list(self._records(relation_id))
 
     def names(self, relation_id: int) -> set[TableName]:
         """What a relation was called."""

@@ -113,7 +113,7 @@ class ChangelogFeed:
             read_relation=self._watch.read_relation,
             read_trigger=self._read_trigger,
             read_key=read_key,
-            hidden=HiddenColumns(excluded(pipeline), index.newest),
+            hidden=HiddenColumns(excluded(pipeline), index.records),
         )
         if pipeline.event_trigger and self._read_trigger() is None:
             log.warning("the event trigger is not there, or does not fire: %s", hints.SNAPSHOT)
