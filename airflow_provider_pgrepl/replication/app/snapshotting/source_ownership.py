@@ -165,8 +165,8 @@ class SourceOwnership:
                 hints.NEW_EPOCH,
             )
 
-    def publish(self, relations: list[Relation]) -> None:
-        """Add what the publication lacks, and see that the slot's reader hears of it.
+    def publish(self, relations: list[Relation]) -> list[Relation]:
+        """Add what the publication lacks, see that the slot's reader hears of it, and return what was added.
 
         Raises PublicationError; SnapshotError, with nothing changed, when a table could not be locked.
         """
@@ -177,7 +177,7 @@ class SourceOwnership:
                 names = ", ".join(str(relation.table) for relation in added)
                 log.info("added to the publication %s: %s", name, names)
                 renew_walsender(self.source, self.pipeline.slot)
-            return
+            return added
         found = publication.read_publication(self.source, name)
         held = found.tables if found else frozenset()
         missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
@@ -185,6 +185,7 @@ class SourceOwnership:
             raise PublicationError(
                 f"the publication {name} lacks {missing}", f"ALTER PUBLICATION {name} ADD TABLE {missing}"
             )
+        return []
 
 
 def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> str:

@@ -42,7 +42,7 @@ from airflow_provider_pgrepl.replication.source.preflight.table_warnings import 
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -94,18 +94,20 @@ class TableSnapshotter:
         """
         left, copied, attempt, given_way = set(tables), list[TableName](), 1, 0
         failed: dict[TableName, PgReplError] = {}
+        added: dict[TableName, int] = {}
         ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         ownership.check_publication(record.publication_oid)
         while left:
             relations, unfit = self.examine(left, requested, record)
             failed |= unfit
             left -= unfit.keys()
+            self._withdraw([added[table] for table in unfit if table in added])
             if not relations:
                 break
             self.index_selected(record.epoch, relations)
             # Who removes a table meanwhile sees that it is taken again, or has removed it before.
             with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
-                ownership.publish(relations)
+                added |= {relation.table: relation.oid for relation in ownership.publish(relations)}
                 # Recorded first: the applier's batches hold nothing of these tables that is not in the
                 # snapshot.
                 before = self.begin(relations)
@@ -251,6 +253,12 @@ class TableSnapshotter:
             if record.membership == "removed":
                 self.store.set_membership(self.pipeline.name, record.table, record.membership)
 
+    def _withdraw(self, oids: list[int]) -> None:
+        """Take tables out of the publication that this run added and that turned out unfit: published without
+        a key, say, a table refuses the application's updates. Nothing is in the lake of them."""
+        if oids:
+            self._unpublish(sorted(table_names(self.source, oids)))
+
     def _unpublish(self, tables: list[TableName]) -> None:
         """The error that brought us here is the one to be raised, so what fails here is logged."""
         if not tables or self.pipeline.publication_mode != "create":
@@ -259,7 +267,7 @@ class TableSnapshotter:
         try:
             drop_tables(self.source, pipeline.publication, tables, pipeline.lock_timeout_s)
         except PgReplError as error:
-            log.warning("removed tables stay in the publication: %s; remove them again: %s", error, names)
+            log.warning("tables stay in the publication: %s; remove them: %s", error, names)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
