@@ -194,6 +194,12 @@ class Relation:
         return tuple(column for column in self.columns if column.is_key)
 
     @property
+    def names(self) -> tuple[TableName, frozenset[tuple[int, str]]]:
+        """Its name, and the attnum and name of each column: what settings are bound to."""
+        columns = (*self.columns, *self.unpublished)
+        return self.table, frozenset((column.attnum, column.name) for column in columns)
+
+    @property
     def standing(self) -> PublicationStanding:
         return PublicationStanding(
             self.oid,

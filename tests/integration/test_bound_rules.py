@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError
 from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import requested_of
 from airflow_provider_pgrepl.replication.app.snapshot import (
     add_tables,
@@ -20,10 +21,10 @@ from airflow_provider_pgrepl.replication.app.snapshot import (
     resnapshot,
     take_tables,
 )
-from airflow_provider_pgrepl.replication.app.snapshotting.snapshot_run import recorded_names
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy import keeper
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     Selected,
@@ -147,16 +148,18 @@ def test_the_state_knows_what_settings_named_when_the_lake_is_lost(kept: Kept) -
 
 
 def test_a_column_renamed_after_the_tables_were_chosen_is_not_copied(kept: Kept) -> None:
-    """The keeper holds the table as it is at the snapshot: that is what is compared."""
+    """Settings are compared once more with the table as the keeper holds it."""
     taken(kept)
-    chosen = [relation for relation in selected(kept).relations if str(relation.table) == E]
     execute(kept.dsn, *RENAMED_COLUMN)
+    with kept.source() as source:
+        renamed = find_relation(source, TableName.parse(E), kept.pipeline.publication)
+    assert renamed is not None
     kept.set_states(E, TableState.SNAPSHOTTING)
     no_spark: Any = None
     with (
         kept.access.store("test") as store,
         export_snapshot(kept.dsn, "pgrepl_test_copy", timeout_s=30) as exported,
-        keeper.keep(kept.dsn, exported.snapshot, chosen, kept.pipeline.publication, 5) as held,
+        keeper.keep(kept.dsn, exported.snapshot, [renamed], kept.pipeline.publication, 5) as held,
     ):
         epoch = read_epoch(kept.changelog)
         copy = SnapshotCopy(no_spark, kept.dsn, kept.pipeline, store, epoch, held, exported)
@@ -314,6 +317,12 @@ def test_names_of_another_server_bind_nothing(kept: Kept) -> None:
         assert recorded_names(source, kept.pipeline, epoch, records, None) is not None
         other = replace(epoch, system_identifier="7")
         assert recorded_names(source, kept.pipeline, other, records, None) is None
+        # A new epoch is about to replace that one: what it has selected is of this server.
+        recorded, relation = store.read_pipeline(kept.pipeline.name), kept.record(E).relation
+        assert relation is not None
+        found = recorded_names(source, kept.pipeline, other, {}, recorded, [relation])
+        assert found is not None
+        assert found.oids(TableName.parse(E)) == {relation.oid}
 
 
 @pytest.mark.parametrize(

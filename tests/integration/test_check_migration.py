@@ -3,7 +3,7 @@
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, SourceConnectionError, TableError
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConnectionError, TableError
 from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.support.recorded import Recorded
@@ -158,6 +158,35 @@ def test_errors_name_the_line_and_no_value(copy, left_alone):
             check(copy, sql)
         assert SECRET not in repr(caught.value)
         assert caught.value.__cause__ is None
+
+
+RAISED = [
+    f"raise exception 'x %', '{SECRET}' using errcode = 'CU001'",
+    f"raise exception 'x %', '{SECRET}' using errcode = '42P01', hint = '{SECRET}'",
+    f"raise exception 'x %', '{SECRET}' using errcode = '57014'",
+    f"raise exception 'x %', '{SECRET}' using errcode = '55P03', hint = '{SECRET}'",
+    f"raise exception 'x %', '{SECRET}' using errcode = '58030', hint = '{SECRET}'",
+    f"execute format('select %I from public.a', '{SECRET}')",
+    f"execute format('select 1 from public.%I', '{SECRET}')",
+]
+
+
+def test_error_of_a_function_or_trigger_is_named_by_its_code_alone(copy, run):
+    """Its text is what the function made of the row, under whatever SQLSTATE."""
+    run(
+        "create function check_row() returns trigger language plpgsql as $$begin return new; end$$",
+        "create trigger check_row before update on a for each row execute function check_row()",
+    )
+    for statement in RAISED:
+        run(
+            "create or replace function check_row() returns trigger language plpgsql as"
+            f" $$begin {statement}; return new; end$$"
+        )
+        for sql in ("update a set x = 7", f"do $$begin {statement}; end$$"):
+            with pytest.raises(PgReplError, match="SQLSTATE") as caught:
+                check(copy, sql)
+            assert SECRET not in repr(caught.value), statement
+            assert SECRET not in caught.value.hint
 
 
 def test_commands_of_psql_are_called_so(copy, left_alone):

@@ -290,7 +290,8 @@ def test_teardown_takes_the_tokens_and_their_schema_along(kept: Kept, elsewhere_
     copy_state(kept, elsewhere_state)
     execute(
         kept.dsn,
-        "drop table _pgrepl.tables, _pgrepl.progress, _pgrepl.locks, _pgrepl.pipelines, _pgrepl.migrations",
+        "drop table _pgrepl.tables, _pgrepl.selected_relations, _pgrepl.progress, _pgrepl.locks,"
+        " _pgrepl.pipelines, _pgrepl.migrations",
     )
     teardown(away)
     with kept.source() as source, source.cursor() as cursor:

@@ -2,6 +2,7 @@ import contextlib
 import hashlib
 import json
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import psycopg2
@@ -241,6 +242,19 @@ def test_a_read_only_database_is_said(dsn, monkeypatch):
             store.migrate()
         with pytest.raises(StateError, match="not set up"):
             store.read_tables("shop")
+
+
+def test_selected_relations_are_kept_until_another_database_is_recorded(store):
+    relation = RELATION
+    renamed = replace(relation, columns=(replace(relation.columns[0], name="b"),))
+    for _ in range(2):
+        store.record_selected("shop", [relation, renamed])
+    store.record_selected("shop", [replace(relation, relfilenode=8)])
+    assert sorted(found.columns[0].name for found in store.read_selected("shop")) == ["a", "b"]
+    store.register(pipeline(), "123", True, True, replace=True)
+    assert len(store.read_selected("shop")) == 2
+    store.register(pipeline(), "123", True, True, database_oid=7, replace=True)
+    assert store.read_selected("shop") == []
 
 
 def test_a_pipeline_is_recorded_with_what_it_owns(store):

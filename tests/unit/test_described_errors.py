@@ -18,14 +18,24 @@ SECRET = "ann@example.com"
 class ServerError(Exception):
     """An error as psycopg2 raises it."""
 
-    def __init__(self, code: str, message: str) -> None:
+    def __init__(self, code: str, message: str, raised_by: str = "") -> None:
         super().__init__(message)
-        self.pgcode, self.diag = code, SimpleNamespace(message_primary=message, message_hint="")
+        self.pgcode = code
+        self.diag = SimpleNamespace(
+            message_primary=message, message_hint=message, source_function=raised_by, source_file="x.c"
+        )
 
 
-@pytest.mark.parametrize("code", ["22P02", "23505", "23514", "P0001"])
+@pytest.mark.parametrize("code", ["22P02", "23505", "23514", "P0001", "44000", "CU001"])
 def test_error_of_a_class_that_quotes_values_is_described_by_its_code_alone(code: str) -> None:
     assert describe(ServerError(code, f"Key (mail)=({SECRET})")) == f"ServerError (SQLSTATE {code})"
+
+
+@pytest.mark.parametrize("code", ["42P01", "55P03", "57014", "08006"])
+def test_error_that_a_function_raises_under_a_code_of_the_server_shows_no_text(code: str) -> None:
+    error = ServerError(code, f"no address of {SECRET}", "exec_stmt_raise")
+    assert describe(error) == f"ServerError (SQLSTATE {code})"
+    assert SECRET not in repr(translate(error, "copying")) + translate(error, "copying").hint
 
 
 def test_error_of_another_class_is_described_by_its_message() -> None:

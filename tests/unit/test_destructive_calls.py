@@ -118,6 +118,7 @@ SITES: dict[Site, str] = {
     ("replication/source/unpublish.py", "_drop", "DROP"): _CALLER,
     ("replication/state/migrations.py", "_drop_tables", "DROP"): "state schema",
     ("replication/state/pipeline_locks.py", "<module>", "DELETE FROM"): "state schema",
+    ("replication/state/pipelines.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/state/pipelines.py", "forget_pipeline", "DELETE FROM"): "state schema",
     ("replication/state/source_tokens.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/state/source_tokens.py", "forget_tokens", "DROP"): "state schema",

@@ -1,6 +1,7 @@
 """The relation index keeps what the changelog's retention would take away."""
 
 import shutil
+from dataclasses import replace
 
 import pyarrow as pa
 from deltalake import write_deltalake
@@ -12,6 +13,8 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import (
 )
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.wire.logical_messages import RelationMessage, WireColumn
 
 
@@ -49,6 +52,34 @@ def test_what_an_index_has_read_it_knows_when_its_folder_is_gone(tmp_path):
     shutil.rmtree(tmp_path / "_pgrepl")
     assert index.relation_ids() == [42]
     assert index.find(42, announced("a").version) == announced("a")
+
+
+def selected(*names: str) -> Relation:
+    columns = (Column(name, attnum, 23, -1, "integer") for attnum, name in enumerate(names, 1))
+    return Relation(42, TableName("public", "t"), tuple(columns))
+
+
+def test_names_that_another_process_selects_are_known_of_a_relation_that_was_known_before(tmp_path):
+    uri = relations_uri(str(tmp_path))
+    index = RelationIndex(uri)
+    index.add(Epoch(1), announced("a"))
+    assert index.records(42) == [announced("a")]
+    RelationIndex(uri).add_selected(Epoch(1), [selected("a", "b")])
+    index.catch_up()
+    assert len(index.records(42)) == 2
+
+
+def test_selected_relation_is_added_again_only_under_other_names(tmp_path):
+    index = RelationIndex(relations_uri(str(tmp_path)))
+    index.add_selected(Epoch(1), [selected("a", "b")])
+    index.add_selected(Epoch(1), [replace(selected("a", "b"), relfilenode=7)])
+    assert len(index.records(42)) == 1
+    index.add_selected(Epoch(1), [selected("b", "a")])
+    assert len(index.records(42)) == 2
+    # Of another source the same oid is another table.
+    index.begin_source(Epoch(2))
+    index.add_selected(Epoch(2), [selected("a", "b")])
+    assert [record.catalog for record in index.records(42)] == [selected("a", "b")]
 
 
 def test_what_others_have_added_since_is_known(tmp_path):

@@ -23,7 +23,10 @@ LOCKS = "You might need to increase max_locks_per_transaction."
 
 def translated(code: str, hint: str = "") -> PgReplError:
     error: Any = SimpleNamespace(
-        pgcode=code, diag=SimpleNamespace(message_primary="it failed", message_hint=hint)
+        pgcode=code,
+        diag=SimpleNamespace(
+            message_primary="it failed", message_hint=hint, source_function="", source_file=""
+        ),
     )
     return translate(error, "reading")
 

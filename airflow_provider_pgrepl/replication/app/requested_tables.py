@@ -9,6 +9,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RecordedTables,
@@ -112,6 +113,11 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
         names = ", ".join(map(str, absent))
         found.append(f"in the pipeline file, and not replicated: {names}; {hints.SNAPSHOT}")
     return tuple(found)
+
+
+def read_selected(store: Store, pipeline: Pipeline) -> list[Relation]:
+    """The relations that were selected; none where the state has not been set up."""
+    return store.read_selected(pipeline.name) if store.is_set_up() else []
 
 
 def read_records(store: Store, pipeline: Pipeline) -> Records:

@@ -105,9 +105,8 @@ def take_tables(access: Access) -> Outcome:
         selected, requested = run.select(run.requested)
         leave = left_out(access.pipeline, unrecorded(selected, run.records))
         retire_unknown_tables(run.taking.store, access.pipeline, run.records)
-        return run.take(
-            [table for table in selected.tables - leave if run.is_due(selected, table)], requested
-        )
+        due = [table for table in selected.tables - leave if run.is_due(selected, table)]
+        return run.take(due, requested, selected)
 
 
 def take_over(access: Access, slot: str) -> Outcome:
@@ -156,7 +155,7 @@ def resnapshot(access: Access, tables: Collection[TableName]) -> Outcome:
             )
         )
         check_known(wanted, selected, run.records)
-        return run.take(wanted, requested)
+        return run.take(wanted, requested, selected)
 
 
 def add_tables(access: Access, tables: Collection[TableName] | None = None) -> Outcome:
@@ -178,4 +177,4 @@ def add_tables(access: Access, tables: Collection[TableName] | None = None) -> O
         due = {table for table in wanted if table in run.requested.removed or run.is_due(selected, table)}
         for table in sorted(wanted - due):
             log.info("table %s is replicated already", table)
-        return run.take(due, requested)
+        return run.take(due, requested, selected)

@@ -7,7 +7,7 @@ One entry too many does no harm.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import (
     append_delta,
     has_commit,
@@ -93,6 +94,22 @@ class RelationIndex:
         if not is_there:
             self._append(epoch, relation_id, version, record.to_json(), place)
 
+    def add_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
+        """Have relations there before the source publishes them, in one commit. A relation whose names and
+        attnums are there already is not added again. Raises LakeUnavailableError."""
+        self.catch_up()
+        new = [
+            RelationRecord.of_catalog(relation) for relation in relations if not self._knows_names(relation)
+        ]
+        if new:
+            self._append_all(
+                [(epoch, one.message.oid, one.version, one.to_json(), None, None, None) for one in new]
+            )
+
+    def _knows_names(self, relation: Relation) -> bool:
+        catalogs = (record.catalog for record in self._records(relation.oid))
+        return any(catalog is not None and catalog.names == relation.names for catalog in catalogs)
+
     def forget(self, epoch: Epoch, commit_lsn: int) -> None:
         """From here on no relation is known until it is added again. Raises LakeUnavailableError."""
         self._append(epoch, _ANY_RELATION, 0, "", EffectiveFrom(commit_lsn, ""))
@@ -130,21 +147,30 @@ class RelationIndex:
         self._entries()
         number = 1 + sum(map(len, self._placed.values()))
         placed = (None, None, None) if place is None else (place.commit_lsn, place.trigger, number)
-        values = (epoch, relation_id, version, text, *placed)
-        entry = pa.table([[value] for value in values], schema=SCHEMA)
+        self._append_all([(epoch, relation_id, version, text, *placed)])
+
+    def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
+        self._entries()
+        found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
         try:
             # An index of an earlier version of this program has no places.
-            append_delta(self._uri, entry)
+            append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA))
         except (DeltaError, OSError) as error:
             raise refusal("the relation index cannot be written", error) from error
-        self._remember(dict(zip(SCHEMA.names, values, strict=True)))
+        for entry in found:
+            self._remember(entry)
 
     def relation_ids(self) -> list[int]:
         """The oids of all that was ever received or copied of this server, by other processes too: tables
         are copied while changes come in. Raises LakeUnavailableError."""
+        self.catch_up()
+        return sorted({known[0] for known in self._entries() if self._is_of_this_server(known)})
+
+    def catch_up(self) -> None:
+        """Read what other processes have added: the snapshot app adds what it selects. Raises
+        LakeUnavailableError."""
         if self._has_grown():
             self._reload()
-        return sorted({known[0] for known in self._entries() if self._is_of_this_server(known)})
 
     def _has_grown(self) -> bool:
         try:

@@ -82,6 +82,7 @@ class RelationTracker:
         if self._is_ours(RelationRecord(message, None)):
             return None
         self._messages[message.oid] = message
+        self._learn_selected()
         # In this order: DDL between the two is still to come in the stream, if it is marked at all.
         trigger = self._read_trigger()
         found = self._read_relation(message.oid, xid)
@@ -109,6 +110,7 @@ class RelationTracker:
             return None
         # Without the key nobody can say who speaks, but it may be the trigger.
         ddl = parse_ddl_message(sealed.said, self._publication) if is_genuine else ANYTHING
+        self._learn_selected()
         if not ddl.oid:
             return self._look_at_all(commit_lsn)
         record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
@@ -128,6 +130,11 @@ class RelationTracker:
             received = None
         record = self._remember(record, trigger or None, commit_lsn)
         return Ddl(record, () if received is None else (record,))
+
+    def _learn_selected(self) -> None:
+        """A column may have had an excluded name only when a snapshot selected its table."""
+        if self._hidden is not None and self._hidden.names:
+            self._index.catch_up()
 
     def _is_genuine(self, message: SealedMessage, xid: int) -> bool | None:
         """Whether our event trigger has made it; None when that cannot be told."""

@@ -92,7 +92,18 @@ RETRIED_CLASSES = ("08", "53", "57", "58")
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
 """
-_TEXTS_WITH_VALUES = ("22", "23", "P0")
+# fmt: off
+_NAMES_AND_NUMBERS = frozenset((
+    "08", "0A", "0L", "0P", "25", "26", "28", "2B", "2D", "2F", "34", "3B", "3D", "3F", "40", "42", "53",
+    "54", "55", "57", "58", "F0", "XX",
+))
+# fmt: on
+"""Classes of SQLSTATE under which the server's own texts hold names and numbers, never values of rows.
+
+Errors of data (22), constraints (23, 44), functions (38, 39, P0) and foreign servers (HV) are not among them.
+"""
+_LANGUAGES = frozenset(("plpy_elog.c", "plperl.c", "pltcl.c"))
+"""Files of PostgreSQL in which procedural languages pass on what a function raises."""
 
 
 def pin_statement() -> str:
@@ -320,19 +331,36 @@ def translate(error: Any, doing: str) -> PgReplError:
 
 
 def _server_hint(error: Any) -> str:
-    """Return PostgreSQL's own hint, but for errors of data and code, whose texts may quote values."""
-    if (error.pgcode or "")[:2] in _TEXTS_WITH_VALUES or not error.diag:
+    """Return PostgreSQL's own hint, but for errors whose texts may quote values."""
+    if _may_hold_values(error) or not error.diag:
         return ""
     return one_line(" ".join((error.diag.message_hint or "").split()))
 
 
 def describe(error: Any) -> str:
-    """PostgreSQL's message and SQLSTATE; for data errors the SQLSTATE alone: their text quotes values."""
+    """PostgreSQL's message and SQLSTATE; the SQLSTATE alone where the text may quote values."""
     code = error.pgcode or ""
-    if code[:2] in _TEXTS_WITH_VALUES:
-        return f"{type(error).__name__} (SQLSTATE {code})"
+    if _may_hold_values(error):
+        return describe_by_code(error)
     message = (error.diag.message_primary if error.diag else None) or str(error)
     return one_line(" ".join(message.split())) + (f" (SQLSTATE {code})" if code else "")
+
+
+def describe_by_code(error: Any) -> str:
+    """The SQLSTATE of an error, and what psycopg2 calls it."""
+    return f"{type(error).__name__} (SQLSTATE {error.pgcode})"
+
+
+def _may_hold_values(error: Any) -> bool:
+    """Return True unless the text is one of the server's own, of a class that quotes no values.
+
+    A function can raise any text under any SQLSTATE, and give any hint.
+    """
+    if not error.pgcode:
+        return False
+    diag = error.diag
+    is_raised = diag.source_function == "exec_stmt_raise" or diag.source_file in _LANGUAGES
+    return is_raised or error.pgcode[:2] not in _NAMES_AND_NUMBERS
 
 
 def rows(connection: Connection, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConne
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     describe,
+    describe_by_code,
     pin_statement,
     row,
     source_errors,
@@ -111,8 +112,7 @@ def _failure(error: Any, sql: str) -> PgReplError:
     if not code or code[:2] in ("08", "53", "58") or code.startswith("57P"):
         return translate(error, "trying a migration")
     place, found = _place(error, sql)
-    # What is near a syntax error may be a value.
-    said = f"syntax error (SQLSTATE {code})" if code == "42601" else describe(error)
+    said = _said(error, sql)
     hint = _HINTS.get(code, "")
     if code == "42601" and found == "\\":
         hint = "this is a command of psql, which the server does not know: take it out of what is tried"
@@ -121,6 +121,33 @@ def _failure(error: Any, sql: str) -> PgReplError:
     if code == "0A000" and not _is_about_transactions(error):
         hint = ""
     return ConfigError(f"the migration fails{place}: {said}", hint)
+
+
+_SAME_EVERYWHERE = ("40P01", "55P03", "57014")
+"""SQLSTATEs whose texts, if they are the server's own, name nothing of the statement."""
+
+
+def _said(error: Any, sql: str) -> str:
+    """PostgreSQL's text if it is about the migration's own text, which is known; else the SQLSTATE alone.
+
+    What is near a syntax error may be a value, and so may a name in a statement that a function composes.
+    """
+    code = error.pgcode
+    if code == "42601":
+        return f"syntax error (SQLSTATE {code})"
+    if code in _SAME_EVERYWHERE or (code[:2] != "XX" and not _is_of_a_function(error, sql)):
+        return describe(error)
+    return f"{describe_by_code(error)}; its text is not shown, because it may hold values"
+
+
+def _is_of_a_function(error: Any, sql: str) -> bool:
+    """Whether a function, a trigger or a DO block of the migration raised it, or what it calls.
+
+    The context has a line for each of these, in the language of the server, and one or two for how the
+    migration is run: the statement, whose text may have lines of its own, and `_RUN`.
+    """
+    context = error.diag.context or ""
+    return len(context.replace(_bare(sql), "", 1).splitlines()) > 2
 
 
 def _is_about_transactions(error: Any) -> bool:

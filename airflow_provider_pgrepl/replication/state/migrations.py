@@ -101,6 +101,15 @@ _VERSIONS: tuple[str, ...] = (
         ADD database_oid bigint NOT NULL DEFAULT 0,
         ADD lake_id text NOT NULL DEFAULT '';
     """,
+    """
+    CREATE TABLE _pgrepl.selected_relations (
+        pipeline text NOT NULL REFERENCES _pgrepl.pipelines ON DELETE CASCADE,
+        relation_id bigint NOT NULL,
+        relation_version bigint NOT NULL,
+        relation text NOT NULL,
+        PRIMARY KEY (pipeline, relation_id, relation_version)
+    );
+    """,
 )
 
 _MIGRATIONS_TABLE = """
@@ -221,10 +230,10 @@ def _drop_tables(connection: Connection) -> bool:
             cursor.execute("LOCK TABLE _pgrepl.pipelines IN ACCESS EXCLUSIVE MODE")
             if rows(connection, "SELECT 1 FROM _pgrepl.pipelines LIMIT 1"):
                 return False
+            cursor.execute("DROP TABLE IF EXISTS _pgrepl.locks, _pgrepl.selected_relations")
             cursor.execute(
                 "DROP TABLE _pgrepl.progress, _pgrepl.tables, _pgrepl.pipelines, _pgrepl.migrations"
             )
-            cursor.execute("DROP TABLE IF EXISTS _pgrepl.locks")
         cursor.execute("DROP SCHEMA _pgrepl RESTRICT")
     return True
 

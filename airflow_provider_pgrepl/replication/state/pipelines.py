@@ -29,6 +29,14 @@ WHERE %(replace)s OR (p.system_identifier, p.slot, p.lake)
 RETURNING 1
 """
 
+# The oids of another database are those of other tables.
+_FORGET_SELECTED = """
+DELETE FROM _pgrepl.selected_relations s USING _pgrepl.pipelines p
+WHERE s.pipeline = p.name AND p.name = %(name)s
+    AND (p.system_identifier, p.database_oid) <> (%(system_identifier)s, %(database_oid)s)
+RETURNING 1
+"""
+
 _PIPELINE = """
 SELECT name, system_identifier, slot, publication, slot_owned, publication_owned, lake, config::text,
     created_at, id::text, database, database_oid, lake_id
@@ -123,6 +131,8 @@ class PipelineRecords(StateConnection):
         }
         with state_errors("recording the pipeline"):
             try:
+                if replace:
+                    rows(self._connection, _FORGET_SELECTED, fields)
                 found = rows(self._connection, _REGISTER, fields)
             except psycopg2.errors.UniqueViolation as error:
                 self._refuse_taken(pipeline, system_identifier, error.diag.constraint_name or "")

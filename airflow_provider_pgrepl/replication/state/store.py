@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.state.connection import state_errors
 from airflow_provider_pgrepl.replication.state.pipeline_locks import PipelineLocks, Purpose
 from airflow_provider_pgrepl.replication.state.pipelines import PipelineRecord, PipelineRecords
 from airflow_provider_pgrepl.replication.state.progress_records import ProgressRecords
+from airflow_provider_pgrepl.replication.state.selected_relations import SelectedRelations
 from airflow_provider_pgrepl.replication.state.tables import TableRecord, TableRecords
 
 __all__ = ["PipelineRecord", "Purpose", "Store", "TableRecord"]
@@ -24,7 +25,7 @@ _OTHER_PLACE = (
 )
 
 
-class Store(PipelineLocks, PipelineRecords, TableRecords, ProgressRecords):
+class Store(PipelineLocks, PipelineRecords, TableRecords, SelectedRelations, ProgressRecords):
     """A connection to the state database. Its locks last as long as it does.
 
     Raises SourceConnectionError when the database cannot be reached or the connection is lost, and StateError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 
-from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.app.snapshotting.former_lake import check_former_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import (
@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
@@ -75,12 +76,15 @@ def _make_epoch(
     pipeline, tables = taking.pipeline, [relation.table for relation in relations]
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     ownership.drop_slot()
+    # First of all: settings are bound to the tables as they are now, whatever becomes of this run.
+    taking.record_selected(relations)
     ownership.prepare_publication(relations)
     if take_over:
         position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
         ownership.record_slot()
         record = _open_epoch(taking, ownership, server, position, last, former)
         return taking.take(tables, requested, record)
+    failed: dict[TableName, PgReplError] = {}
     for attempt in range(1, ATTEMPTS + 1):
         ownership.drop_slot()
         exported = create_slot(
@@ -98,9 +102,19 @@ def _make_epoch(
                 ownership.drop_slot()
                 raise
             log.warning("the snapshot cannot be used, taking another: %s", error.message)
+        wanted = {relation.table for relation in relations}
+        relations, unfit = taking.examine(wanted, requested, last)
+        failed |= unfit
+        if not relations:
+            ownership.drop_slot()
+            return Outcome(failed=failed)
+        taking.record_selected(relations)
+        ownership.drop_slot()
+        ownership.prepare_publication(relations)
+    failed |= copied.failed
     unfinished = {relation.table for relation in relations} - copied.done.keys() - copied.failed.keys()
     if copied.unusable is None or not unfinished:
-        return Outcome(tuple(copied.done), copied.failed)
+        return Outcome(tuple(copied.done), failed)
     log.warning(
         "the snapshot cannot be used any more: %s. Finished tables are kept; under a new one these are"
         " copied from their beginning: %s",
@@ -108,7 +122,7 @@ def _make_epoch(
         ", ".join(map(str, sorted(unfinished))),
     )
     more = taking.take(unfinished, requested, record)
-    return Outcome((*copied.done, *more.copied), copied.failed | more.failed)
+    return Outcome((*copied.done, *more.copied), failed | more.failed)
 
 
 def _begin(
@@ -145,7 +159,9 @@ def _open_epoch(
 ) -> EpochRecord:
     pipeline = taking.pipeline
     uri = changelog_uri(pipeline.lake_root)
+    is_other_source = last is not None and known_source(last, server).differs(server)
     try:
+        selected = taking.store.read_selected(pipeline.name)
         record = EpochRecord(
             pipeline.name,
             Epoch(last.epoch + 1 if last else 1),
@@ -162,12 +178,16 @@ def _open_epoch(
         # First in the source. That of the last epoch stays there until the changelog has this one.
         before = read_token(open_changelog(uri)) if last is not None else 0
         token = write_token(taking.source, pipeline.slot, before, pipeline.used_publication)
+        if not is_other_source:
+            # Before there is an epoch that a receiver could begin to read.
+            taking.index_selected(record.epoch, selected)
         if last is None:
             writer.create_changelog(uri, record, token, former)
         else:
             writer.begin_epoch(uri, record, token)
-            if known_source(last, server).differs(server):
+            if is_other_source:
                 RelationIndex(relations_uri(pipeline.lake_root)).begin_source(record.epoch)
+                taking.index_selected(record.epoch, selected)
             if last.slot != record.slot and not server.in_recovery:
                 forget_tokens(taking.source, last.slot)
         taking.store.record_evidence(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
@@ -16,10 +15,12 @@ from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.foreign_receiver import check_no_foreign_receiver
 from airflow_provider_pgrepl.replication.app.lost_lake import check_lake
 from airflow_provider_pgrepl.replication.app.ownership import check_new_epoch, check_ours
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import (
     Records,
     left_out,
     read_records,
+    read_selected,
     requested_of,
     retire_unknown_tables,
     unrecorded,
@@ -30,16 +31,12 @@ from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter impo
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
-from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
-from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
-from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
 from airflow_provider_pgrepl.replication.lake.executors import await_executors
 from airflow_provider_pgrepl.replication.lake.session import LazySession, build_session, runs_on_cluster
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
-from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source, check_surroundings
 from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
@@ -47,8 +44,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     check_choices,
     select_tables,
 )
-from airflow_provider_pgrepl.replication.source.server import read_server
-from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
+from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from airflow_provider_pgrepl.replication.storage.store_probe import check_store
 
@@ -114,7 +110,7 @@ class SnapshotRun:
         retire_unknown_tables(taking.store, taking.pipeline, self.records)
         return begin_epoch(taking, relations, requested, self.epoch, take_over, replace_record=self.new_epoch)
 
-    def take(self, tables: Collection[TableName], requested: RequestedTables) -> Outcome:
+    def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
         """Copy these into the epoch that runs."""
         if not tables:
             log.info("nothing to do: every table has been copied already")
@@ -125,6 +121,9 @@ class SnapshotRun:
                 )
             return Outcome()
         assert self.epoch is not None
+        # Settings are bound to the tables as they are now: executors may be long in coming.
+        wanted = [relation for relation in selected.relations if relation.table in tables]
+        self.taking.index_selected(self.epoch.epoch, wanted)
         self.check_executors()
         return self.taking.take(frozenset(tables), requested, self.epoch)
 
@@ -160,7 +159,8 @@ def opened(
         if not new_epoch:
             check_lake(pipeline, epoch, records)
         if new_epoch or not has_tables(epoch, records):
-            names = recorded_names(source, pipeline, epoch, records, evidence.recorded)
+            selected = read_selected(store, pipeline)
+            names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
             requested = requested_of(records, names)
             check_source(access.dsn, pipeline, requested, new_epoch=new_epoch, makes_slot=True)
         else:
@@ -182,7 +182,9 @@ def opened(
             records,
             new_epoch,
             lambda: _check_executors(session, access),
-            recorded_names(source, pipeline, epoch, records, evidence.recorded),
+            recorded_names(
+                source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
+            ),
         )
 
 
@@ -202,33 +204,3 @@ def _check_executors(session: LazySession, access: Access) -> None:
                 f"Spark has given this app no executor for {_EXECUTOR_S / 60:g} minutes, or none answers",
                 "see on the cluster's page whether it is full, and run it again; nothing was made",
             )
-
-
-def recorded_names(
-    source: Connection,
-    pipeline: Pipeline,
-    epoch: EpochRecord | None,
-    records: Records,
-    recorded: PipelineRecord | None,
-) -> BoundRules | None:
-    """Return what is known of tables by their oids; None if nothing is, or if the epoch, or without one the
-    record in the state, is of another database, whose oids are others.
-
-    Raises LakeUnavailableError, SourceConnectionError.
-
-    The index of relations is read again with each call: the receiver adds to it.
-    """
-    known, server = epoch or recorded, read_server(source)
-    if known is None or known_source(known, server).differs(server):
-        return None
-    index = RelationIndex(relations_uri(pipeline.lake_root))
-    of_state: dict[int, list[RelationRecord]] = defaultdict(list)
-    for record in records.values():
-        # Of a removed table the state may describe another server's; the index says of which each entry is.
-        if record.relation is not None and record.membership != "removed":
-            of_state[record.relation.oid].append(RelationRecord.of_catalog(record.relation))
-    return BoundRules(
-        pipeline,
-        lambda oid: [*index.records(oid), *of_state.get(oid, ())],
-        lambda: {*index.relation_ids(), *of_state},
-    )

@@ -11,7 +11,6 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SlotError, StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -191,7 +190,7 @@ class SourceOwnership:
                 hints.NEW_EPOCH,
             )
 
-    def publish(self, relations: Sequence[Relation]) -> list[TableName]:
+    def publish(self, relations: Sequence[Relation]) -> list[Relation]:
         """Add to the publication the tables that it lacks, and return these.
 
         Raises PublicationError, PrivilegeError; SnapshotError when a table could not be locked. The
@@ -203,7 +202,7 @@ class SourceOwnership:
             if added:
                 names = ", ".join(str(relation.table) for relation in added)
                 log.info("added to the publication %s: %s", name, names)
-            return [relation.table for relation in added]
+            return added
         found = publication.read_publication(self.source, name)
         held = found.tables if found else frozenset()
         missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)

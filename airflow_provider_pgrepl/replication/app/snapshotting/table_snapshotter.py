@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import hints
@@ -16,14 +16,19 @@ from airflow_provider_pgrepl.errors import (
     TableError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.recorded_names import recorded_names
 from airflow_provider_pgrepl.replication.app.requested_tables import Records
 from airflow_provider_pgrepl.replication.app.snapshotting.copy_states import CopyStates
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
+from airflow_provider_pgrepl.replication.drift.hidden_columns import without_excluded_defaults
 from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
 from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
+from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -39,6 +44,7 @@ from airflow_provider_pgrepl.replication.source.slot.creation import export_snap
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -100,17 +106,19 @@ class TableSnapshotter:
     ) -> Outcome:
         copied, attempt, given_way = list[TableName](), 1, 0
         failed: dict[TableName, PgReplError] = {}
+        added: dict[TableName, int] = {}
         ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         ownership.check_publication(record.publication_oid)
         while left:
-            relations, unfit = self._examine(left, requested)
-            for table, fault in unfit.items():
-                states.mark_errored(table, fault)
+            relations, unfit = self.examine(left, requested, record)
             failed |= unfit
             left -= unfit.keys()
+            self._withdraw([added[table] for table in unfit if table in added])
             if not relations:
                 break
-            self._begin(states, ownership, relations)
+            self.index_selected(record.epoch, relations)
+            joined = self._begin(states, ownership, relations)
+            added |= {relation.table: relation.oid for relation in joined}
             exported = export_snapshot(
                 self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
             )
@@ -139,12 +147,14 @@ class TableSnapshotter:
             )
         return Outcome(tuple(copied), failed)
 
-    def _begin(self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]) -> None:
-        """Publish the tables, and record that they are copied now."""
+    def _begin(
+        self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]
+    ) -> list[Relation]:
+        """Publish the tables, record that they are copied now, and return those that were not published."""
         # Who removes a table meanwhile sees that it is taken again, or has removed it before.
         with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
             joined = ownership.publish(relations)
-            states.join(joined)
+            states.join(relation.table for relation in joined)
             records = self.records()
             # Also for a table that is published already: a run may have been killed between the two.
             if joined or any(_is_new(records.get(relation.table)) for relation in relations):
@@ -152,6 +162,7 @@ class TableSnapshotter:
             # Recorded first: the applier's batches hold nothing of these tables that is not in the
             # snapshot.
             states.begin(relations)
+        return joined
 
     def _wait_or_stop(self, states: CopyStates, result: Copied, times: int) -> None:
         """Leave the source's statements time; after several times mark displaced tables errored and raise."""
@@ -163,18 +174,40 @@ class TableSnapshotter:
             states.mark_errored(table, error)
         raise result.unusable
 
-    def _examine(
-        self, tables: set[TableName], requested: RequestedTables
+    def examine(
+        self, tables: Collection[TableName], requested: RequestedTables, epoch: EpochRecord | None
     ) -> tuple[list[Relation], dict[TableName, PgReplError]]:
-        """As they are now: tables that can be copied, and why the others cannot."""
+        """Select them as they are now: those that can be copied, and why the others, which are errored then,
+        cannot."""
+        requested = replace(requested, recorded=self._recorded_names(epoch))
         selected = select_tables(self.source, self.pipeline, requested)
         relations = [relation for relation in selected.relations if relation.table in tables]
         unfit: dict[TableName, PgReplError] = {
             table: selected.problems.get(table) or _gone(table)
-            for table in tables - selected_tables(selected)
+            for table in set(tables) - selected_tables(selected)
         }
-        faults = table_faults(self.source, self.pipeline, relations) if relations else {}
-        return [relation for relation in relations if relation.table not in faults], unfit | faults
+        unfit |= table_faults(self.source, self.pipeline, relations) if relations else {}
+        states = self.copy_states()
+        for table, fault in unfit.items():
+            states.mark_errored(table, fault)
+        return [relation for relation in relations if relation.table not in unfit], unfit
+
+    def _recorded_names(self, epoch: EpochRecord | None) -> BoundRules | None:
+        """As they are known now: each selection adds to them."""
+        name = self.pipeline.name
+        recorded, selected = self.store.read_pipeline(name), self.store.read_selected(name)
+        return recorded_names(self.source, self.pipeline, epoch, self.records(), recorded, selected)
+
+    def record_selected(self, relations: Iterable[Relation]) -> None:
+        """Record the tables in the state, for as long as there is no epoch: settings are bound to them."""
+        self.store.record_selected(self.pipeline.name, self._bare(relations))
+
+    def index_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
+        """Record the tables in the lake before they are published: the receiver hides their columns by it."""
+        RelationIndex(relations_uri(self.pipeline.lake_root)).add_selected(epoch, self._bare(relations))
+
+    def _bare(self, relations: Iterable[Relation]) -> list[Relation]:
+        return [without_excluded_defaults(relation, self.pipeline) for relation in relations]
 
     def _copy_at(
         self,
@@ -188,6 +221,18 @@ class TableSnapshotter:
         with keeper:
             states.copying()
             return self.copy(keeper, exported, record)
+
+    def _withdraw(self, oids: list[int]) -> None:
+        """Take tables out of the publication that this run added and that turned out unfit: published without
+        a key, say, a table refuses the application's updates. Nothing is in the lake of them."""
+        if not oids or self.pipeline.publication_mode != "create":
+            return
+        tables = sorted(table_names(self.source, oids))
+        try:
+            drop_tables(self.source, self.pipeline.publication, tables, self.pipeline.lock_timeout_s)
+        except PgReplError as error:
+            names = ", ".join(map(str, tables))
+            log.warning("tables stay in the publication: %s; remove them: %s", error, names)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""

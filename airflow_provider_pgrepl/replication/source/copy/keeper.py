@@ -10,6 +10,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     Shape,
+    check_as_selected,
     check_unaltered,
     export_again,
     import_snapshot,
@@ -141,13 +142,14 @@ def keep(
     """Import an exported snapshot, and export it again.
 
     `lock_timeout_s`: how long `hold` waits for a table. Raises SnapshotError (make a new slot and try again)
-    if the snapshot is gone, or a table, a partition or its publication was altered since the export. Raises
-    PublicationError if a table is not in the publication at all.
+    if the snapshot is gone, or a table was altered since it was selected, or a partition or the publication
+    since the export. Raises PublicationError if a table is not in the publication at all.
     """
     connection = connect(dsn, "keeper")
     try:
         import_snapshot(connection, snapshot)
         then = read_shape(connection, relations, publication)
+        check_as_selected(relations, then)
         check_unaltered(dsn, relations, then)
         _check_published(then)
         exported = export_again(connection)

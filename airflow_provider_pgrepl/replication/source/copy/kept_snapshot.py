@@ -107,6 +107,30 @@ def read_shape(connection: Connection, relations: Sequence[Relation], publicatio
     return Shape(publication, read_relations(connection, oids, publication), leaves)
 
 
+def check_as_selected(relations: Sequence[Relation], then: Shape) -> None:
+    """Raise SnapshotError if a table is not in the snapshot as it was selected.
+
+    Settings were compared with it, by name, as it was then.
+    """
+    altered = sorted(
+        str(relation.table)
+        for relation in relations
+        if relation.oid not in then.relations
+        or _selected(then.relations[relation.oid]) != _selected(relation)
+    )
+    if altered:
+        raise SnapshotError(
+            f"{', '.join(altered)}: altered between the selection of the tables and the snapshot",
+            "nothing needs to be done: the tables are selected again",
+        )
+
+
+def _selected(relation: Relation) -> tuple[object, ...]:
+    """What settings are about; nothing that publishing the table changes."""
+    types = {(column.attnum, column.type_oid, column.typmod, column.is_key) for column in relation.columns}
+    return relation.names, relation.relkind, relation.replica_identity, types
+
+
 def check_unaltered(dsn: str, relations: Sequence[Relation], then: Shape) -> None:
     """Raise SnapshotError if a table, a partition or the publication is not as it was `then`.
 
