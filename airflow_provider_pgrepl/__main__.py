@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.app import app_arguments, process
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.library_versions import check_libraries
 from airflow_provider_pgrepl.shipped import add_commands, split
 from airflow_provider_pgrepl.trace import trace_of
 
@@ -42,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         with process.traces_of_threads():
+            check_libraries()
             if arguments.pipeline is None:
                 return int(arguments.work(arguments))
             work: Work = arguments.work

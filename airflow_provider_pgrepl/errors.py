@@ -30,13 +30,14 @@ Each class says whether trying again can help (`retry`) and how much stops (`sco
     ├─ LakeError                   the lake cannot be reached or is somebody else's
     │  ├─ LakeUnavailableError     cannot be read or written just now         (retry)
     │  └─ LakeTableError           one lake table                             (table)
-    │     └─ LakeChangedError      somebody else has written it               (table)
+    │     ├─ LakeChangedError      somebody else has written it               (table)
+    │     └─ OvertakenError        another program committed meanwhile        (retry, table)
     ├─ TargetError                 a broker refuses a publisher, or what it sends
     │  ├─ MessageError             a broker delivers what is no message of the wire
     │  └─ TargetUnavailableError   is away, full or blocked just now          (retry)
     ├─ TransformError              a transform of a publisher fails           (table)
     ├─ SparkError                  Spark failed at running our work           (retry)
-    └─ ToolError                   Spark, Java or jars are missing, or executors lack this package
+    └─ ToolError                   a program that is needed is missing, or a library too old
 
 Messages carry names, LSNs and counts, never a row's values and never a password.
 All classes survive pickling, because Spark and Airflow carry them between processes.
@@ -273,6 +274,12 @@ class LakeChangedError(LakeTableError):
     """Somebody else has written a lake table: its version or its columns are not this pipeline's."""
 
 
+class OvertakenError(LakeTableError):
+    """Another program committed to a lake table while this one did, and did not move the position."""
+
+    retry = Retry.TIMED
+
+
 class TargetError(PgReplError):
     """A broker refuses a publisher of events: its login, its rights, its exchange."""
 
@@ -300,4 +307,5 @@ class SparkError(PgReplError):
 
 
 class ToolError(PgReplError):
-    """A program that is needed (Java, Spark, jars; on executors this package) is missing."""
+    """A program that is needed (Java, Spark, jars; on executors this package) is missing, or a library is
+    older than the first version that is right."""

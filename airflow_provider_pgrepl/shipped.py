@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from airflow_provider_pgrepl import applications
 from airflow_provider_pgrepl.errors import ConfigError, ToolError
+from airflow_provider_pgrepl.hosting import supervise
 from airflow_provider_pgrepl.replication.app.app_arguments import (
     AddArguments,
     as_given,
@@ -58,7 +59,10 @@ def _copy(arguments: argparse.Namespace) -> int:
 
 
 def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Sequence[str]) -> NoReturn:
-    """Become spark-submit with the application of that name, its own options and those of Spark.
+    """Become the parent of spark-submit with an application, its own options and those of Spark.
+
+    spark-submit is a JVM, which ends at once by SIGTERM while its driver goes on: the parent tells the driver
+    alone. In cluster mode, where the driver is elsewhere, this process becomes spark-submit itself.
 
     Raises ToolError when Spark or Java is missing, ConfigError without the DSN that a driver here needs.
     """
@@ -69,11 +73,15 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     submit = applications.spark_submit()
     more = _driver_python(spark) if is_here else []
     # What is given comes behind ours, and so counts.
-    command = [submit, *more, *spark, applications.application(name), "--pipeline", pipeline_file, *own]
+    application = applications.application(name)
+    command = [submit, *more, *spark, application, "--pipeline", pipeline_file, *own]
+    if is_here:
+        parent = [sys.executable, "-P", supervise.__file__, "--application", application, "--"]
+        command = [*parent, *command]
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**python, **applications.quiet_logging(), **os.environ}
     sys.stdout.flush()
-    os.execve(submit, command, environment | applications.small_jvm(environment))  # noqa: S606 - the app itself, in our place
+    os.execve(command[0], command, environment | applications.small_jvm(environment))  # noqa: S606 - the app itself, in our place
 
 
 def _driver_python(spark: Sequence[str]) -> list[str]:
@@ -110,8 +118,8 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 def copy_dags(folder: Path) -> list[Path]:
     """Copy the example DAGs and their pipeline file; what is there is never overwritten.
 
-    Raises ConfigError, with nothing copied, when a file or link of that name is there; ToolError without
-    examples.
+    Raises ConfigError, with nothing copied, when a file or link of that name is there, or the folder is a
+    link or none can be made; ToolError without examples.
     """
     examples = applications.shipped_folder("example_dags", "pipeline.json", "dags")
     if examples is None:
@@ -123,7 +131,16 @@ def copy_dags(folder: Path) -> list[Path]:
             f"already there: {', '.join(taken)}",
             "name a folder of their own, as dags/pgrepl, or move these away",
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    if folder.is_symlink():
+        raise ConfigError(
+            f"{folder} is a symbolic link: nothing was copied", f"name {folder.resolve()} itself"
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} cannot be made: {error.strerror}", "name another folder"
+        ) from None
     for source, target in zip(sources, targets, strict=True):
         with target.open("xb") as copy:  # neither through a link, nor over what came meanwhile
             copy.write(source.read_bytes())

@@ -153,7 +153,7 @@ class Server:
                 stderr=log,
                 cwd="/",
                 start_new_session=True,
-                **_as_owner(),
+                **as_owner(),
             )
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and self._process.poll() is None:
@@ -174,7 +174,7 @@ class Server:
 
     def _run(self, program: str, *arguments: str) -> None:
         subprocess.run(
-            [str(self.bin / program), *arguments], check=True, capture_output=True, cwd="/", **_as_owner()
+            [str(self.bin / program), *arguments], check=True, capture_output=True, cwd="/", **as_owner()
         )
 
 
@@ -190,6 +190,7 @@ def _owner() -> pwd.struct_passwd | None:
     raise RuntimeError("running as root, and there is neither a user postgres nor nobody for PostgreSQL")
 
 
-def _as_owner() -> dict[str, Any]:
+def as_owner() -> dict[str, Any]:
+    """Return what has subprocess run a program as the server's user."""
     owner = _owner()
     return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid}

@@ -103,6 +103,10 @@ class Adoption:
                 "it is left to end; this task can be tried again then",
             )
         found = self._in_charge(app, is_new=False)
+        if found.app.is_stopping:
+            # Who followed it until now has asked it to end.
+            found.charge.release()
+            return self._take(app)
         if not different and not self.is_fresh:
             self.say(logging.INFO, f"Adopting the application that runs as process {app.pid}")
             return found

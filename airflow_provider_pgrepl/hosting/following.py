@@ -130,7 +130,6 @@ class Following:
             if self._is_forsaken:
                 raise ForsakenError
             if time.monotonic() >= hand_over_at and not app.is_stopping:
-                app.hand_over()
                 return End(status, None, "", self._result, handed_over=True)
             time.sleep(self._poll_interval_s)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -18,7 +17,6 @@ from airflow_provider_pgrepl.hosting.log_tail import LogTail
 from airflow_provider_pgrepl.hosting.private_folder import remove_private_folder
 from airflow_provider_pgrepl.hosting.processes import ask_to_end, is_process
 
-_FOLLOWER = "follower"
 _POLL_S = 0.2
 
 _children: dict[str, subprocess.Popen[bytes]] = {}
@@ -122,26 +120,21 @@ class LocalApp:
         return self.status()
 
     def take_charge(self, who: str, timeout_s: float = 0.0) -> LockedFile | None:
-        """Become the one that follows it, and keep it from stopping by itself; None while somebody else is.
+        """Become the one that follows it; None while somebody else is. It stops by itself when nobody has
+        followed it for some minutes.
 
         A follower that has lost its own parent lets go within a poll of it: hence the time to wait.
         """
         deadline = time.monotonic() + timeout_s
-        while (charge := LockedFile.take(self.folder / _FOLLOWER, who)) is None:
+        while (charge := LockedFile.take(self.folder / supervise.FOLLOWER, who)) is None:
             if time.monotonic() >= deadline:
                 return None
             time.sleep(_POLL_S)
-        with suppress(OSError):
-            (self.folder / supervise.HANDED_OVER).unlink(missing_ok=True)
         return charge
 
     def follower(self) -> str:
         """Who follows it, or did last, in their own words."""
-        return holder_of(self.folder / _FOLLOWER)
-
-    def hand_over(self) -> None:
-        """Leave it to the next who takes charge; it stops by itself when nobody does within some minutes."""
-        (self.folder / supervise.HANDED_OVER).touch()
+        return holder_of(self.folder / supervise.FOLLOWER)
 
     def remove(self) -> None:
         """Delete its folder, once its end is known and its log forwarded."""

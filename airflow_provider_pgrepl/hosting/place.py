@@ -48,8 +48,9 @@ class Place:
     def __init__(self, run_folder: Path, app: str, pipeline: Pipeline) -> None:
         """`app`: `snapshot`, `replicate` or `publish-NAME`. Raises ConfigError for an unsafe folder."""
         host = "host-" + re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())
-        # Pipelines of one name may have different sources.
-        digest = hashlib.sha256(f"{app}\0{pipeline.name}\0{pipeline.conn_id}".encode()).hexdigest()[:12]
+        # By what stays when the file changes, so that what a killed task left is found: pipelines of one name
+        # have different lakes.
+        digest = hashlib.sha256(f"{app}\0{pipeline.name}\0{pipeline.lake_root}".encode()).hexdigest()[:12]
         home = private_folder(private_folder(run_folder.expanduser().absolute()) / host)
         self.folder = private_folder(home / f"{app}-{pipeline.name}-{digest}")
 

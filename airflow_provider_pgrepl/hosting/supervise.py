@@ -1,12 +1,15 @@
-"""The detached parent of one local Spark application: keeps its log, passes a stop on, leaves its exit code.
+"""The parent of one local Spark application: passes a stop on, keeps its log, leaves its exit code.
 
     python supervise.py --folder F --token T --application APP.py --stop-timeout S --lock-fd N \\
         -- spark-submit … APP.py …
+    python supervise.py --application APP.py -- spark-submit … APP.py …
 
-It outlives the Airflow task that started it, so that the application does, too, and so that whoever comes
-next learns how it ended. SIGTERM goes to the application's Python driver and not to spark-submit: that is a
-JVM, which would die at once and take its driver along half-way through a commit. An application that has not
-ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it is run by its path.
+The first is detached: it outlives the Airflow task that started it, so that the application does, too, and so
+that whoever comes next learns how it ended. The second stays in the foreground of who called it, a shell or a
+container: the application's output is its own. SIGTERM goes to the application's Python driver and not to
+spark-submit: that is a JVM, which would die at once and take its driver along half-way through a commit. An
+application that has not ended `--stop-timeout` seconds later is killed. Imports nothing of this package: it
+is run by its path.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -24,12 +28,12 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-PID, EXIT_CODE, STOPPING, HANDED_OVER = "pid", "exit_code", "stopping", "handed_over"
+PID, EXIT_CODE, STOPPING, FOLLOWER = "pid", "exit_code", "stopping", "follower"
 LOG_PATTERN = "log-{:08d}"
 SEGMENT_BYTES = 4 << 20
 KEPT_SEGMENTS = 8
-HANDED_OVER_S = 900.0
-"""How long an application that was handed over goes on when nobody takes it."""
+UNFOLLOWED_S = 900.0
+"""How long an application goes on that no task follows: handed over, or its task was killed."""
 
 _POLL_S = 0.2
 _REMAINS_S = 10.0
@@ -75,7 +79,10 @@ class SegmentedLog:
 class Supervisor:
     """Runs one command in a process group of its own until it ends."""
 
-    def __init__(self, command: list[str], application: str, folder: Path, stop_timeout_s: float) -> None:
+    def __init__(
+        self, command: list[str], application: str, folder: Path | None, stop_timeout_s: float
+    ) -> None:
+        """`folder`: where log, stop request and exit code are; None in the foreground."""
         self._command = command
         self._application = application
         self._folder = folder
@@ -86,37 +93,42 @@ class Supervisor:
     def run(self) -> int:
         """Run to the end and give the exit code, 128 + n for signal n as a shell would."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._ask_to_stop)
-        log = SegmentedLog(self._folder)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup has it
+                signal.signal(number, self._ask_to_stop)
+        log = None if self._folder is None else SegmentedLog(self._folder)
         try:
             child = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
+                stdout=None if log is None else subprocess.PIPE,
+                stderr=None if log is None else subprocess.STDOUT,
                 process_group=0,
                 preexec_fn=_end_with_parent,
             )
         except OSError as error:
-            log.write(f"{self._command[0]} cannot be started: {error.strerror}\n".encode())
+            text = f"{self._command[0]} cannot be started: {error.strerror}\n"
+            sys.stderr.write(text) if log is None else log.write(text.encode())
             return 127
         pump = threading.Thread(target=_pump, args=(child, log), daemon=True)
-        pump.start()
+        if log is not None:
+            pump.start()
         while child.poll() is None:
             time.sleep(_POLL_S)
-            if self._stop_at is None and _is_to_stop(self._folder):
+            if self._stop_at is None and self._folder is not None and _is_to_stop(self._folder):
                 self._ask_to_stop()
             if self._stop_at is not None:
                 self._stop(child.pid)
         _end_remains(child.pid)
-        pump.join(_REMAINS_S)
+        if log is not None:
+            pump.join(_REMAINS_S)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
     def _ask_to_stop(self, *_: object) -> None:
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._stop_timeout_s
-            with contextlib.suppress(OSError):
-                (self._folder / STOPPING).touch()
+            if self._folder is not None:
+                with contextlib.suppress(OSError):
+                    (self._folder / STOPPING).touch()
 
     def _stop(self, pid: int) -> None:
         assert self._stop_at is not None
@@ -140,12 +152,23 @@ def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
 
 
 def _is_to_stop(folder: Path) -> bool:
-    """Whether it was asked to stop, or handed over to a next run of its task and none has come."""
+    """Whether it was asked to stop, or no task has followed it for long."""
     with contextlib.suppress(OSError):
-        if (folder / STOPPING).exists():
-            return True
-        return time.time() - (folder / HANDED_OVER).stat().st_mtime > HANDED_OVER_S
+        return (folder / STOPPING).exists() or _is_unfollowed(folder / FOLLOWER)
     return False
+
+
+def _is_unfollowed(follower: Path) -> bool:
+    """Whether nobody has held the follower's lock for UNFOLLOWED_S; the file's time says since when."""
+    fd = os.open(follower, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.utime(fd)
+        return False
+    finally:
+        os.close(fd)
+    return time.time() - follower.stat().st_mtime > UNFOLLOWED_S
 
 
 def _drivers(pid: int, application: str) -> list[psutil.Process]:
@@ -187,18 +210,20 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Start the application, pass signals on, and leave its exit code in the folder; returns it."""
+    """Start the application, pass signals on, and return its exit code, which the folder gets, too."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--token", required=True, help="by which this process is known")
+    parser.add_argument("--folder", type=Path, help="without it, in the foreground")
+    parser.add_argument("--token", help="by which this process is known")
     parser.add_argument("--application", required=True)
-    parser.add_argument("--stop-timeout", type=float, required=True)
-    parser.add_argument("--lock-fd", type=int, required=True, help="kept open, and its lock held, to the end")
+    parser.add_argument("--stop-timeout", type=float, default=float("inf"))
+    parser.add_argument("--lock-fd", type=int, help="kept open, and its lock held, to the end")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(argv)
-    write_whole(options.folder / PID, str(os.getpid()))
+    if options.folder is not None:
+        write_whole(options.folder / PID, str(os.getpid()))
     code = Supervisor(options.command, options.application, options.folder, options.stop_timeout).run()
-    write_whole(options.folder / EXIT_CODE, str(code))
+    if options.folder is not None:
+        write_whole(options.folder / EXIT_CODE, str(code))
     return code
 
 

@@ -103,6 +103,11 @@ def _check_kinds(where: str, values: dict[str, Any]) -> None:
         if key in values and values["target"] != target:
             raise ConfigError(f"{where}: {key}: is of target {target!r} alone", _REFERENCE)
     is_creek = values["format"] == "creek"
+    if values.get("unchanged") == "require" and not is_creek:
+        raise ConfigError(
+            f"{where}: unchanged: 'require' is of creek's format",
+            "set it to look_up: other formats name the values that are missing",
+        )
     for key in _NOT_OF_CREEK if is_creek else _OF_CREEK:
         if key in values:
             which = "not of" if is_creek else "of"

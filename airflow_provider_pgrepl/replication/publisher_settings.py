@@ -16,7 +16,7 @@ TargetKind = Literal["rabbitmq", "nats", "kafka"]
 OnError = Literal["stop_table", "skip_and_record"]
 Unrouted = Literal["error", "drop"]
 NewColumns = Literal["publish", "stop"]
-Unchanged = Literal["mark", "fill", "look_up"]
+Unchanged = Literal["mark", "fill", "look_up", "require"]
 """What becomes of a large value that an update left alone and the server did not send: it is said to be
 missing; is filled from the change before; or else looked up in the lake."""
 Format = Literal["json", "debezium", "avro", "creek"]

@@ -109,7 +109,8 @@ class PgSchemaDriftSensor(BaseSensorOperator):
     def execute_complete(self, context: Any, event: dict[str, Any]) -> Any:
         """What the triggerer found."""
         if event["status"] == "timeout":
-            raise AirflowSensorTimeout(f"nothing has drifted within {self.timeout} s")
+            last = f"; the last check could not be made: {event['message']}" if "message" in event else ""
+            raise AirflowSensorTimeout(f"nothing was found to have drifted within {self.timeout} s{last}")
         if event["status"] == "failed":
             kind: type[PgReplError] = getattr(errors, event["error"])
             raise as_airflow(kind(event["message"], event["hint"]))

@@ -7,9 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from airflow.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
-from airflow_provider_pgrepl.errors import PgReplError, Retry
+from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.hooks.access import access_to
 from airflow_provider_pgrepl.replication.config import Pipeline
 
@@ -27,7 +28,8 @@ class DriftTrigger(BaseTrigger):
     :param deadline: seconds since 1970 after which no further check is made
 
     The event has a `status`: `checked` with a `report`, `failed` with `error`, `message` and `hint`, or
-    `timeout`. A triggerer that is restarted begins anew, which a check does not mind.
+    `timeout`, with these of the last check if it could not be made; where none could be made until the
+    deadline it is `failed`. A triggerer that is restarted begins anew, which a check does not mind.
     """
 
     def __init__(
@@ -56,12 +58,13 @@ class DriftTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
+        self._was_checked, self._failure = False, dict[str, Any]()
         while True:
             # In a thread: it would hold up every other trigger.
             event = await asyncio.to_thread(self._check)
             left = self.deadline - time.time()
             if event is None and left <= 0:
-                event = {"status": "timeout"}
+                event = {"status": "timeout" if self._was_checked else "failed", **self._failure}
             if event is not None:
                 yield TriggerEvent(event)
                 return
@@ -74,12 +77,16 @@ class DriftTrigger(BaseTrigger):
 
         try:
             report = check_drift(access_to(Pipeline.from_json(self.pipeline)), self.mark_errored)
+        except AirflowNotFoundException as error:
+            # Elsewhere Airflow says so itself; of a trigger it would say no more than that it failed.
+            return {"status": "failed", **_named(ConfigError(str(error), "define the connection"))}
         except PgReplError as error:
+            self._failure = _named(error)
             if self.until_drift and error.retry is Retry.TIMED:
                 self.log.warning("The check could not be made, and will be again: %s", error)
                 return None
-            names = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
-            return {"status": "failed", **names}
+            return {"status": "failed", **self._failure}
+        self._was_checked, self._failure = True, {}
         self.log.info("%s", report.to_text())
         return self._event(report)
 
@@ -87,3 +94,7 @@ class DriftTrigger(BaseTrigger):
         if self.until_drift and not report.found_anything:
             return None
         return {"status": "checked", "report": report.to_dict()}
+
+
+def _named(error: PgReplError) -> dict[str, Any]:
+    return {"error": type(error).__name__, "message": error.message, "hint": error.hint}

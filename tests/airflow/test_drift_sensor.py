@@ -206,7 +206,33 @@ def test_the_trigger_says_what_it_found_and_what_went_wrong(
     assert event_of(trigger(shop))["error"] == "PublicationError"
     provide(monkeypatch, dsn, port=1)
     assert event_of(trigger(shop))["error"] == "SourceConnectionError"
-    assert event_of(trigger(shop, until_drift=True, deadline=time.time()))["status"] == "timeout"
+    # Nothing was seen until the deadline: that is no proof that nothing has drifted.
+    unseen = event_of(trigger(shop, until_drift=True, deadline=time.time()))
+    assert (unseen["status"], unseen["error"]) == ("failed", "SourceConnectionError")
+    monkeypatch.delenv(f"AIRFLOW_CONN_{shop.pipeline.conn_id.upper()}")
+    unknown = event_of(trigger(shop))
+    assert (unknown["status"], unknown["error"]) == ("failed", "ConfigError")
+    assert shop.pipeline.conn_id in unknown["message"]
+
+
+def test_a_deadline_after_checks_says_that_the_last_one_could_not_be_made(
+    shop: Recorded, monkeypatch: pytest.MonkeyPatch, dsn: str
+) -> None:
+    from airflow.sdk.exceptions import AirflowSensorTimeout
+
+    waiting = trigger(shop, until_drift=True, deadline=time.time() + 2)
+    check = waiting._check
+
+    def check_and_lose_the_source() -> Any:
+        found = check()
+        provide(monkeypatch, dsn, port=1)
+        return found
+
+    waiting._check = check_and_lose_the_source
+    event = event_of(waiting)
+    assert (event["status"], event["error"]) == ("timeout", "SourceConnectionError")
+    with pytest.raises(AirflowSensorTimeout, match="the last check could not be made: cannot connect"):
+        sensor(shop, deferrable=True, until_drift=True).execute_complete(Said().context, event)
 
 
 def test_an_event_becomes_the_end_of_the_task(shop: Recorded) -> None:

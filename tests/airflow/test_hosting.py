@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from airflow_provider_pgrepl.hosting import supervise
 from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
 from airflow_provider_pgrepl.hosting.following import Following
 from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
+from airflow_provider_pgrepl.hosting.locked_file import LockedFile
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
 from airflow_provider_pgrepl.hosting.processes import ask_to_end
@@ -390,6 +393,51 @@ def test_an_application_that_is_ending_is_waited_for(place: Place, journal: Jour
     ended(second.app)
 
 
+def test_an_application_that_is_asked_to_end_while_its_lock_is_awaited_is_not_adopted(
+    place: Place, journal: Journal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a task is set to another state: its process asks the application to end, then lets go of it."""
+    gate = tmp_path / "gate"
+    first = Task(place, Launcher(journal, "--end-gate", str(gate))).take()
+    journal.wait_for("started")
+    take_charge = LocalApp.take_charge
+
+    def ended_meanwhile(app: LocalApp, who: str, timeout_s: float = 0.0) -> LockedFile | None:
+        if app == first.app:
+            app.stop()
+            first.charge.release()
+        return take_charge(app, who, timeout_s)
+
+    monkeypatch.setattr(LocalApp, "take_charge", ended_meanwhile)
+    said: list[str] = []
+
+    def open_when_waited_for(_: int, text: str) -> None:
+        said.append(text)
+        gate.touch()
+
+    second = Task(place, Launcher(journal), say=open_when_waited_for).take()
+    assert said == ["Waiting for the application that is ending"]
+    assert second.is_new
+    second.app.stop()
+    ended(second.app)
+
+
+def test_an_application_is_found_though_the_connection_has_another_name_now(
+    place: Place, journal: Journal, tmp_path: Path
+) -> None:
+    first = Task(place, Launcher(journal)).take()
+    first.charge.release()
+    journal.wait_for("started")
+    renamed = replace(SHOP, conn_id="other")
+    task = Task(Place(tmp_path / "run", "replicate", renamed), Launcher(journal), Order(renamed, STAND_IN))
+    second = task.take()
+    assert second.is_new
+    assert "started with other values of pipeline conn_id, is stopped for a new one" in task.said[0][1]
+    assert first.app.status() is not AppState.RUNNING
+    second.app.stop()
+    ended(second.app)
+
+
 def test_how_an_application_ended_that_nobody_followed_is_said(place: Place, journal: Journal) -> None:
     first = Task(place, Launcher(journal, "--exit", "78")).take()
     ended(first.app)
@@ -417,12 +465,14 @@ def test_an_application_that_is_handed_over_goes_on_until_nobody_comes(
 
     second = Task(place, Launcher(journal)).take()
     assert second.app == app
-    assert not (app.folder / supervise.HANDED_OVER).exists(), "it does not stop by itself any more"
+    follower = app.folder / supervise.FOLLOWER
+    long_ago = time.time() - supervise.UNFOLLOWED_S - 60
+    os.utime(follower, (long_ago, long_ago))
+    eventually(lambda: follower.stat().st_mtime > long_ago + 1, "the supervisor to see its follower")
+    assert not app.is_stopping
 
     second.charge.release()
-    app.hand_over()
-    long_ago = (app.folder / supervise.HANDED_OVER).stat().st_mtime - supervise.HANDED_OVER_S - 1
-    os.utime(app.folder / supervise.HANDED_OVER, (long_ago, long_ago))
+    os.utime(follower, (long_ago, long_ago))
     assert ended(app) is AppState.DONE
     assert journal.pids("stopped") == journal.pids("started")
 

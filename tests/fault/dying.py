@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from airflow_provider_pgrepl.replication.app import replicate, snapshot
-from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
+from airflow_provider_pgrepl.replication.app.snapshotting import copy_states
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lake import points
 from airflow_provider_pgrepl.replication.lake.applying import catch_up_planner, merge_job, merge_rounds
@@ -125,7 +125,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "snapshot of one table recorded": lambda: after(Store, "record_snapshot"),
     "epoch begun": lambda: before(snapshot_copy.SnapshotCopy, "run"),
     "tables published": lambda: after(publication, "add_tables"),
-    "tables begun": lambda: after(table_snapshotter.TableSnapshotter, "begin"),
+    "tables begun": lambda: after(copy_states.CopyStates, "begin"),
 }
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from tests.support.kafka import running_kafka
 from tests.support.published import Published, begin_publishing
 from tests.support.rabbitmq import running_broker
 from tests.support.registry import Registry, running_registry
+from tests.support.replicated import execute
+from tests.support.watched import SHAPE, Watched
 
 _KAFKA = (
     "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
@@ -87,3 +89,12 @@ def published(dsn: str, tmp_path: Path, broker: Broker, monkeypatch: pytest.Monk
     monkeypatch.setenv("PGREPL_DSN", dsn)
     monkeypatch.setenv(TARGET_VARIABLE, broker.uri)
     return begin_publishing(dsn, tmp_path, broker)
+
+
+@pytest.fixture
+def watched(dsn: str, tmp_path: Path) -> Watched:
+    """A pipeline of the table `t`, with its event trigger."""
+    execute(dsn, *SHAPE)
+    pipeline = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    pipeline.begin_watched("public.t")
+    return pipeline

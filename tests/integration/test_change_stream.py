@@ -38,6 +38,8 @@ from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 LARGE = "select string_agg(md5(g::text || {}), '') from generate_series(1, 2000) g"
 """A text that is stored outside its row, and not compressed to nothing."""
 
@@ -282,6 +284,14 @@ def test_what_cannot_be_meant_is_said(received, dsn, tmp_path):
     ):
         with pytest.raises(ConfigError, match=says):
             ChangeReader(received.pipeline, after=after)
+
+
+def test_an_lsn_that_the_changelog_has_yet_to_reach_is_warned_of(received, dsn, caplog):
+    execute(dsn, "insert into t values (1)")
+    received.receive()
+    assert changes(received, after=1 << 62) == []
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "up to which the changelog holds everything: nothing is read until it has come there" in warning
 
 
 def test_changes_that_are_gone_are_not_passed_over(received, dsn):

@@ -9,13 +9,14 @@ import random
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from nats import connect
 from nats.aio.msg import Msg
+from psycopg2.errors import UndefinedTable
 
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.process import TARGET_VARIABLE
@@ -383,3 +384,25 @@ def test_a_table_that_is_not_published_is_told_of_and_a_wait_for_one_ends_when_a
         assert has_answered.wait(150)
         consumer.terminate()
         assert consumer.wait(120) == process.DONE
+
+
+def test_a_snapshot_is_asked_for_again_where_who_accepted_it_has_died(copied):
+    name = copied.pipeline.name
+    begun(copied, "insert into other values (1, 'a')")
+    copied.configure_copy({f"{name}.public.other": "copied.again"})
+    wire = Wire("CREEK", name)
+    lost = wire.new_snapshot("public.other", datetime.now(UTC))
+    with answering(wire.request("snap"), lost) as has_answered:
+        consumer = copied.start_consumer()
+        assert has_answered.wait(150)
+
+    def has_come() -> bool:
+        with suppress(UndefinedTable):
+            return rows(copied.copy_dsn, "copied.again") == [("(1,a)",)]
+        return False
+
+    try:
+        with publishing_in_thread(copied):
+            wait_until(has_come, 150)
+    finally:
+        kill(consumer)

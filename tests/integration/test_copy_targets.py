@@ -70,3 +70,39 @@ def test_table_that_was_left_out_is_known_as_the_consumers_when_it_is_named_agai
         take(dsn, "bi", DEALS, 9)
     take(dsn, "reports", ORDERS, 2)
     assert ids(dsn) == [2]
+
+
+@pytest.mark.parametrize("leaves", ["drop table copied", "alter table copied rename to kept"])
+def test_rows_of_another_table_of_the_targets_name_stay(dsn, leaves):
+    take(dsn, "reports", ORDERS, 1)
+    made = "create table copied (id int primary key, v text)"
+    execute(dsn, leaves, made, "insert into copied values (7, 'mine'), (1, 'mine')")
+    with pytest.raises(TableFailedError, match=r"is another table .* nothing was changed"):
+        take(dsn, "reports", ORDERS, 2)
+    with closing(CopyDatabase(dsn, "reports", "shop")) as copy:
+        stream, kept = copy.read()
+        change: Any = SimpleNamespace(op="t", id="", lsn=200)
+        with pytest.raises(TableFailedError, match="is another table"):
+            copy.apply(kept, [(ORDERS, SHAPE, change)], 6, stream)
+    assert ids(dsn) == [1, 7]
+    execute(dsn, "truncate copied")
+    take(dsn, "reports", ORDERS, 2)
+    take(dsn, "reports", ORDERS, 3)
+    assert ids(dsn) == [3]
+
+
+def test_view_is_no_target(dsn):
+    """It may show no row of a table that has some, and take what is deleted there."""
+    view = "create view copied as select id, v from base where active"
+    execute(dsn, "create table base (id int primary key, v text, active bool default false)", view)
+    with pytest.raises(TableFailedError, match=r"public\.copied is not a table"):
+        take(dsn, "reports", ORDERS, 1)
+
+
+def test_state_of_an_earlier_version_records_the_target_when_it_writes(dsn):
+    take(dsn, "reports", ORDERS, 1)
+    execute(dsn, "alter table _pgrepl_consumer.tables drop column target_oid")
+    take(dsn, "reports", ORDERS, 2)
+    with closing_connection(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select target_oid = 'copied'::regclass::oid::bigint from _pgrepl_consumer.tables")
+        assert cursor.fetchall() == [(True,)]

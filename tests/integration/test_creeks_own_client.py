@@ -229,7 +229,7 @@ def test_what_is_sent_is_what_creeks_programs_have_read(name, has_last):
         def find(self, _: int) -> RelationRecord:
             return record
 
-    events = CreekEvents("shop", has_last, Same(), lambda _: TableChoices(), TableSelection())
+    events = CreekEvents("shop", has_last, False, Same(), lambda _: TableChoices(), TableSelection())
     made = events.of(pa.Table.from_pylist(rows, schema))
     for event, payload in zip(made, payloads(transcript, "changes"), strict=True):
         sent = row_of(payload[10:], schema_of(transcript))

@@ -44,6 +44,6 @@ def test_rows_that_came_between_reading_and_committing_stop_the_table(dsn, tmp_p
     results = [handed.stream(relation)]
     execute(dsn, "insert into t values (9)")
     results.append(handed.stream(relation))
-    # Where Delta itself refuses the commit, that looks like another process at work, until one begins anew.
+    # Where Delta itself rejects the commit, the changes are applied again, to a table that was opened anew.
     assert [result.error_kind for result in results if result.error][-1:] == ["LakeChangedError"]
     assert DeltaTable(handed.lake_path(T)).version() >= 1

@@ -37,6 +37,8 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 A, B, H = "public.a", "public.b", "public.h"
 LATER = timedelta(hours=2)
 SETTINGS: dict[str, Any] = {
@@ -278,11 +280,12 @@ def line(kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 def test_the_command_tells_a_line_a_table(line: Any) -> None:
     code, out = line("--tables", f"{A},{B}")
     told = out.splitlines()
-    assert (code, len(told)) == (0, 4)
+    assert (code, len(told)) == (0, 5)
     assert told[0].startswith(f"{A}: 5 files of ")
     assert " KiB, now 1 of " in told[1]
     assert told[2].startswith("the changelog: ")
     assert told[3].startswith("gone: ")
+    assert "_pgrepl/consistent_points: left alone: no consistent point is there" in told[4]
 
 
 def test_the_command_tells_programs(line: Any) -> None:

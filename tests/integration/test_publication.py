@@ -1,5 +1,6 @@
 import contextlib
 import re
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -76,6 +77,20 @@ def test_a_table_that_is_being_written_joins_when_that_is_over(pg, dsn, tables):
         assert len(read_publication(pg, "p").tables) == 1
         writer.execute("commit")
     assert add_tables(dsn, "p", tables, 10) == tables[1:]
+
+
+def test_no_table_joins_when_the_role_may_not_publish_one_of_them(pg, dsn, tables):
+    create_publication(pg, "p", tables[:1])
+    role = f"r_{uuid.uuid4().hex[:8]}"
+    run = pg.cursor().execute
+    run(f"create role {role} login; grant create on database {pg.info.dbname} to {role}")
+    try:
+        run(f"alter publication p owner to {role}; alter table t owner to {role}")
+        with pytest.raises(PrivilegeError, match="permission denied for table part"):
+            add_tables(dsn.replace("user=postgres", f"user={role}"), "p", tables, 10)
+        assert len(read_publication(pg, "p").tables) == 1
+    finally:
+        run(f"drop owned by {role} cascade; drop role {role}")
 
 
 def test_a_writer_of_two_tables_that_join_is_never_in_a_deadlock_with_them(pg, dsn, tables):

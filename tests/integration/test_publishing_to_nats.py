@@ -161,6 +161,24 @@ def test_large_values_that_an_update_does_not_touch_are_said_to_be_missing(publi
     assert whole.value["before"]["big"] == "x" * 9000
 
 
+def test_no_null_is_sent_for_a_value_that_is_not_known_where_that_is_required(published, dsn):
+    published.changed("insert into t select g, 'a', g, null, repeat('x', 9000) from generate_series(1, 10) g")
+    published.publisher(unchanged="require", on_error="skip_and_record")
+    assert published.changed("update t set v = 'b' where id < 3") == []
+    (sent,) = published.changed("update t set v = 'c', big = 'y' where id = 3")
+    assert sent.value["after"]["big"] == "y"
+    published.publisher(unchanged="require")
+    before = len(published.stream.messages())
+    execute(dsn, "update t set v = 'd' where id = 4", "insert into other values (1, 'a')")
+    published.receive()
+    (other,) = published.publish(code=process.WILL_NOT_HELP)[before:]
+    assert other.subject.endswith(".other")
+    record = read_record(published.pipeline.lake_root, "events")
+    assert record is not None
+    (stopped,) = record.stopped.values()
+    assert "neither the changelog nor the lake can tell its value" in stopped.reason
+
+
 def test_json_and_numerics_arrive_exactly(published):
     texts = ['{"b": 12345678901234567890, "a": "<&>"}', "[1, 2]", '"s"', "5", "null"]
     rows = ", ".join(f"({place}, 'v', 1e30 / 3, '{text}')" for place, text in enumerate(texts))

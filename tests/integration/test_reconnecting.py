@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, FencedError, PublicationError, SourceConnectionError
+from airflow_provider_pgrepl.replication.app.lock_keeper import LockKeeper
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
+from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.receiving import changelog_feed, publication_watch, receiver
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
@@ -288,6 +292,89 @@ def test_who_took_over_while_it_was_away_has_replaced_it_though_nobody_is_at_wor
         end_walsender(received)
         assert reception.failed.wait(20)
         assert isinstance(reception.error, FencedError)
+
+
+@pytest.fixture
+def locked(dsn: str) -> Iterator[Store]:
+    """A store with the lock of replication, as an app has it."""
+    with Store(dsn, "setup") as first:
+        first.migrate()
+        first.register(Pipeline(name="p", lake="/lake/p", tables=("public.t",)), "123", True, True)
+    with closing(open_reconnecting_store(dsn, "test", 30.0, threading.Event().wait)) as store:
+        store.lock("p", "replicate")
+        yield store
+
+
+def lose_connection(store: Store) -> None:
+    inner = store._store  # type: ignore[attr-defined]
+    inner._connection.close()
+
+
+@pytest.mark.parametrize("call", [lambda store: store.now(), lambda store: store.write_progress("p")])
+def test_lock_is_taken_over_from_the_lost_session_that_the_server_takes_for_alive(
+    dsn: str, locked: Store, call: Callable[[Store], object]
+) -> None:
+    """As when the network fails: the server notices only when it has something to send."""
+    pid = locked._store.session.pid  # type: ignore[attr-defined]
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        lose_connection(locked)
+        call(locked)
+        with Store(dsn, "another") as other, pytest.raises(BusyError) as raised:
+            other.lock("p", "replicate")
+        assert f"database pid {pid}," not in raised.value.message
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("call", [lambda store: store.now(), lambda store: store.write_progress("p")])
+def test_store_whose_lock_another_process_took_meanwhile_raises_at_once(
+    dsn: str, locked: Store, call: Callable[[Store], object]
+) -> None:
+    lose_connection(locked)
+    with Store(dsn, "another") as other:
+        other.lock("p", "replicate")
+        with pytest.raises(BusyError, match="another process is at it already"):
+            call(locked)
+
+
+def is_locked(dsn: str) -> bool:
+    with Store(dsn, "looking") as other:
+        return other.is_locked("p", "replicate")
+
+
+def test_keeper_takes_the_lock_of_an_idle_app_again_and_ends_it_when_another_process_has_it(
+    dsn: str, locked: Store
+) -> None:
+    ended = threading.Event()
+    with LockKeeper(locked, ended.set, interval_s=0.05):
+        end_connections_of(dsn, "test")
+        wait_until(lambda: is_locked(dsn), 20, "the lock to be taken again")
+        assert not ended.is_set()
+        while (other := holder(dsn)) is None:
+            end_connections_of(dsn, "test")
+        with other:
+            assert ended.wait(20)
+
+
+def holder(dsn: str) -> Store | None:
+    """Another process that has the lock, if it is free."""
+    store = Store(dsn, "another")
+    try:
+        store.lock("p", "replicate")
+    except BusyError:
+        store.close()
+        return None
+    return store
+
+
+def end_connections_of(dsn: str, role: str) -> None:
+    execute(
+        dsn,
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = current_database()"
+        f" and application_name ~ 'pgrepl {role}|pgrepl replicate'",
+    )
 
 
 def test_a_store_that_was_closed_does_not_connect_again_for_a_thread_that_is_still_at_work(dsn: str) -> None:

@@ -3,6 +3,7 @@ import io
 import threading
 import time
 import uuid
+from contextlib import closing
 
 import psycopg2
 import pytest
@@ -18,7 +19,14 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy, plan_ranges
+from airflow_provider_pgrepl.replication.source.copy.keeper import (
+    CopyRange,
+    Keeper,
+    keep,
+    open_copy,
+    plan_ranges,
+)
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Shape
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from tests.support.replicated import wait_until
@@ -196,6 +204,36 @@ def test_a_lost_keeper_is_noticed(pg, dsn, run, exported):
             copied(dsn, held.snapshot, [CopyRange(1, TableName("public", "t"), "COPY t TO STDOUT", 1)])
 
 
+def test_copies_open_at_most_half_of_the_connections_that_are_free(pg, dsn, run, exported):
+    def sessions():
+        with keeper_of(dsn, pg, exported, "t") as keeper:
+            found = keeper.sessions(4)
+        return found.tables, found.ranges
+
+    tables, ranges = sessions()
+    others = [psycopg2.connect(dsn) for _ in range(16)]
+    assert sessions() == (tables, ranges - 2)  # of each table
+    for other in others:
+        other.close()
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"), [(1, (1, 1)), (8, (1, 1)), (15, (1, 4)), (16, (2, 1)), (32, (4, 1)), (40, (4, 2))]
+)
+def test_limits_of_role_and_database_leave_fewer_sessions(pg, dsn, run, free, expected):
+    role = f"r_{uuid.uuid4().hex[:8]}"
+    run(f"create role {role} login")
+    with closing(connect(dsn.replace("user=postgres", f"user={role}"), "keeper")) as connection:
+        keeper = Keeper(dsn, connection, "", [], Shape(None, {}, {}), 1)
+        ((in_use,),) = run("select count(*) from pg_stat_activity where datname = current_database()")
+        for limited, taken in ((f"role {role}", 1), (f"database {pg.info.dbname}", in_use)):
+            run(f"alter {limited} connection limit {free + taken}")
+            found = keeper.sessions(4)
+            assert (found.tables, found.ranges) == expected, limited
+            run(f"alter {limited} connection limit -1")
+    run(f"drop role {role}")
+
+
 def test_ranges_cover_the_table_once(pg, dsn, run, exported):
     with keeper_of(dsn, pg, exported, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         run("insert into t select g, 'late' from generate_series(2000, 9000) g")
@@ -274,7 +312,7 @@ def endless(dsn):
 def copiers(pg):
     with pg.cursor() as cursor:
         cursor.execute(
-            "select pid from pg_stat_activity where application_name = 'pgrepl copy'"
+            "select pid from pg_stat_activity where application_name like 'pgrepl copy %'"
             " and datname = current_database()"
         )
         return [pid for (pid,) in cursor.fetchall()]

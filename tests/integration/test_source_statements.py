@@ -10,8 +10,6 @@ import psycopg2
 import psycopg2.extensions
 import pytest
 
-from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy.session_budget import copy_sessions
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute, wait_until
@@ -114,12 +112,3 @@ def _held_back(application: psycopg2.extensions.connection) -> list[tuple[object
             " and application_name like 'pgrepl %' and state <> 'active' and datname = current_database()"
         )
         return cursor.fetchall()
-
-
-def test_copies_open_at_most_half_of_the_connections_that_are_free(dsn):
-    with closing(connect(dsn, "test")) as source:
-        before = copy_sessions(source)
-        others = [psycopg2.connect(dsn) for _ in range(10)]
-        assert copy_sessions(source) == before - 5
-        for other in others:
-            other.close()

@@ -259,6 +259,16 @@ def test_paused_tables_are_told_from_others_and_removed_ones_are_gone(shop: Shop
     assert "public.removed" not in text
 
 
+def test_table_that_a_killed_snapshot_left_snapshotting_is_a_problem(shop: Shop) -> None:
+    shop.set_up()
+    with Store(shop.dsn, "snapshot") as store:
+        store.set_state(shop.pipeline.name, TableName("public", "orders"), TableState.SNAPSHOTTING)
+        store.lock(shop.pipeline.name, "snapshot")
+        assert not [problem for problem in shop.json()["problems"] if "not being copied" in problem]
+    (problem,) = [problem for problem in shop.json()["problems"] if "not being copied" in problem]
+    assert problem.startswith("public.orders: not being copied, because the snapshot was killed: run pgrepl")
+
+
 def test_a_slot_whose_reader_says_nothing_is_not_taken_for_an_app_that_runs(shop: Shop) -> None:
     shop.set_up()
     slot, publication = shop.pipeline.slot, shop.pipeline.publication

@@ -356,6 +356,68 @@ def test_a_lock_of_a_session_that_is_gone_holds_nobody(pg, dsn, store):
         assert cursor.fetchone() == (0,), "no transaction stays open for it"
 
 
+@pytest.fixture
+def limited(dsn, pg, store):
+    """The DSN of a role that owns the state and may not see when sessions of other roles began."""
+    with pg.cursor() as cursor:
+        cursor.execute("drop role if exists limited; create role limited login")
+        cursor.execute(
+            "grant all on all tables in schema _pgrepl to limited; alter schema _pgrepl owner to limited"
+        )
+        cursor.execute(
+            "select format('alter table _pgrepl.%I owner to limited', tablename)"
+            " from pg_tables where schemaname = '_pgrepl'"
+        )
+        for (statement,) in cursor.fetchall():
+            cursor.execute(statement)
+    store.close()
+    yield dsn.replace("user=postgres", "user=limited")
+    with pg.cursor() as cursor:
+        cursor.execute("drop schema _pgrepl cascade; drop role limited")
+
+
+def lock_of(pg, pid, started):
+    """A row that `pid` has left, whose session began at an SQL expression."""
+    with pg.cursor() as cursor:
+        cursor.execute(f"insert into _pgrepl.locks values ('shop', 'replicate', {pid}, {started}, 'x')")
+
+
+WALWRITER = "(select pid from pg_stat_activity where backend_type = 'walwriter')"
+BEFORE_THE_SERVER = "pg_postmaster_start_time() - interval '1 second'"
+
+
+@pytest.mark.parametrize("pid", ["pg_backend_pid()", WALWRITER])
+def test_lock_from_before_the_server_started_holds_nobody(pg, limited, pid):
+    """In a container process numbers begin at 1 with each start: the holder's is soon another process's."""
+    lock_of(pg, pid, BEFORE_THE_SERVER)
+    with Store(limited, "test") as mine:
+        assert not mine.is_locked("shop", "replicate")
+        assert mine.held_by_others("shop") == []
+        mine.lock("shop", "replicate")
+
+
+def test_process_of_the_server_itself_holds_no_lock(pg, limited):
+    """After a crash the server restarts its own processes, and its start stays what it was."""
+    lock_of(pg, WALWRITER, "now()")
+    with Store(limited, "test") as mine:
+        assert not mine.is_locked("shop", "replicate")
+        mine.lock("shop", "replicate")
+
+
+def test_session_whose_start_is_hidden_counts_as_the_holder_and_the_hint_says_how_to_tell(pg, limited):
+    lock_of(pg, "pg_backend_pid()", "now() - interval '1 millisecond'")
+    with Store(limited, "test") as mine:
+        assert mine.is_locked("shop", "replicate")
+        with pytest.raises(BusyError) as raised:
+            mine.lock("shop", "replicate")
+    assert "another session, of role postgres" in raised.value.hint
+    assert "GRANT pg_read_all_stats" in raised.value.hint
+    with pg.cursor() as cursor:
+        cursor.execute("grant pg_read_all_stats to limited")
+    with Store(limited, "test") as mine:
+        mine.lock("shop", "replicate")
+
+
 def test_two_who_want_a_lock_at_once_do_not_both_get_it(dsn, store):
     taken, barrier = [], threading.Barrier(8)
 

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import LakeError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import replicate, snapshot
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.evidence import gather
+from airflow_provider_pgrepl.replication.app.snapshot import begin_new_epoch, take_tables
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
 from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.source.server import read_server
 from airflow_provider_pgrepl.replication.state.store import Store
+from demo.postgres import Server
+from tests.conftest import fresh_database
 from tests.support.received import Received
 from tests.support.replicated import execute
+
+
+def begun(dsn: str, folder: Path) -> Received:
+    """A pipeline that has begun, and that the state knows."""
+    one = Received(dsn, folder, ("public.t",))
+    one.begin()
+    with one.source() as source, Store(dsn, "test") as store:
+        server = read_server(source)
+        store.migrate()
+        store.register(
+            one.pipeline,
+            server.system_identifier,
+            slot_owned=True,
+            publication_owned=True,
+            database=server.database,
+            database_oid=server.database_oid,
+        )
+    return one
 
 
 @pytest.fixture
 def torn(dsn, tmp_path, monkeypatch) -> Received:
     """A pipeline whose last changelog commit and point are half there; the slot was told of neither."""
     execute(dsn, "create table t (id int primary key)")
-    one = Received(dsn, tmp_path, ("public.t",))
-    one.begin()
+    one = begun(dsn, tmp_path)
     points = Points(one.pipeline.lake_root)
     for lsn in (1, 2):
         points.append(ConsistentPoint(1, lsn, datetime.now(UTC), {"public.t": 0}))
@@ -53,8 +78,7 @@ def is_torn(one: Received) -> bool:
 
 
 def test_what_was_torn_comes_again(torn: Received, caplog) -> None:
-    with Store(torn.dsn, "test") as store:
-        settle_idle_lake(store, torn.pipeline, torn.dsn)
+    settle(torn)
     assert "Set aside: 1 commits" in caplog.text
     assert [point.lsn for point in Points(torn.pipeline.lake_root).all()] == [1]
     torn.receive()
@@ -62,44 +86,100 @@ def test_what_was_torn_comes_again(torn: Received, caplog) -> None:
 
 
 def test_nothing_is_touched_while_a_replication_runs(torn: Received) -> None:
-    with Store(torn.dsn, "other") as other, Store(torn.dsn, "test") as store:
+    with Store(torn.dsn, "other") as other:
         other.lock(torn.pipeline.name, "replicate")
-        settle_idle_lake(store, torn.pipeline, torn.dsn)
+        settle(torn)
         assert is_torn(torn)
-    with Store(torn.dsn, "test") as store:
-        settle_idle_lake(store, torn.pipeline, torn.dsn)
+    settle(torn)
     assert not is_torn(torn)
 
 
 def test_the_replicate_app_does_it_before_it_reads(torn: Received, caplog) -> None:
     torn.configure(slot="another")
     assert replicate.main(["--pipeline", str(torn.file)]) == 78
-    assert "knows nothing of the pipeline" in caplog.text, "what comes next"
+    assert "this lake was begun with" in caplog.text, "what comes next"
     assert not is_torn(torn)
     assert open_changelog(torn.changelog)
 
 
 def test_the_snapshot_app_does_it_before_it_reads(torn: Received) -> None:
-    torn.configure(name="another")
+    execute(torn.dsn, "drop table t")
     assert snapshot.main(["--pipeline", str(torn.file)]) == 78
     assert not is_torn(torn)
+
+
+def log_names(one: Received) -> list[str]:
+    folder = Path(one.pipeline.lake_root) / "_pgrepl"
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("_delta_log/*"))
+
+
+def test_another_pipeline_sets_nothing_aside(torn: Received, caplog) -> None:
+    owner = torn.pipeline.name
+    torn.configure(name="another")
+    before = log_names(torn)
+    for app in (snapshot, replicate):
+        assert app.main(["--pipeline", str(torn.file)]) == 78
+        assert f"belongs to the pipeline {owner!r}" in caplog.text
+        caplog.clear()
+        assert log_names(torn) == before
+
+
+@pytest.fixture
+def elsewhere(server: Server) -> Iterator[str]:
+    """Another database of the same server, with the same table."""
+    with fresh_database(server) as dsn:
+        execute(dsn, "create table t (id int primary key)")
+        yield dsn
+
+
+def out_of_sight(one: Received) -> None:
+    newest(one.changelog).with_name(f"{1:020d}.json").unlink()
+
+
+@pytest.mark.parametrize("damage", [None, out_of_sight])
+@pytest.mark.parametrize("command", [take_tables, begin_new_epoch])
+def test_a_source_that_is_another_one_sets_nothing_aside(
+    torn: Received, elsewhere: str, command: Callable[[Access], object], damage
+) -> None:
+    """Its server has no slot of the pipeline, and its state no record: that says nothing about the lake."""
+    if damage:
+        damage(torn)
+    before = log_names(torn)
+    with pytest.raises(PgReplError, match="leads to another database of that server"):
+        command(Access(torn.pipeline, elsewhere, elsewhere))
+    assert log_names(torn) == before
+
+
+def test_a_source_that_is_another_one_replicates_nothing(torn: Received, elsewhere: str, monkeypatch) -> None:
+    before = log_names(torn)
+    monkeypatch.setenv("PGREPL_DSN", elsewhere)
+    assert replicate.main(["--pipeline", str(torn.file)]) == 78
+    assert log_names(torn) == before
+
+
+def test_a_state_that_is_another_one_sets_nothing_aside(torn: Received, elsewhere: str) -> None:
+    """The lock of replication is in the right one."""
+    before = log_names(torn)
+    with pytest.raises(StateError, match="knows nothing of the pipeline"):
+        take_tables(Access(torn.pipeline, torn.dsn, elsewhere))
+    assert log_names(torn) == before
 
 
 @pytest.fixture
 def told(dsn, tmp_path) -> Received:
     """A pipeline whose slot was told of the last changelog commit."""
     execute(dsn, "create table t (id int primary key)")
-    one = Received(dsn, tmp_path, ("public.t",))
-    one.begin()
+    one = begun(dsn, tmp_path)
     execute(dsn, "insert into t values (1)")
     one.receive()
     assert one.slot().confirmed_flush_lsn == one.durable_lsn
     return one
 
 
-def settle(one: Received, dsn: str | None) -> None:
-    with Store(one.dsn, "test") as store:
-        settle_idle_lake(store, one.pipeline, dsn)
+def settle(one: Received, give_up: tuple[str, ...] | None = None) -> None:
+    with Store(one.dsn, "test") as store, one.source() as source:
+        evidence = gather(one.pipeline, store, source, lake_may_fail=True)
+        settle_idle_lake(store, evidence, one.dsn, give_up)
 
 
 def test_what_the_slot_was_told_of_stays_where_it_is_though_a_file_is_out_of_sight(
@@ -109,12 +189,12 @@ def test_what_the_slot_was_told_of_stays_where_it_is_though_a_file_is_out_of_sig
     file = max(Path(told.changelog).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (Path(told.changelog) / "_delta_log").iterdir())
     away = file.rename(tmp_path / "away")
-    with pytest.raises(LakeError, match=r"was told .*Nothing changed") as raised:
-        settle(told, told.dsn)
+    with pytest.raises(LakeError, match=r"was told .*Nothing was changed") as raised:
+        settle(told)
     assert "--new-epoch" in raised.value.hint
     assert sorted(path.name for path in (Path(told.changelog) / "_delta_log").iterdir()) == commits
     away.rename(file)
-    settle(told, told.dsn)
+    settle(told)
     execute(told.dsn, "insert into t values (2)")
     told.receive()
     assert [row["new"] for row in told.changelog_rows("I")] == [["1"], ["2"]]
@@ -130,24 +210,60 @@ def test_points_and_relations_stay_where_they_are_though_a_file_is_out_of_sight(
     file = max(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
     commits = sorted(path.name for path in (folder / "_delta_log").iterdir())
     away = file.rename(tmp_path / "away")
-    for dsn in (told.dsn, None):
+    for give_up in (None, ()):
         with pytest.raises(LakeError, match=f"{file.name}, which is not there. Nothing was changed"):
-            settle(told, dsn)
+            settle(told, give_up)
     assert sorted(path.name for path in (folder / "_delta_log").iterdir()) == commits
     away.rename(file)
-    settle(told, told.dsn)
+    settle(told)
 
 
 def test_a_new_epoch_leads_out_of_it(told: Received, caplog) -> None:
     half(newest(told.changelog))
     with pytest.raises(LakeError, match="was told"):
-        settle(told, told.dsn)
-    settle(told, None)
+        settle(told)
+    settle(told, ())
     assert "Set aside: 1 commits" in caplog.text
 
 
-def test_without_a_slot_there_is_nobody_who_was_told(told: Received) -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_log_file_that_is_out_of_sight_takes_no_later_commit_away(
+    told: Received, tmp_path: Path, version: int
+) -> None:
+    """The commit right before those that would go says nothing then of what was durable."""
+    execute(told.dsn, "insert into t values (2)")
+    told.receive()
+    log_file = newest(told.changelog).with_name(f"{version:020d}.json")
+    away = log_file.rename(tmp_path / "away")
+    before = log_names(told)
+    with pytest.raises(
+        LakeError, match=rf"commit {version} of the changelog.*was told .*Nothing was changed"
+    ):
+        settle(told)
+    assert log_names(told) == before
+    away.rename(log_file)
+    settle(told)
+
+
+def test_without_its_slot_nobody_knows_what_was_told(told: Received) -> None:
     half(newest(told.changelog))
     execute(told.dsn, f"select pg_drop_replication_slot('{told.pipeline.slot}')")
-    settle(told, told.dsn)
+    with pytest.raises(LakeError, match=r"does not exist\. Nothing was changed"):
+        settle(told)
+    assert is_torn(told)
+    settle(told, ())
     assert not is_torn(told)
+
+
+def test_a_changelog_of_which_nothing_can_be_read_stays_unless_it_was_never_whole(torn: Received) -> None:
+    log = newest(torn.changelog).parent
+    for file in log.glob("0*.json"):
+        half(file)
+    for give_up in (None, ()):
+        with pytest.raises(LakeError, match=r"no commit of the changelog .* Nothing was changed"):
+            settle(torn, give_up)
+    shutil.rmtree(log.parents[1] / "consistent_points")
+    for file in sorted(log.glob("0*.json"))[1:]:
+        file.unlink()
+    settle(torn)
+    assert not list(log.glob("0*.json"))

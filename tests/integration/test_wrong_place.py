@@ -218,6 +218,21 @@ def test_lake_inside_the_lake_of_another_pipeline_is_not_begun(kept: Kept) -> No
         assert read_slot(source, kept.pipeline.slot) is not None
 
 
+def test_tables_whose_changelog_is_out_of_sight_are_not_taken_over(
+    kept: Kept, elsewhere: str, tmp_path: Path
+) -> None:
+    """By a pipeline of the same name, of another source."""
+    kept.pipeline = replace(kept.pipeline, slot="free")
+    folder = Path(kept.pipeline.lake_root) / "_pgrepl"
+    away = folder.rename(tmp_path / "away")
+    before = Left.of(kept)
+    for command in (take_tables, begin_new_epoch):
+        with pytest.raises(LakeError, match="there is no changelog in this lake that says which"):
+            command(Access(kept.pipeline, elsewhere, elsewhere))
+        assert Left.of(kept) == before
+    away.rename(folder)
+
+
 def test_slot_of_another_database_is_not_dropped_though_the_names_agree(kept: Kept, elsewhere: str) -> None:
     """The pipeline's own slot is gone, and another database has one of its name."""
     name = kept.pipeline.slot

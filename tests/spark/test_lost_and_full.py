@@ -26,7 +26,8 @@ def test_a_snapshot_that_does_not_fit_leaves_its_table_to_be_taken(spark, dsn, t
         assert one.run("snapshot") == 75, one.log_tail()
         assert "the storage is full" in one.log_tail()
         assert "unexpected" not in one.log_tail()
-        assert one.states()[T].state == "snapshotting"
+        assert one.states()[T].state == "errored"
+        assert "the storage is full" in one.states()[T].reason
         drive.free()
         assert one.run("snapshot") == 0, one.log_tail()
         execute(dsn, "insert into t values (0, 'x')")

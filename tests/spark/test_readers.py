@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from tests.support import every_type
 from tests.support.handed import Handed
+from tests.support.marked_table import FILES, MarkedTable, Row
 from tests.support.readers import Condition, sql_of
 from tests.support.written_tables import T, merged, widened
 
@@ -36,6 +37,17 @@ def test_spark_finds_rows_by_each_type(
         expected = [every_type.ids_in(source, condition) for condition in conditions]
     found = ids_by_condition(spark, lake.lake_path(T), conditions)
     assert list(zip(conditions, found, strict=True)) == list(zip(conditions, expected, strict=True))
+
+
+def test_spark_reads_a_large_table_with_deletion_vectors_exactly(spark: SparkSession, tmp_path: Path) -> None:
+    table = MarkedTable(tmp_path)
+    assert table.marked_files() == FILES
+    spark.read.format("delta").load(table.uri).createOrReplaceTempView("t")
+
+    def read(query: str) -> list[Row]:
+        return [tuple(row) for row in spark.sql(query).collect()]
+
+    assert table.wrong(read) == []
 
 
 def is_chosen(column: str, operator: str, text: str) -> bool:

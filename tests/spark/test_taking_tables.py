@@ -25,6 +25,9 @@ from tests.conftest import closing_connection
 from tests.support.in_process import InProcess
 from tests.support.replicated import execute
 
+LEAST_SESSIONS = 7
+"""What a snapshot needs, docs/reference/source-statements.md."""
+
 
 def table(name: str, rows: int = 3) -> tuple[str, str]:
     return (
@@ -281,6 +284,49 @@ def test_a_copy_that_the_server_refuses_is_the_trouble_of_one_table(replicated, 
     assert replicated.states()["public.b"].error == "PrivilegeError"
 
 
+def test_snapshot_opens_no_more_sessions_than_documented(spark, dsn, tmp_path, role):
+    """7, where the role may have no more: then one range of one table is copied at a time."""
+    names = ("a", "b", "c", "d", "e")
+    execute(
+        dsn, *(line for name in names for line in table(name, 5000)), "create publication p for all tables"
+    )
+    execute(dsn, *(f"grant select on {name} to {role}" for name in names))
+    execute(dsn, f"alter role {role} connection limit {LEAST_SESSIONS}")
+    replicated = InProcess(
+        spark,
+        dsn.replace("user=postgres", f"user={role}"),
+        tmp_path,
+        tuple(f"public.{name}" for name in names),
+        publication="p",
+        publication_mode="use",
+        trust_table_owners=False,
+        snapshot_range_bytes=65536,
+    )
+    most, stop = [0], threading.Event()
+
+    def count() -> None:
+        with closing_connection(dsn) as connection, connection.cursor() as cursor:
+            while not stop.wait(0.002):
+                cursor.execute(
+                    "select count(*) from pg_stat_activity"
+                    " where usename = %s and backend_type <> 'walsender'",
+                    (role,),
+                )
+                most[0] = max(most[0], cursor.fetchone()[0])
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        replicated.snapshot()
+    finally:
+        stop.set()
+        counting.join()
+    assert 4 < most[0] <= LEAST_SESSIONS
+    # A session that was refused would have been tried again.
+    assert "too many connections" not in replicated.log.read_text()
+    assert set(states(replicated).values()) == {"catching_up"}
+
+
 def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypatch):
     monkeypatch.setattr(range_copies, "_PAUSES_S", (0.1, 1.0, 15.0))
     execute(replicated.dsn, "insert into b select i, repeat('x', 500) from generate_series(4, 10000) i")
@@ -293,7 +339,7 @@ def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypa
         with closing_connection(replicated.dsn) as connection, connection.cursor() as cursor:
             while not is_said() and not stop.wait(0.002):
                 cursor.execute(
-                    "select pid from pg_stat_activity where application_name = 'pgrepl copy'"
+                    "select pid from pg_stat_activity where application_name like 'pgrepl copy %'"
                     " and datname = current_database() and state = 'active' and query like 'COPY%b%'"
                     " and pg_terminate_backend(pid)"
                 )
@@ -328,6 +374,39 @@ def test_ddl_goes_before_the_copy_of_its_table_which_is_repeated(replicated, mon
     assert read_epoch(replicated.changelog).epoch == 1
     replicated.catch_up()
     replicated.assert_equal("public.a", "public.b")
+
+
+def test_copy_goes_on_after_a_statement_to_which_it_lent_its_lock(
+    spark, dsn, tmp_path, monkeypatch, pg, role
+):
+    execute(dsn, *table("b", 3000), f"create role {role}_owner", f"grant {role}_owner to {role}")
+    execute(dsn, f"alter table b owner to {role}_owner", "create publication p for table b")
+    replicated = InProcess(
+        spark,
+        dsn.replace("user=postgres", f"user={role}"),
+        tmp_path,
+        ("public.b",),
+        publication="p",
+        publication_mode="use",
+        trust_table_owners=False,
+        snapshot_range_bytes=65536,
+    )
+    run = snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
+
+    def run_after_analyze(copies, ranges):
+        if len(ranges) > 1:
+            execute(dsn, "analyze b")
+        return run(copies, ranges)
+
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_after_analyze)  # type: ignore[attr-defined]
+    replicated.snapshot()
+    assert (
+        "public.b: ranges that are being copied begin again after a statement of"
+        in replicated.log.read_text()
+    )
+    assert "given up" not in replicated.log.read_text()
+    replicated.assert_equal("public.b")
+    execute(dsn, f"drop owned by {role}_owner cascade", f"drop role {role}_owner")
 
 
 def test_table_whose_copy_never_comes_to_its_end_is_errored_by_the_name_of_the_statement(

@@ -40,6 +40,16 @@ def test_what_is_not_given_is_as_with_creek():
     assert deployment.without_effect == ()
 
 
+def test_settings_of_the_publisher_can_be_said_and_no_null_is_sent_for_what_is_not_known():
+    assert Deployment.of(GIVEN).pipeline([ORDERS]).publisher("creek").unchanged == "require"
+    options = '{"wire": "v1", "on_error": "skip_and_record", "unchanged": "fill"}'
+    given = {**GIVEN, "PGREPL_PUBLISHER_OPTIONS": options}
+    publisher = Deployment.of(given).pipeline([ORDERS]).publisher("creek")
+    assert (publisher.wire, publisher.on_error, publisher.unchanged) == ("v1", "skip_and_record", "fill")
+    with pytest.raises(ConfigError, match="PGREPL_PUBLISHER_OPTIONS: namespace: given by creek's variables"):
+        Deployment.of({**GIVEN, "PGREPL_PUBLISHER_OPTIONS": '{"namespace": "X"}'})
+
+
 def test_no_secret_is_shown():
     shown = repr(Deployment.of({**GIVEN, "NATS_URI": "nats://user:hidden@nats:4222"}))
     assert "cret" not in shown

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.errors import FencedError, OvertakenError
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import declared_columns
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     bounded_columns,
@@ -128,7 +128,7 @@ def test_whoever_writes_the_table_meanwhile_is_refused(lake: Lake) -> None:
         narrow_bounds(stale, APP, [])
     stale = DeltaTable(lake.uri)
     narrow_bounds(open_table(lake.uri), APP, ["d"])
-    with pytest.raises(FencedError):
+    with pytest.raises(OvertakenError):
         SliceCommit(stale, APP, LSN(3), None, 1).write(rows(NEAR), "append")
 
 

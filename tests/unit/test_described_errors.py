@@ -6,7 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from airflow_provider_pgrepl.replication.source.connection import _refused, describe
+from airflow_provider_pgrepl.errors import BusyError, Retry, TableSnapshotError
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.connection import _refused, describe, translate
+from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.copy.stream import _failed
 
 SECRET = "ann@example.com"
 
@@ -16,7 +20,7 @@ class ServerError(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.pgcode, self.diag = code, SimpleNamespace(message_primary=message)
+        self.pgcode, self.diag = code, SimpleNamespace(message_primary=message, message_hint="")
 
 
 @pytest.mark.parametrize("code", ["22P02", "23505", "23514", "P0001"])
@@ -28,6 +32,17 @@ def test_error_of_another_class_is_described_by_its_message() -> None:
     assert describe(ServerError("42P01", 'relation "t" does not exist')) == (
         'relation "t" does not exist (SQLSTATE 42P01)'
     )
+
+
+@pytest.mark.parametrize("code", ["40001", "40P01"])
+def test_what_the_server_rolled_back_for_another_transaction_can_be_tried_again(code: str) -> None:
+    error = ServerError(code, "canceling statement due to conflict with recovery")
+    general = translate(error, "asking")
+    assert isinstance(general, BusyError)
+    assert general.retry is Retry.TIMED
+    of_copy = _failed(error, CopyRange(1, TableName("public", "t"), "COPY t TO STDOUT", 1))
+    assert isinstance(of_copy, TableSnapshotError)
+    assert "hot_standby_feedback" in of_copy.hint
 
 
 def test_refused_connection_does_not_repeat_the_password() -> None:

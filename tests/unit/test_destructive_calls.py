@@ -17,16 +17,17 @@ Site = tuple[str, str, str]
 
 _CALLS = {
     "advance_slot", "clean_log", "delete", "delete_below", "delete_dir", "delete_file", "delete_files",
-    "delete_sql", "delete_tree", "drop_lake_tables", "drop_publication", "drop_slot", "drop_system_folder",
-    "drop_tables", "drop_unused", "forget_pipeline", "remove_private_folder", "remove_schema", "remove_table",
-    "rename", "replace_files", "rmdir", "rmtree", "set_aside", "set_aside_commits", "truncate", "uninstall",
-    "unlink", "update_stream", "vacuum",
+    "delete_sql", "delete_tree", "delete_uncommitted", "drop_lake_tables", "drop_publication",
+    "drop_slot", "drop_system_folder", "drop_tables", "drop_unused", "forget_pipeline",
+    "remove_private_folder", "remove_schema", "remove_table", "rename", "replace_files", "rmdir",
+    "rmtree", "set_aside", "set_aside_commits", "truncate", "uninstall", "unlink", "update_stream",
+    "vacuum",
 }  # fmt: skip
 _SQL = re.compile(r"\s*(?:ALTER PUBLICATION \S* ?)?(DROP_REPLICATION_SLOT|DROP|DELETE FROM|TRUNCATE) ")
 _EVIDENCE = re.compile(r"^\| ([a-z ]+) \|", re.MULTILINE)
 
 _CALLER = "asked for by the caller"
-_EMPTY = "an empty folder, which goes with what was in it"
+_EMPTY = "an empty folder: the system refuses any other"
 _NOTHING = "values in memory"
 _ADDS = "subjects are added, none is taken away"
 _HINT = "a statement that an error proposes"
@@ -36,7 +37,6 @@ _CLAIM = "replication/app/snapshotting/source_ownership.py"
 SITES: dict[Site, str] = {
     ("hooks/replication.py", "drop_publication", "drop_publication"): "your request",
     ("hooks/replication.py", "drop_slot", "drop_slot"): "your request",
-    ("hosting/local_app.py", "take_charge", "unlink"): "private folder",
     ("hosting/local_app.py", "remove", "remove_private_folder"): "private folder",
     ("hosting/locked_file.py", "take", "truncate"): "private folder",
     ("hosting/place.py", "claim", "remove_private_folder"): "private folder",
@@ -62,7 +62,8 @@ SITES: dict[Site, str] = {
     ("replication/app/snapshotting/epoch_beginning.py", "_open_epoch", "drop_unused"): "just made",
     (_CLAIM, "prepare_publication", "drop_publication"): "publication",
     (_CLAIM, "_drop_former", "drop_slot"): "slot",
-    ("replication/app/snapshotting/table_snapshotter.py", "_unpublish", "drop_tables"): "publication",
+    ("replication/app/snapshotting/copy_states.py", "_unpublish", "drop_tables"): "publication",
+    ("replication/app/snapshotting/copy_states.py", "_restore", "remove_table"): "just made",
     (_CLAIM, "_drop_former", "drop_publication"): "publication",
     ("replication/app/drift_check/source_protection.py", "protect_source", "drop_tables"): "publication",
     ("replication/app/torn_commits.py", "settle_lake", "set_aside"): "changelog",
@@ -77,16 +78,20 @@ SITES: dict[Site, str] = {
     ("replication/events/publishing/jetstream_streams.py", "make", "update_stream"): _ADDS,
     ("replication/events/publishing/publisher_log.py", "take", "set_aside"): "changelog",
     ("replication/lake/delta/commit_files.py", "settle_log", "set_aside"): "app id",
+    ("replication/lake/copying/range_copies.py", "run", "delete_uncommitted"): "just made",
+    ("replication/lake/delta/parquet_files.py", "delete_uncommitted", "delete_files"): _CALLER,
     ("replication/lake/delta/parquet_files.py", "discard", "delete_files"): "just made",
+    ("replication/lake/delta/obstacles.py", "_of_features", "DROP"): _HINT,
+    ("replication/lake/delta/obstacles.py", "_of_rows", "DROP"): _HINT,
     ("replication/lake/delta/snapshot_commit.py", "commit_snapshot", "replace_files"): "app id",
     ("replication/lake/delta/table_files.py", "_delete", "delete_files"): "file name",
-    ("replication/lake/delta/table_files.py", "_delete_folders", "delete_dir"): "file name",
+    ("replication/lake/delta/table_files.py", "_delete_folders", "rmdir"): _EMPTY,
     ("replication/lake/dropping.py", "drop_system_folder", "delete_tree"): "changelog",
     ("replication/lake/dropping.py", "drop_system_folder", "delete_files"): "changelog",
     ("replication/lake/dropping.py", "_drop_table", "delete_tree"): "only our commits",
     ("replication/lake/dropping.py", "_delete_with_log_last", "delete_files"): "only our commits",
     ("replication/lake/dropping.py", "_remove_empty_folders", "rmdir"): _EMPTY,
-    ("replication/lake/dropping.py", "_delete_if_empty", "delete_dir"): _EMPTY,
+    ("replication/lake/dropping.py", "_delete_if_empty", "rmdir"): _EMPTY,
     ("replication/lake/evolving/evolution.py", "rewrite", "replace_files"): "fence",
     ("replication/lake/history/rows.py", "rows", "delete"): _NOTHING,
     ("replication/lake/maintenance.py", "_maintain", "vacuum"): "app id",
@@ -99,10 +104,10 @@ SITES: dict[Site, str] = {
     ("replication/run_result.py", "leave_result", "replace"): "just made",
     ("replication/source/ddl_capture/event_trigger.py", "keep_installed", "uninstall"): "event trigger",
     ("replication/source/ddl_capture/event_trigger.py", "uninstall", "DROP"): "event trigger",
-    ("replication/source/ddl_capture/event_trigger_sql.py", "_drop_statements", "DROP"): "event trigger",
-    ("replication/source/ddl_capture/event_trigger_sql.py", "removal_statements", "DROP"): "event trigger",
+    ("replication/source/ddl_capture/event_trigger_sql.py", "drop_triggers", "DROP"): "event trigger",
+    ("replication/source/ddl_capture/event_trigger_sql.py", "drop_function", "DROP"): "event trigger",
     ("replication/source/catalog/refused_changes.py", "_leave", "DROP"): _HINT,
-    ("replication/source/publication.py", "add_tables", "DROP"): "just made",
+    ("replication/source/publication.py", "_take_out", "drop_tables"): "just made",
     ("replication/source/publication.py", "drop_publication", "DROP"): _CALLER,
     ("replication/source/slot/creation.py", "_wait_until_gone", "drop_slot"): "just made",
     ("replication/source/slot/export.py", "close", "DROP_REPLICATION_SLOT"): "just made",

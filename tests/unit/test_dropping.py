@@ -10,17 +10,23 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import commit_files, commit_properties
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
+from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
+from airflow_provider_pgrepl.replication.lake.delta.table import open_table
 from airflow_provider_pgrepl.replication.lake.dropping import (
     check_droppable,
     drop_lake_tables,
     files_of_others,
 )
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import delete_files
 from tests.unit.test_table_ownership import (
     NOT_OURS,
     ROWS,
     Make,
+    commit_file,
     foreign,
     ours_torn,
     tree,
@@ -39,12 +45,47 @@ def ours(table: Path, versions: int = 1) -> None:
         write_deltalake(str(table), ROWS, mode="append", commit_properties=properties)
 
 
+def as_replicated(table: Path, versions: int = 3) -> None:
+    """A snapshot, and changes after it, by the writers of replication."""
+    uri, path = str(table), f"{table.parent.name}/{table.name}"
+    if not DeltaTable.is_deltatable(uri):
+        commit_snapshot(uri, ROWS.schema, [], LSN(1), "shop", Epoch(1))
+    for _ in range(1, versions):
+        with ParquetFiles(str(table.parents[1]), path, ROWS.schema) as files:
+            files.write(ROWS.to_batches()[0])
+            written = files.finish()
+        opened = open_table(uri)
+        position = LSN(opened.version() + 2)
+        commit_files(opened, "shop:1", position, written, commit_properties("shop:1", position, "changes"))
+
+
+def ours_with_a_cleaned_log(table: Path) -> None:
+    """As of a table that replication has written for a long time."""
+    as_replicated(table)
+    clean_log(table)
+
+
+def clean_log(table: Path) -> None:
+    """Take away what a checkpoint of the newest version covers."""
+    DeltaTable(table).create_checkpoint()
+    for version in range(int(DeltaTable(table).version())):
+        commit_file(table, version).unlink(missing_ok=True)
+
+
+def others_behind_a_cleaned_log(table: Path) -> None:
+    """What another program appended was compacted and checkpointed, and the log was cleaned."""
+    ours_with_a_cleaned_log(table)
+    foreign(table)
+    DeltaTable(table).optimize.compact()
+    clean_log(table)
+
+
 def ours_and_others(table: Path) -> None:
     ours(table)
     foreign(table, 1)
 
 
-@pytest.mark.parametrize("make", [*NOT_OURS, ours_and_others, ours_torn])
+@pytest.mark.parametrize("make", [*NOT_OURS, ours_and_others, ours_torn, others_behind_a_cleaned_log])
 @pytest.mark.parametrize("path", ["public/t", "public/t~history"])
 def test_folder_that_is_not_shown_to_be_ours_is_named_and_not_dropped(
     tmp_path: Path, make: Make, path: str
@@ -54,7 +95,7 @@ def test_folder_that_is_not_shown_to_be_ours_is_named_and_not_dropped(
         check_droppable(str(tmp_path), [T], "shop")
 
 
-@pytest.mark.parametrize("make", [lambda _: None, unfinished_copy, ours])
+@pytest.mark.parametrize("make", [lambda _: None, unfinished_copy, ours, ours_with_a_cleaned_log])
 def test_table_of_the_pipeline_goes_whole(tmp_path: Path, make: Make) -> None:
     make(tmp_path / "public" / "t")
     check_droppable(str(tmp_path), [T], "shop")
@@ -91,9 +132,9 @@ def test_drop_that_was_interrupted_anywhere_can_be_repeated(
 ) -> None:
     """What is left shows at each step whose it was: the log goes last, newest version first."""
     table = tmp_path / "public" / "t"
-    ours(table, 3)
+    as_replicated(table)
     DeltaTable(table).create_checkpoint()
-    ours(table, 2)
+    as_replicated(table)
     place = "airflow_provider_pgrepl.replication.lake.dropping.delete_files"
 
     def one_by_one(filesystem: fs.FileSystem, paths: list[str]) -> None:
@@ -104,3 +145,20 @@ def test_drop_that_was_interrupted_anywhere_can_be_repeated(
     monkeypatch.setattr(place, one_by_one)
     drop_lake_tables(str(tmp_path), [T])
     assert not table.exists()
+
+
+def test_file_that_is_written_while_its_folder_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the folder of the schema, in the last moment."""
+    late, real = tmp_path / "public" / "precious", Path.rmdir
+
+    def rmdir(folder: Path) -> None:
+        if folder == late.parent:
+            late.write_text("x")
+        real(folder)
+
+    as_replicated(tmp_path / "public" / "t")
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    drop_lake_tables(str(tmp_path), [T])
+    assert [path.name for path in late.parent.iterdir()] == ["precious"]

@@ -12,17 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError, LakeTableError
+from airflow_provider_pgrepl.errors import FencedError, LakeChangedError, LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_nothing,
     commit_properties,
     fenced,
 )
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table, read_position
 from airflow_provider_pgrepl.replication.lake.vectors.compaction import compact
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 
 PLAIN = pa.schema([("id", pa.int64())])
 WITH_TIMESTAMP = pa.schema([("id", pa.string()), ("at", pa.timestamp("us"))])
@@ -243,3 +245,21 @@ def test_a_compaction_of_a_closed_epoch_is_refused(root: Root) -> None:
     root.snapshot(20, 7, 8, epoch=2)
     with pytest.raises(FencedError):
         compact(open_table(root.uri), FIRST, at_least=1)
+
+
+def test_rows_of_another_program_are_named_before_a_snapshot_replaces_them(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    root.snapshot(10)
+    for _ in range(2):
+        write_deltalake(root.uri, pa.table({"id": pa.array([7], pa.int64())}), mode="append")
+    with pytest.raises(LakeChangedError) as caught:
+        check_writers(open_table(root.uri), TableName("public", "t"), 1)
+    assert "version 2 of the lake table was written by somebody else" in caught.value.message
+    for text in ("(versions 1, 2)", "copy the table out of the lake", "version 2 can be read until"):
+        assert text in caught.value.hint
+    root.snapshot(20)
+    assert "the snapshot replaces rows that another program wrote (versions 1, 2)" in caplog.text
+    caplog.clear()
+    root.snapshot(30)
+    assert "another program" not in caplog.text

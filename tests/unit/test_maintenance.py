@@ -32,10 +32,17 @@ NOBODY = 65534
 
 
 def pipeline(lake: Path, **settings: float) -> Pipeline:
+    """Of a lake that has a point at least, without which maintenance keeps everything."""
+    if not Points(str(lake)).all():
+        Points(str(lake)).append(ConsistentPoint(0, LSN(0), datetime.now(UTC), {"public.of_another_time": 0}))
     return Pipeline.from_dict({"name": "shop", "lake": str(lake), "tables": ["public.*"], **settings})
 
 
-OURS = CommitProperties(app_transactions=[Transaction("shop:1", 1)])
+MARKS = tuple(f"pgrepl-path:{path}" for path in ("public/a", "public/b", "other/b"))
+OURS = CommitProperties(
+    custom_metadata={"pgrepl": '{"kind": "changes"}'},
+    app_transactions=[Transaction(app, 1) for app in ("shop:1", *MARKS)],
+)
 
 
 def overwrite(lake: Path, value: int, table: str = "a") -> int:
@@ -52,7 +59,7 @@ def overwrite_each(lake: Path, *values: int) -> list[int]:
     versions = [overwrite(lake, first)]
     table = DeltaTable(f"{lake}/public/a")
     for value in more:
-        write_deltalake(table, pa.table({"n": pa.array([value])}), mode="overwrite")
+        write_deltalake(table, pa.table({"n": pa.array([value])}), mode="overwrite", commit_properties=OURS)
         versions.append(table.version())
     return versions
 
@@ -94,6 +101,22 @@ def test_only_files_of_kept_points_and_of_the_newest_version_stay(tmp_path: Path
     assert DeltaTable(f"{tmp_path}/public/a").version() == versions[-1]
     with pytest.raises(Exception, match=r"not found|No such file"):
         DeltaTable(f"{tmp_path}/public/a", version=3).to_pandas()
+
+
+@pytest.mark.parametrize("hidden", ["consistent_points", "consistent_points/_delta_log"])
+def test_nothing_of_a_table_is_deleted_while_the_points_are_out_of_sight(tmp_path: Path, hidden: str) -> None:
+    lake, points = tmp_path / "lake", Points(f"{tmp_path}/lake")
+    versions = [overwrite(lake, value) for value in range(4)]
+    pin(points, 1, versions[1])
+    maintenance, folder = eager(lake), lake / "_pgrepl" / hidden
+    away = folder.rename(tmp_path / "away")
+    for done in (maintenance.run(soon()), maintenance.keep_budget(soon())):
+        assert (done.files, done.log_entries, len(parquet_files(lake / "public/a"))) == (0, 0, 4)
+    assert "nothing of these was deleted" in maintenance.run(soon()).left_alone["_pgrepl/consistent_points"]
+    away.rename(folder)
+    done = maintenance.run(soon())
+    assert (done.files, done.left_alone) == (2, {})
+    assert consistent_arrow(str(lake), 1).table("public.a")["n"].to_pylist() == [1]
 
 
 @pytest.mark.parametrize("closed", ["lost+found", "public/lost+found", "closed", "public/closed"])
@@ -326,13 +349,51 @@ def test_kept_points_stay_readable_through_any_history(tmp_path: Path, seed: int
             expected[lsn] = sorted(state)
             pin(points, lsn, DeltaTable(uri).version())
     maintenance.run(soon())
-    for point in Points(str(tmp_path)).all():
+    for point in [point for point in Points(str(tmp_path)).all() if point.epoch]:
         found = consistent_arrow(str(tmp_path), point.lsn).table("public.a")["n"].to_pylist()
         assert sorted(found) == expected[point.lsn]
     assert sorted(DeltaTable(uri).to_pandas()["n"].tolist()) == sorted(state)
 
 
+def test_file_that_is_written_while_the_folder_of_a_partition_goes_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri, real = f"{tmp_path}/public/a", Path.rmdir
+    for value in range(3):
+        rows = pa.table({"n": [value], "part": [f"p{value}"]})
+        write_deltalake(uri, rows, mode="overwrite", partition_by=["part"], commit_properties=OURS)
+    late = Path(uri, "part=p0", "precious")
+
+    def rmdir(folder: Path) -> None:
+        if folder == late.parent:
+            late.write_text("x")
+        real(folder)
+
+    monkeypatch.setattr(Path, "rmdir", rmdir)
+    assert eager(tmp_path).run(soon()).files == 2
+    assert sorted(path.name for path in Path(uri).glob("part=*")) == ["part=p0", "part=p2"]
+    assert late.exists()
+
+
 # What is not the pipeline's.
+
+
+def test_log_that_shows_a_write_of_another_program_is_kept_until_the_next_snapshot(tmp_path: Path) -> None:
+    uri, log_folder = f"{tmp_path}/public/a", f"{tmp_path}/public/a/_delta_log"
+    versions = overwrite_each(tmp_path, *range(3))
+    write_deltalake(uri, pa.table({"n": [7]}), mode="append")
+    DeltaTable(uri).optimize.compact()
+    DeltaTable(uri).create_checkpoint()
+    overwrite(tmp_path, 8)
+    for maintenance in (eager(tmp_path), eager(tmp_path)):
+        done = maintenance.run(soon())
+        assert (done.log_entries, list(done.left_alone)) == (0, ["public/a/_delta_log"])
+        assert f"version {versions[-1] + 1} " in done.left_alone["public/a/_delta_log"]
+    assert Path(log_folder, f"{0:020d}.json").exists()
+    snapshot = CommitProperties(custom_metadata={"pgrepl": '{"kind": "snapshot"}'})
+    write_deltalake(uri, pa.table({"n": [9]}), mode="overwrite", commit_properties=snapshot)
+    done = maintenance.run(soon())
+    assert (done.log_entries, done.left_alone) == (4, {})
 
 
 def old(file: Path) -> Path:
@@ -425,7 +486,7 @@ def test_host_clock_that_is_ahead_shortens_no_grace(tmp_path: Path, monkeypatch:
     maintenance = Maintenance(pipeline(tmp_path))
     assert (maintenance.run().files, maintenance.keep_budget().files) == (0, 0)
     assert reader.to_pandas()["n"].tolist() == [0]
-    assert list((tmp_path / "_pgrepl").iterdir()) == []
+    assert [path.name for path in (tmp_path / "_pgrepl").iterdir()] == ["consistent_points"]
 
 
 def test_removal_by_a_writer_whose_clock_is_behind_keeps_its_grace(tmp_path: Path) -> None:

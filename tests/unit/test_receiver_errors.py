@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import Any
 
 import pytest
 from psycopg import OperationalError
 
 from airflow_provider_pgrepl.errors import (
-    BusyError,
     FencedError,
     LakeUnavailableError,
     SourceConnectionError,
     UnsendableError,
 )
-from airflow_provider_pgrepl.replication.app import reconnecting_store
 from airflow_provider_pgrepl.replication.receiving.receiver import _outranks
 from airflow_provider_pgrepl.replication.source.stream import ReplicationStream
 
@@ -115,34 +112,3 @@ def test_what_came_before_the_line_was_lost_is_read_first() -> None:
     assert stream.read(0.05, 1 << 20).messages == [b"w1"]
     with pytest.raises(SourceConnectionError):
         stream.read(0.05, 1 << 20)
-
-
-class Lost:
-    """The first session is lost; a later one finds the lock held by it."""
-
-    made = 0
-
-    def __init__(self, *_: object) -> None:
-        Lost.made += 1
-        self.number = Lost.made
-
-    def lock(self, *_: object) -> None:
-        if self.number > 1:
-            raise BusyError("held by the session that was lost", "wait")
-
-    def write_progress(self, *_: object) -> None:
-        raise SourceConnectionError("the state database is away")
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def test_progress_that_cannot_be_written_is_a_lost_connection_whoever_holds_the_lock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(reconnecting_store, "Store", Lost)
-    store: Any = reconnecting_store.open_reconnecting_store("dsn", "test", 60.0, lambda _: False)
-    store.lock("p", "replicate")
-    with pytest.raises(SourceConnectionError):
-        store.write_progress("p")
-    assert Lost.made == 2, "it has tried to connect again"

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 
 from airflow_provider_pgrepl.errors import ConfigError
-from airflow_provider_pgrepl.replication.app.requested_tables import left_out
+from airflow_provider_pgrepl.replication.app.requested_tables import file_differences, left_out
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from airflow_provider_pgrepl.replication.state.tables import TableRecord
+
+
+def record(table: str, state: TableState = TableState.STREAMING, **more: Any) -> TableRecord:
+    unset: Any = {"error": "", "reason": "", "hint": "", "lsn": None, "relation": None, "position_lsn": None}
+    unset |= {"snapshot_at": None, "rows_copied": None, "since": datetime(2026, 1, 1, tzinfo=UTC)}
+    return TableRecord(TableName.parse(table), state, **{**unset, **more})
 
 
 def test_the_hint_names_new_tables_as_the_command_takes_them() -> None:
@@ -16,3 +27,24 @@ def test_the_hint_names_new_tables_as_the_command_takes_them() -> None:
     with pytest.raises(ConfigError) as caught:
         left_out(pipeline, new)
     assert """--add 'public."Order lines",public.z'""" in caught.value.hint
+
+
+def test_what_file_and_records_do_not_both_have_is_named_with_what_settles_it() -> None:
+    pipeline = Pipeline(name="p", lake="/lake", tables=("public.a", "public.new", "public.left", "s.*"))
+    records = {
+        one.table: one
+        for one in (
+            record("public.a"),
+            record("public.gone"),
+            record("public.added", membership="added"),
+            record("public.left", membership="removed", state=TableState.REMOVED),
+            record("s.any"),
+        )
+    }
+    gone, absent = file_differences(pipeline, records)
+    assert gone.startswith("no longer in the pipeline file, and replicated on: public.gone; put them back")
+    assert "pgrepl remove FILE.json 'public.gone'" in gone
+    assert absent.startswith("in the pipeline file, and not replicated: public.new; run pgrepl snapshot")
+    assert file_differences(pipeline, {TableName("public", "a"): record("public.a")})[0] == absent.replace(
+        "public.new", "public.left, public.new"
+    )

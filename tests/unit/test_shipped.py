@@ -187,6 +187,29 @@ def test_example_dags_are_not_written_through_a_dangling_link(
     assert not (tmp_path / "elsewhere.py").exists()
 
 
+@pytest.mark.parametrize("is_dangling", [False, True])
+def test_example_dags_are_not_written_through_a_linked_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, is_dangling: bool
+) -> None:
+    folder, elsewhere = tmp_path / "dags", tmp_path / "elsewhere"
+    if not is_dangling:
+        elsewhere.mkdir()
+    folder.symlink_to(elsewhere)
+    for link in (folder, tmp_path / "nested" / ".." / "dags"):
+        (tmp_path / "nested").mkdir(exist_ok=True)
+        assert main(["dags", "--copy-to", str(link)]) == 78
+        assert f"{link} is a symbolic link: nothing was copied" in capsys.readouterr().err
+    assert is_dangling or list(elsewhere.iterdir()) == []
+
+
+def test_folder_of_example_dags_that_cannot_be_made_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert main(["dags", "--copy-to", str(tmp_path / "file" / "dags")]) == 78
+    assert "cannot be made: Not a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("form", [["--conf", "{}"], ["--conf={}"], ["-c", "{}"]])
 def test_a_driver_keeps_its_python_where_executors_have_another(
     tmp_path: Path, pipeline_file: Path, monkeypatch: pytest.MonkeyPatch, form: list[str]

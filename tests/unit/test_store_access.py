@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from pyspark import cloudpickle  # type: ignore[attr-defined]
 
 from airflow_provider_pgrepl.replication import store_variables as variables
 from airflow_provider_pgrepl.replication.lake_location import Place
-from airflow_provider_pgrepl.replication.storage.object_store import access_to, store_options
+from airflow_provider_pgrepl.replication.storage import open_delta
+from airflow_provider_pgrepl.replication.storage.object_store import access_to, open_store, store_options
+from airflow_provider_pgrepl.replication.storage.stores import access
 from airflow_provider_pgrepl.replication.store_variables import reaching_store, store_variables, use_store
 
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGION": "eu-west-1"}
@@ -24,6 +31,57 @@ def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+def own_options(uri: str) -> dict[str, str]:
+    """The options of a store, without those of trying again."""
+    known = ("retry_", "max_retries", "backoff_")
+    return {name: value for name, value in store_options(uri).items() if not name.startswith(known)}
+
+
+@contextmanager
+def busy_store(answers: int) -> Iterator[tuple[str, list[str]]]:
+    """A store that answers so many requests with 503, and then that there is nothing; what it was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            asked.append(self.command)
+            self.send_response(503 if len(asked) <= answers else 404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_PUT = do_GET  # noqa: N815 - names of the library
+
+        def log_message(self, *_: object) -> None:
+            """Silent."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize("verb", ["GET", "HEAD", "PUT"])
+def test_a_store_is_asked_again_for_as_long_as_is_documented(verb, monkeypatch):
+    """The libraries give up after ten tries, which took them two seconds."""
+    monkeypatch.setattr(access, "_FIRST_PAUSE", timedelta(milliseconds=1))
+    monkeypatch.setattr(access, "_LONGEST_PAUSE", timedelta(milliseconds=2))
+    with busy_store(50) as (url, asked):
+        use_store({**KEYS, "AWS_ENDPOINT_URL_S3": url})
+        store = open_store(access_to(Place("s3", "bucket", "")))
+        with pytest.raises(OSError, match=r"(?i)404|not found|no such"):
+            if verb == "GET":
+                open_delta("s3://bucket/lake")
+            elif verb == "HEAD":
+                store.head("x")
+            else:
+                store.put("x", b"x", mode="create")
+    assert asked[:51] == [verb] * 51
+
+
 def test_what_was_given_stands_for_the_whole_environment(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
@@ -32,12 +90,12 @@ def test_what_was_given_stands_for_the_whole_environment(monkeypatch):
     assert store_variables() == {"AWS_SESSION_TOKEN": "of other keys", "AWS_REGION": "us-west-2"}
     use_store(KEYS)
     assert store_variables() == KEYS
-    assert store_options("s3://bucket/lake") == {
+    assert own_options("s3://bucket/lake") == {
         "aws_access_key_id": "id",
         "aws_secret_access_key": "hidden",
         "aws_region": "eu-west-1",
     }
-    assert store_options("/srv/lake") == {}
+    assert own_options("/srv/lake") == {}
 
 
 def test_no_library_finds_in_the_environment_what_was_not_given(monkeypatch):
@@ -60,13 +118,13 @@ def test_a_task_reaches_the_store_as_its_driver_does():
 
 def test_an_endpoint_needs_no_region_and_may_be_without_tls():
     use_store({"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9000"})
-    assert store_options("s3://bucket/lake") == {
+    assert own_options("s3://bucket/lake") == {
         "aws_endpoint": "http://127.0.0.1:9000",
         "aws_allow_http": "true",
         "aws_region": "us-east-1",
     }
     use_store({"AWS_ENDPOINT_URL_S3": "https://store.example.com"})
-    assert store_options("s3://bucket/lake")["aws_allow_http"] == "false"
+    assert own_options("s3://bucket/lake")["aws_allow_http"] == "false"
 
 
 def test_no_secret_is_shown():
@@ -80,19 +138,19 @@ def test_azure_is_reached_by_one_way_of_several(monkeypatch):
     lake = "abfss://files@shop1.dfs.core.windows.net/lake"
     for name, value in client.items():
         monkeypatch.setenv(name, value)
-    assert store_options(lake) == {
+    assert own_options(lake) == {
         "azure_storage_account_name": "shop1",
         "azure_storage_tenant_id": "t",
         "azure_storage_client_id": "c",
         "azure_storage_client_secret": "hidden",
     }
     monkeypatch.setenv("AZURE_STORAGE_SAS_TOKEN", "?sv=hidden")
-    assert store_options(lake) == {
+    assert own_options(lake) == {
         "azure_storage_account_name": "shop1",
         "azure_storage_sas_token": "sv=hidden",
     }
     monkeypatch.setenv("AZURE_STORAGE_KEY", "hidden")
-    assert store_options(lake) == {
+    assert own_options(lake) == {
         "azure_storage_account_name": "shop1",
         "azure_storage_account_key": "hidden",
     }

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.storage.store_faults import FAULTS, code_in, fault_of
+from airflow_provider_pgrepl.replication.storage.refusal import refusal
+from airflow_provider_pgrepl.replication.storage.store_faults import (
+    FAULTS,
+    SLOW,
+    code_in,
+    explanation_of,
+    fault_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -46,3 +53,36 @@ def test_a_code_is_found_as_each_library_spells_it(text, code):
 )
 def test_a_name_is_no_code(text):
     assert fault_of(OSError(text)) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "Error performing GET http://lake.invalid:9000/b/x in 107ms - HTTP error | error sending request"
+            " | client error (Connect) | dns error | failed to lookup address information",
+            "the name lake.invalid:9000 cannot be resolved (DNS)",
+        ),
+        (
+            "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 6, Could not resolve"
+            " hostname; Details: Could not resolve host: lake.invalid",
+            "the name lake.invalid cannot be resolved (DNS)",
+        ),
+        (
+            "AWS Error NETWORK_CONNECTION during HeadObject operation: curlCode: 7, Could not connect to"
+            " server; Details: Failed to connect to 127.0.0.1:9 after 0 ms",
+            "no connection to the store (127.0.0.1:9) can be made",
+        ),
+        ("Error performing HEAD http://s/b/x - Server returned non-2xx status code: 503 …", SLOW.sentence),
+        ("AWS Error UNKNOWN (HTTP status 503) during HeadObject operation: No response body.", SLOW.sentence),
+    ],
+)
+def test_an_answer_without_body_and_a_store_that_is_not_reached_are_explained(text, says):
+    explanation = explanation_of(OSError(text))
+    assert explanation is not None
+    assert explanation.sentence == says
+
+
+def test_a_status_that_is_not_known_is_named():
+    error = OSError("AWS Error UNKNOWN (HTTP status 507) during HeadObject operation: No response body.")
+    assert "the store answered with HTTP status 507" in refusal("nothing was written", error).message

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_pgrepl.errors import OvertakenError
+from airflow_provider_pgrepl.replication.lake.applying import table_work
 from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
 from airflow_provider_pgrepl.replication.lake.applying.merge_job import MergeJob
 from airflow_provider_pgrepl.replication.lake.applying.pace import Cadence
@@ -20,11 +22,22 @@ from tests.support.changes import work_of
 TABLE = 7
 
 
+def test_merge_that_another_program_prevented_is_done_again_and_is_no_error(monkeypatch: pytest.MonkeyPatch):
+    def overtake(*_: Any) -> None:
+        raise OvertakenError("another program has committed version 3 meanwhile")
+
+    monkeypatch.setattr(table_work, "open_newest", overtake)
+    result = table_work.bring_forward(work_of(TABLE), [], LSN(9))
+    assert (result.error, result.stops_pipeline) == (None, False)
+    assert result.overtaken == "another program has committed version 3 meanwhile"
+
+
 @pytest.mark.parametrize(
     ("result", "at_once"),
     [
         (TableResult(TABLE, position=8), True),
         (TableResult(TABLE, has_gone_back=True), False),
+        (TableResult(TABLE, overtaken="another program has committed version 3 meanwhile"), False),
         (TableResult(TABLE, error="unexpected ValueError"), False),
     ],
 )

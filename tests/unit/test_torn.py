@@ -249,6 +249,13 @@ def file_of(uri: str, version: int) -> Path:
     return Path(name.removeprefix("file://"))
 
 
+def file_of_newest(uri: str) -> Path:
+    """The file that the newest commit added, as that says."""
+    newest = max((Path(uri) / "_delta_log").glob("0*.json"))
+    actions = [json.loads(line) for line in newest.read_text().splitlines()]
+    return Path(uri) / next(action["add"]["path"] for action in actions if "add" in action)
+
+
 @pytest.mark.parametrize("tear", TEARS)
 def test_commit_goes_by_a_file_that_a_crash_left_short(uri: str, tear: Tear) -> None:
     for version in (3, 4):
@@ -270,6 +277,26 @@ def test_commit_stays_though_its_file_is_out_of_sight(uri: str, version: int, te
     file.write_bytes(content)
     assert not find_torn_by_crash(uri)
     assert rows(uri) == [0, 1, 2, 3, 4]
+
+
+def test_commits_stay_behind_a_log_file_that_is_out_of_sight(uri: str, tmp_path: Path) -> None:
+    away = commit(uri, 2).rename(tmp_path / "away")
+    with pytest.raises(
+        LakeError, match=r"commit 2 of .* is not there, and commit 3 is\. Nothing was changed"
+    ):
+        find_torn_by_crash(uri)
+    assert [find_torn(uri, told=told).commits for told in (None, 4, 2, 1)] == [(), (), (), (3, 4)]
+    away.rename(commit(uri, 2))
+    assert not find_torn_by_crash(uri)
+    assert rows(uri) == [0, 1, 2, 3, 4]
+
+
+def test_torn_commits_after_a_checkpoint_go_though_the_log_before_it_was_cleaned(uri: str) -> None:
+    DeltaTable(uri, version=3).create_checkpoint()
+    for version in range(4):
+        commit(uri, version).unlink()
+    half(file_of_newest(uri))
+    assert find_torn_by_crash(uri).commits == (4,)
 
 
 def test_torn_commit_goes_with_a_short_file_before_it(uri: str) -> None:

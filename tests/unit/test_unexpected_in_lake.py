@@ -190,8 +190,8 @@ def test_commit_that_fails_leaves_a_trace(caplog):
     table: Any = stub(version=lambda: 1, table_uri="/lake/t", update_incremental=lambda: None)
     with pytest.raises(LakeTableError, match="Delta failed with UnexpectedError") as found:
         fenced_commits.fenced(table, "app", LSN(5), raise_unexpected)
-    check(found.value.trace, " in fenced")
-    check_log(caplog, " in fenced")
+    check(found.value.trace, " in try_commit")
+    check_log(caplog, " in try_commit")
 
 
 def test_file_that_cannot_be_dropped_leaves_a_trace(caplog):

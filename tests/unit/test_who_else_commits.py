@@ -15,7 +15,8 @@ from deltalake.exceptions import CommitFailedError
 
 from airflow_provider_pgrepl.errors import FencedError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.changelog.layout import DURABLE_APP
-from airflow_provider_pgrepl.replication.changelog.reader import open_changelog, read_durable_lsn_before
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.changelog.remains import read_remains
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, mark
 from airflow_provider_pgrepl.replication.storage import app_log, durable, put_version
 from tests.support.changelogs import Written, new_changelog
@@ -131,7 +132,7 @@ def test_a_marker_says_nothing_of_how_far_the_changelog_was_durable(
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr("airflow_provider_pgrepl.replication.changelog.writer.open_changelog", slowly)
         mark(one.uri)
-    assert read_durable_lsn_before(one.uri, DeltaTable(one.uri).version() + 1) == 208
+    assert read_remains(one.uri, None).durable_lsn == 208
 
 
 @pytest.mark.parametrize("is_overtaken", [True, False])

@@ -16,6 +16,7 @@ from typing import NoReturn, Self
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, Retry
 from airflow_provider_pgrepl.replication import log_lines
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.library_versions import check_libraries
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -108,6 +109,7 @@ def run(
     _log_to_stderr()
     try:
         with traces_of_threads():
+            check_libraries()
             return work(Pipeline.read(arguments.pipeline), arguments)
     except PgReplError as error:
         log.error("%s: %s", error.__class__.__name__, error)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from airflow_provider_pgrepl.errors import FencedError, ToolError
 from airflow_provider_pgrepl.replication.app import process, progress_writer
 from airflow_provider_pgrepl.replication.app.app_arguments import of_publish
+from airflow_provider_pgrepl.replication.app.lock_keeper import LockKeeper
 from airflow_provider_pgrepl.replication.app.process import StopSignal
 from airflow_provider_pgrepl.replication.app.publisher_checks import (
     check_place,
@@ -22,6 +23,7 @@ from airflow_provider_pgrepl.replication.app.publisher_checks import (
     check_stopped,
     check_tables,
 )
+from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
     open_changelog,
@@ -45,7 +47,6 @@ from airflow_provider_pgrepl.replication.events.publishing.target import Target
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 from airflow_provider_pgrepl.replication.run_result import leave_result
-from airflow_provider_pgrepl.replication.state.store import Store
 
 if TYPE_CHECKING:
     from airflow_provider_pgrepl.replication.events.publishing.jetstream import JetStream
@@ -95,13 +96,16 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         logging.getLogger(client).setLevel(logging.CRITICAL)
     target, until = open_target(settings, process.target_uri()), arguments.until
     salt = process.hash_salt(settings)
+    role = f"publish {pipeline.name} {settings.name}"
     with (
         StopSignal() as stop,
-        closing(Store(process.state_dsn(), f"publish {pipeline.name} {settings.name}")) as store,
+        closing(open_reconnecting_store(process.state_dsn(), role, 0.0, stop.wait)) as store,
+        contextlib.ExitStack() as stack,
     ):
         check_recorded_lake(pipeline, store)
         check_tables(pipeline, settings)
         store.lock(pipeline.name, f"publish {settings.name}")
+        stack.enter_context(LockKeeper(store, process.end_at_once))
         publisher_log = PublisherLog(pipeline.lake_root, settings.name)
         record = _with_columns(_take(pipeline, settings, publisher_log, arguments.after), pipeline, settings)
         check_stopped(settings, record)
@@ -109,20 +113,19 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         if durable is None:
             return process.RETRY_MAY_HELP if until is not None else process.DONE
         publisher = Publisher(pipeline, settings, publisher_log, record, target, stop.wait, salt)
-        with contextlib.ExitStack() as stack:
-            if settings.format == "creek":
-                command = _snapshot_command(arguments)
-                requests = stack.enter_context(SnapshotRequests(command, pipeline, settings))
-                cast("JetStream", target).accept_snapshot = requests.accept
-            if settings.metrics:
-                stack.enter_context(_metrics(pipeline, settings, publisher, target))
-            try:
-                reached = publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
-            except FencedError as error:
-                log.error("%s", error)
-                process.end_at_once()
-            finally:
-                leave_result(summary(publisher.record))
+        if settings.format == "creek":
+            command = _snapshot_command(arguments)
+            requests = stack.enter_context(SnapshotRequests(command, pipeline, settings))
+            cast("JetStream", target).accept_snapshot = requests.accept
+        if settings.metrics:
+            stack.enter_context(_metrics(pipeline, settings, publisher, target))
+        try:
+            reached = publisher.run(LSN(max(0, durable - 1)) if isinstance(until, str) else until)
+        except FencedError as error:
+            log.error("%s", error)
+            process.end_at_once()
+        finally:
+            leave_result(summary(publisher.record))
     return _end(publisher, reached, is_limited=until is not None)
 
 

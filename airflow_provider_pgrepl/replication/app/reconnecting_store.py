@@ -9,8 +9,9 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, cast
 
-from airflow_provider_pgrepl.errors import BusyError, SourceConnectionError
+from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.receiving.reconnecting import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from airflow_provider_pgrepl.replication.state.pipeline_locks import Session
 from airflow_provider_pgrepl.replication.state.store import Purpose, Store
 
 log = logging.getLogger(__name__)
@@ -23,8 +24,9 @@ def open_reconnecting_store(dsn: str, role: str, reconnect_s: float, wait: Wait)
     """A store that, when its connection was lost, connects and takes its locks again, and then does once more
     what failed. Every statement of a store may be done twice.
 
-    After `reconnect_s`, or when it is time to end, the error stands. Progress is not waited for: it is soon
-    written again.
+    The locks are taken over from the lost session, which the server may take for alive. If another process
+    has them, BusyError is raised at once: this process has to end. After `reconnect_s`, or when it is time to
+    end, the error stands. Progress is not waited for: it is soon written again.
     """
     return cast(Store, _ReconnectingStore(dsn, role, reconnect_s, wait))
 
@@ -36,6 +38,7 @@ class _ReconnectingStore:
         self._reconnect_s = reconnect_s
         self._wait = wait
         self._locks: list[tuple[str, Purpose]] = []
+        self._session = Session()
         self._reopening = threading.RLock()
         self._is_closed = False
         self._store = Store(dsn, role)
@@ -57,6 +60,7 @@ class _ReconnectingStore:
     def lock(self, pipeline: str, purpose: Purpose) -> None:
         self._store.lock(pipeline, purpose)
         self._locks.append((pipeline, purpose))
+        self._session = self._store.session
 
     def close(self) -> None:
         """For good: a thread that is still at work does not connect, and lock, again."""
@@ -65,8 +69,8 @@ class _ReconnectingStore:
             self._store.close()
 
     def _reopen(self, lost: Store, error: SourceConnectionError, patience_s: float) -> None:
-        """Connect again, unless another thread has done so. Raises what the last attempt did; `error` when it
-        is closed, or when nothing is waited for and only the lost session's lock was in the way."""
+        """Connect again, unless another thread has done so. Raises what the last attempt did, `error` when it
+        is closed, and BusyError at once when another process has taken a lock meanwhile."""
         deadline, pause_s = time.monotonic() + patience_s, FIRST_PAUSE_S
         while True:
             with self._reopening:
@@ -76,11 +80,8 @@ class _ReconnectingStore:
                     return
                 try:
                     self._store = self._open()
-                except (SourceConnectionError, BusyError) as failure:
-                    # A lock is held until the server has noticed that we are gone, or by another process.
+                except SourceConnectionError:
                     if time.monotonic() + pause_s > deadline:
-                        if isinstance(failure, BusyError) and not patience_s:
-                            raise error from None
                         raise
                 else:
                     lost.close()
@@ -94,8 +95,9 @@ class _ReconnectingStore:
         store = Store(self._dsn, self._role)
         try:
             for pipeline, purpose in self._locks:
-                store.lock(pipeline, purpose)
+                store.lock(pipeline, purpose, self._session)
         except BaseException:
             store.close()
             raise
+        self._session = store.session
         return store

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
 from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reconnecting_store
+from airflow_provider_pgrepl.replication.app.requested_tables import file_differences
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
@@ -81,15 +82,17 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         store.lock(pipeline.name, "replicate")
         check_store(pipeline.lake_root)
         # Before anything in it is set aside, and again with what may not have been readable before that.
-        check(pipeline, store, dsn, lake_may_fail=True)
-        settle_lake(pipeline, dsn)
+        settle_lake(check(pipeline, store, dsn, lake_may_fail=True), dsn)
         evidence = check(pipeline, store, dsn)
         record = begun_epoch(store, pipeline)
         check_record(pipeline, record)
         check_state(store, pipeline, record)
         store.migrate()
         record_evidence(store, evidence)
-        recall_relations(pipeline, record, store.read_tables(pipeline.name).values())
+        records = store.read_tables(pipeline.name)
+        for difference in file_differences(pipeline, records):
+            log.warning("%s", difference)
+        recall_relations(pipeline, record, records.values())
         # Spark takes its time to start: whoever looks meanwhile is not to see the process before this one.
         store.write_progress(pipeline.name, holder=progress_writer.holder())
         check_role(dsn, pipeline)

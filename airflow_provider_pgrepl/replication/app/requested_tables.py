@@ -90,6 +90,30 @@ def retire_unknown_tables(store: Store, pipeline: Pipeline, records: Records) ->
             log.info("table %s is no longer in the pipeline; its lake table stays as it is", table)
 
 
+def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
+    """Say in sentences which tables the file and the records do not both have, and what settles it.
+
+    A replication goes on with the recorded tables; snapshot, add and remove change these. What becomes of new
+    tables that a pattern matches, `new_tables` says.
+    """
+    replicated = {table for table, record in records.items() if record.state is not TableState.REMOVED}
+    gone = sorted(table for table in replicated if not belongs(pipeline, table, records[table]))
+    named = {TableName.parse(text) for text in pipeline.tables if not text.endswith(".*")}
+    removed = {table for table, record in records.items() if record.membership == "removed"}
+    absent = sorted(named - replicated - removed)
+    found = []
+    if gone:
+        names = ",".join(map(str, gone))
+        found.append(
+            f"no longer in the pipeline file, and replicated on: {names}; put them back, or end that: pgrepl"
+            f" remove FILE.json '{names}', or PgRemoveTablesOperator"
+        )
+    if absent:
+        names = ", ".join(map(str, absent))
+        found.append(f"in the pipeline file, and not replicated: {names}; {hints.SNAPSHOT}")
+    return tuple(found)
+
+
 def read_records(store: Store, pipeline: Pipeline) -> Records:
     """The recorded tables; none where the state has not been set up, which is not done here."""
     if not store.is_set_up():

@@ -22,6 +22,9 @@ PUBLISHED_APP = "pgrepl-published"
 """Delta app id whose version is a hash of what decides what is published, as far as the rows tell of it."""
 SHARED_APP = "pgrepl-shared-token"
 """Delta app id whose version is the random token that the source has as well; 0 or none where it has none."""
+LAKE_APP = "pgrepl-lake:"
+"""Begins a Delta app id that goes on with the id of a lake: its tables have it, and a changelog that took the
+place of a lost one has that of the lake as it was."""
 AT_REST_APP = "pgrepl-at-rest"
 """Delta app id whose version is that of RECEIVER_APP once the last receiver has ended by itself, or none has
 been there. It is less while one runs, and if it was killed."""

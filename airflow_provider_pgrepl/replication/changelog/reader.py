@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,21 +147,6 @@ def read_commit(filesystem: pafs.FileSystem, root: str, version: int) -> Commit:
         elif "add" in action and action["add"].get("dataChange", True):
             files.append(file_of_action(action["add"]))
     return Commit(version, record, tuple(files))
-
-
-def read_durable_lsn_before(uri: str, version: int) -> LSN | None:
-    """Up to where the changelog was durable as of a writer's last commit before a version.
-
-    None when the log no longer says so. Reads commits alone: the changelog may not be one that can be opened.
-    """
-    filesystem, root = open_storage(uri)
-    with suppress(FileNotFoundError):
-        while (version := version - 1) >= 0:
-            record = read_commit(filesystem, root, version).record
-            # A marker says what its maker read before, which may be long ago.
-            if record is not None and record.kind != "marker":
-                return record.durable_lsn
-    return None
 
 
 def file_of_action(add: dict[str, object]) -> ChangelogFile:

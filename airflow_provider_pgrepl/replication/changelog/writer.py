@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     AT_REST_APP,
     DURABLE_APP,
     EPOCH_APP,
+    LAKE_APP,
     METADATA_KEY,
     PARTITION,
     PUBLISHED_APP,
@@ -61,8 +62,9 @@ _TABLE_PROPERTIES = {
 }
 
 
-def create_changelog(uri: str, record: EpochRecord, token: int = 0) -> None:
+def create_changelog(uri: str, record: EpochRecord, token: int = 0, former_lake: str = "") -> None:
     """Make the changelog with its first epoch, in one commit. `token`: the source's, 0 where it has none.
+    `former_lake`: the id of a lost changelog, of which the tables in the lake are.
 
     Raises LakeUnavailableError when the storage is full or away, LakeError when it cannot be there.
     """
@@ -71,7 +73,7 @@ def create_changelog(uri: str, record: EpochRecord, token: int = 0) -> None:
             uri,
             TABLE_SCHEMA,
             _TABLE_PROPERTIES,
-            _epoch_properties(record, 1, token),
+            _epoch_properties(record, 1, token, former_lake),
             partition_by=[PARTITION],
             description=record.to_json(),
         )
@@ -117,13 +119,16 @@ def describe(uri: str, record: EpochRecord) -> None:
         raise _unwritable(error) from error
 
 
-def _epoch_properties(record: EpochRecord, sequence: int, token: int) -> CommitProperties:
+def _epoch_properties(
+    record: EpochRecord, sequence: int, token: int, former_lake: str = ""
+) -> CommitProperties:
     commit = CommitRecord("epoch", record.epoch, record.consistent_point)
     return CommitProperties(
         custom_metadata={**commit.to_metadata(), **commit_token()},
         app_transactions=[
             Transaction(RECEIVER_APP, sequence),
             Transaction(SHARED_APP, token),
+            *([Transaction(f"{LAKE_APP}{former_lake}", 1)] if former_lake else []),
             Transaction(AT_REST_APP, sequence),
             *_apps(commit, 0),
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 
 from deltalake import DeltaTable
@@ -17,6 +18,8 @@ from airflow_provider_pgrepl.replication.changelog.reader import (
 from airflow_provider_pgrepl.replication.events.position import EventPosition
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+log = logging.getLogger(__name__)
 
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
@@ -44,11 +47,13 @@ def begin_after(changelog: DeltaTable, after: After) -> EventPosition:
     if not 0 <= position.commit_lsn < 1 << 63:
         raise ConfigError(f"after: {position.commit_lsn} is no LSN of a changelog")
     durable = read_durable_lsn(changelog)
-    if is_named and position.epoch == epoch and durable and not position.is_within(durable):
-        raise ConfigError(
-            f"after: {position} is beyond {durable}, up to which the changelog holds everything",
-            "check that this is the lake from which it came, and that it was not put back",
-        )
+    if position.epoch == epoch and durable and not position.is_within(durable):
+        beyond = f"after: {position} is beyond {durable}, up to which the changelog holds everything"
+        if is_named:
+            raise ConfigError(
+                beyond, "check that this is the lake from which it came, and that it was not put back"
+            )
+        log.warning("%s: nothing is read until it has come there", beyond)
     return position
 
 

@@ -84,7 +84,8 @@ class OrderedReader(Generic[Made]):
             relations, before = KnownRelations(root), partial(rows_before, self._followed.uri)
             selection = tables if isinstance(tables, TableSelection) else known_selection(tables, relations)
             self._changes = make(relations, choices_of, selection)
-            look_up = LakeValues(lake).find if unchanged == "look_up" and isinstance(lake, Pipeline) else None
+            asks_lake = unchanged in ("look_up", "require")
+            look_up = LakeValues(lake).find if asks_lake and isinstance(lake, Pipeline) else None
             values = UnchangedValues(relations, self._changes.is_wanted, before, look_up)
             self._values = None if unchanged == "mark" else values
             self.position = begin_after(changelog, after)

@@ -31,7 +31,8 @@ def stream(
 
     `lake`: its lake root; or the pipeline, whose choices of types then hold. `after`: where to begin: the id
     of the last change that was read; a consistent point, after what the lake's tables show there; an LSN of
-    the newest epoch (a number, or as `0/16B3748`), after the transaction that committed there; a moment with
+    the newest epoch (a number, or as `0/16B3748`), after the transaction that committed there, also one that
+    the changelog has yet to reach, of which a warning is logged; a moment with
     a time zone, with the first transaction that committed later by the source's clock, or with what comes;
     None, with the oldest change that is kept of the newest epoch. With `follow` it waits for what comes, and
     looks every `poll_s` seconds; else it ends.

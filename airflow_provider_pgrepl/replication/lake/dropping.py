@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri, system_folder
-from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import foreign_commit
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import read_writers
+from airflow_provider_pgrepl.replication.lake.delta.live_files import live_files
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    NOT_MARKED,
     Owner,
     is_link,
     is_written_name,
@@ -26,17 +28,17 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import (
 from airflow_provider_pgrepl.replication.lake.history.place import history_path
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.storage import (
+    checkpoint_version,
     commit_version,
     delete_files,
     delete_tree,
-    is_checkpoint,
     is_refusal,
     is_store,
     log_path,
     open_delta,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     refusal,
     storage_errors,
 )
@@ -44,15 +46,21 @@ from airflow_provider_pgrepl.replication.storage import (
 _VERSION = re.compile(r"\.?(\d{20})\..+")
 
 
-def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str) -> None:
+def check_droppable(
+    lake_root: str, tables: Iterable[TableName], pipeline: str, copied: Collection[TableName] | None = None
+) -> None:
     """Raise LakeError, naming each, for folders that are not shown to hold this pipeline's data alone.
+
+    `copied`: those of which state or points say that they were copied (None: all), which tables need that an
+    earlier version made, without marks.
 
     Raises LakeUnavailableError when the storage does not answer: nothing is known then.
     """
     kept = []
     for table in tables:
         for path in (table.path, history_path(table)):
-            reason = _reason_to_keep(f"{lake_root}/{path}", pipeline)
+            is_known = copied is None or table in copied
+            reason = _reason_to_keep(f"{lake_root}/{path}", pipeline, is_known=is_known)
             if reason is not None:
                 kept.append(f"{lake_root}/{path} ({reason})")
     if kept:
@@ -62,23 +70,34 @@ def check_droppable(lake_root: str, tables: Iterable[TableName], pipeline: str) 
         )
 
 
-def _reason_to_keep(uri: str, pipeline: str) -> str | None:
+def _reason_to_keep(uri: str, pipeline: str, *, is_known: bool) -> str | None:
     """Why a folder must not be dropped; None when all in it that will be is the pipeline's."""
     found = read_ownership(uri, pipeline)
     if found.owner is Owner.NOBODY:
         return None
     if found.owner is not Owner.PIPELINE:
         return found.reason
+    if not (found.is_marked or is_known):
+        return NOT_MARKED
     try:
-        version = int(open_delta(uri).version())
+        table = open_delta(uri)
     except (DeltaError, OSError) as error:
         if is_refusal(error):
             raise refusal(f"{uri} is not dropped, since it cannot be read", error) from None
         return f"the table cannot be opened ({type(error).__name__}), so who wrote it last is not known"
-    commit = foreign_commit(uri, version, None)
-    if commit is None:
+    writers = read_writers(uri, int(table.version()))
+    if writers.foreign:
+        newest = writers.foreign[0]
+        return f"version {newest.version} was written by another program ({newest.operation})"
+    if writers.is_complete:
         return None
-    return f"version {commit.version} was written by another program ({commit.operation})"
+    # Maintenance takes no log away that holds a commit of others; earlier versions of it, and others, did.
+    others = sorted(path for path in live_files(table) if not is_written_name(path))
+    if not others:
+        return None
+    return (
+        f"its log does not reach back to the last snapshot, and another program may have written {others[0]}"
+    )
 
 
 def present_tables(lake_root: str, tables: Iterable[TableName]) -> list[TableName]:
@@ -180,7 +199,7 @@ def _log_order(path: str) -> tuple[int, int, int]:
     match = _VERSION.fullmatch(name)
     if match is None or name.startswith("."):
         return 0, 0, 0
-    return 1, -int(match[1]), int(is_checkpoint(name))
+    return 1, -int(match[1]), int(checkpoint_version(name) is not None)
 
 
 def _own_files(filesystem: fs.FileSystem, root: str) -> Iterator[str]:
@@ -199,10 +218,9 @@ def _logged_files(filesystem: fs.FileSystem, root: str) -> set[str]:
         if (version := commit_version(info.base_name)) is not None:
             with suppress(ValueError, FileNotFoundError):
                 found |= _paths(read_commit_actions(filesystem, root, version))
-        elif is_checkpoint(info.base_name):
-            with suppress(pa.ArrowException):
-                rows = read_parquet(filesystem, info.path, ["add", "remove"])
-                found |= _paths(rows.to_pylist())
+        elif checkpoint_version(info.base_name) is not None:
+            with suppress(pa.ArrowException, ValueError, FileNotFoundError):
+                found |= _paths(read_checkpoint(filesystem, root, [info.base_name], ("add", "remove")))
     return found
 
 
@@ -230,10 +248,7 @@ def _is_folder(filesystem: fs.FileSystem, folder: str) -> bool:
 
 
 def _delete_if_empty(filesystem: fs.FileSystem, folder: str) -> None:
-    with storage_errors(folder):
-        if is_store(filesystem):
-            return  # It has no folders but by what is in them.
-        if not _is_folder(filesystem, folder) or Path(folder).is_symlink():
-            return
-        if not filesystem.get_file_info(fs.FileSelector(folder)):
-            filesystem.delete_dir(folder)
+    """Leave the question to the system: another program may write a file there at any moment."""
+    if not is_store(filesystem):  # A store has no folders but by what is in them.
+        with suppress(OSError):
+            Path(folder).rmdir()

@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.compaction import join_closed
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.ownership import NOT_MARKED
 from airflow_provider_pgrepl.replication.lake.delta.table_files import TableFiles
 from airflow_provider_pgrepl.replication.lake.history.place import is_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -48,6 +49,10 @@ LOG_AGE = timedelta(hours=1)
 _TABLE_CHECKPOINT, _CHANGELOG_CHECKPOINT = 200, 400
 _CHANGELOG, _POINTS = "_pgrepl/changelog", "_pgrepl/consistent_points"
 _PUBLISHERS = "_pgrepl/publishers"
+_NO_POINTS = (
+    "no consistent point is there, or none can be seen, so which versions of the lake tables they name is not"
+    " known, and nothing of these was deleted. Replication writes the first point when it has applied a batch"
+)
 _PATH_SEGMENT = re.compile(r"[A-Za-z0-9~-][A-Za-z0-9~_.-]*")
 
 
@@ -151,7 +156,11 @@ class Maintenance:
             if not paths:
                 return
         kept = self._thin(done, now)
-        for path in paths:
+        if kept or not paths:
+            self._left_alone.pop(_POINTS, None)
+        else:
+            self._leave_alone(_POINTS, _NO_POINTS)
+        for path in paths if kept else ():
             with _failing_alone(path, done):
                 self._maintain(path, kept.get(path, ()), done, now)
         if not only_over and kept:
@@ -162,10 +171,15 @@ class Maintenance:
                     self._maintain(path, (), done, now)
 
     def _thin(self, done: MaintenanceResult, now: datetime) -> Mapping[str, Collection[int]]:
-        """Let points go by time and by bytes; for each table, the versions that are needed still."""
+        """Let points go by time and by bytes; for each table, the versions that are needed still.
+
+        Empty only without any point: they may be out of sight, and what they name is not known then.
+        """
         settings = self._pipeline
         # Read anew each time: a file that a point names must not go because the point is not known here.
         points = Points(settings.lake_root)
+        if not points.all():
+            return {}
         # Thinning writes, which a full storage refuses; what it has no need of may go all the same.
         with _failing_alone(_POINTS, done):
             done.points = points.thin(
@@ -224,6 +238,12 @@ class Maintenance:
             grace, log_age = max(grace, self._hold), max(log_age, self._hold)
         done.files += files.vacuum(kept, now, grace=grace, orphan_age=self._orphan_age)
         files.checkpoint(_TABLE_CHECKPOINT)
+        if files.foreign is not None and not path.startswith("_"):
+            # The log is what shows that not all of the table is the pipeline's.
+            reason = f"version {files.foreign.version} was written by another program"
+            self._leave_alone(f"{path}/_delta_log", f"{reason} ({files.foreign.operation})")
+            return
+        self._left_alone.pop(f"{path}/_delta_log", None)
         done.log_entries += files.clean_log(min(kept, default=None), now, age=log_age)
 
     def _maintain_changelog(self, reader_version: int, done: MaintenanceResult, now: datetime) -> None:
@@ -253,21 +273,30 @@ class Maintenance:
 
     def _own_paths(self, done: MaintenanceResult, *, only_known: bool) -> list[str]:
         """Of the tables, those that this pipeline has written: nothing is deleted in a folder of others."""
-        own = []
+        own: list[str] = []
+        named: Collection[str] | None = None
         for path in self._table_paths(done):
             if only_known and path in self._left_alone:
                 continue
             with _failing_alone(path, done):
-                reason = self._files_of(path).reason_to_leave(self._pipeline.name)
+                files = self._files_of(path)
+                reason = files.reason_to_leave(self._pipeline.name)
+                if reason is None and not files.is_marked:
+                    if named is None:
+                        named = versions_by_path(Points(self._pipeline.lake_root).all())
+                    reason = None if path in named or not named else NOT_MARKED
                 if reason is None:
                     own.append(path)
                     self._left_alone.pop(path, None)
                     continue
                 self._files.pop(path)
-                if self._left_alone.get(path) != reason:
-                    log.warning("%s is left alone by maintenance: %s", path, reason)
-                    self._left_alone[path] = reason
+                self._leave_alone(path, reason)
         return own
+
+    def _leave_alone(self, path: str, reason: str) -> None:
+        if self._left_alone.get(path) != reason:
+            log.warning("%s is left alone by maintenance: %s", path, reason)
+            self._left_alone[path] = reason
 
     def _publisher_paths(self, done: MaintenanceResult) -> list[str]:
         """Of the tables in which publishers of events write down where they are."""

@@ -88,14 +88,17 @@ def read_points(uri: str) -> tuple[DeltaTable | None, list[str], list[Consistent
         raise LakeError(f"the consistent points cannot be read: {type(error).__name__}") from error
     added = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending")])
     filesystem, root = open_storage(uri)
-    points: list[ConsistentPoint] = []
+    points: list[tuple[datetime, int, ConsistentPoint]] = []
     paths: list[str] = added["path"].to_pylist()
     with storage_errors(uri):
-        for path in paths:
-            rows = read_parquet(filesystem, f"{root}/{path}").to_pylist()
-            points.extend(map(_point, rows))
-    # A stable sort: of two at one LSN the later written stays the later.
-    return table, paths, sorted(points, key=lambda point: point.order)
+        for path, written_at in zip(paths, added["modification_time"].to_pylist(), strict=True):
+            found = [_point(row) for row in read_parquet(filesystem, f"{root}/{path}").to_pylist()]
+            versions = sum(found[0].tables.values()) if found else 0
+            points.extend((written_at, versions, point) for point in found)
+    # Of two at one LSN the later written comes later; of two of one millisecond, that of the later versions.
+    # A stable sort: points of one file stay in their order.
+    points.sort(key=lambda place: (place[2].order, *place[:2]))
+    return table, paths, [point for _, _, point in points]
 
 
 def _point(row: dict[str, Any]) -> ConsistentPoint:

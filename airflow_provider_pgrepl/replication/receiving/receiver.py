@@ -109,7 +109,9 @@ class Receiver:
         self._catalog = connect(self._dsn, f"catalog {pipeline.name}", read_only=True)
         connections.callback(self._catalog.close)
         # Before the slot is asked for: what another database answers is no word on this pipeline's.
-        continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
+        server = continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
+        # Of an invalidated slot the server says on the stream that it can no longer be accessed, and not why.
+        continuity.check_slot(self._catalog, pipeline.slot, server)
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(

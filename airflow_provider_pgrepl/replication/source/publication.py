@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PublicationError, SnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import time_limit
@@ -21,11 +23,11 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.copy.table_locks import (
-    execute_within,
-    lock_tables,
-    with_short_waits,
-)
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+
+log = logging.getLogger(__name__)
 
 _PUBLICATION = """
 SELECT oid::bigint, pubname::text, puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot
@@ -176,8 +178,9 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
     """Add those that are not in it yet; says which these were. Each joins between two of its writers.
 
     In one transaction a table is locked against writers, and the publication altered: whether the changes of
-    a transaction that has begun to write it before are sent would be left to chance. Raises SnapshotError,
-    with nothing changed, when a lock is not had in time; PublicationError when there is no such publication.
+    a transaction that has begun to write it before are sent would be left to chance. Raises SnapshotError
+    when a lock is not had in time; PublicationError when there is no such publication; PrivilegeError. The
+    publication is then as it was.
     """
     connection = connect(dsn, f"publish {name}")
     added: list[Relation] = []
@@ -187,18 +190,29 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
             raise PublicationError(f"there is no publication named {name}")
         for relation in relations:
             if relation.table not in publication.tables:
+                added.append(relation)
                 # One by one: who holds a lock while it waits for another may deadlock the application.
                 _add(connection, dsn, name, relation, lock_timeout_s)
-                added.append(relation)
         return added
-    except SnapshotError:
-        if added:
-            with source_errors(f"taking tables out of publication {name} again"):
-                command = f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {_listed(added)}"
-                execute_within(connection, command, lock_timeout_s)
+    except BaseException as error:
+        connection.close()
+        # Of the last one the outcome is not known when the connection was lost.
+        left = added[:-1] if isinstance(error, SnapshotError) else added
+        _take_out(dsn, name, [relation.table for relation in left], lock_timeout_s)
         raise
     finally:
         connection.close()
+
+
+def _take_out(dsn: str, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
+    """Over another connection: the first may be lost, or in a transaction that failed. Does not raise."""
+    if not tables:
+        return
+    try:
+        with closing(connect(dsn, f"publish {name}")) as connection:
+            drop_tables(connection, name, tables, lock_timeout_s)
+    except PgReplError as error:
+        log.warning("%s: stay in publication %s: %s", ", ".join(map(str, tables)), name, error)
 
 
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, one_line
@@ -27,23 +28,32 @@ Purpose = str
 _MAX_NAME = 63
 _POLL_S = 0.1
 
-# A process number comes again, with another start. Of another role's session the start may be hidden: such a
-# one counts as the holder.
+# A process number comes again, with another start; in a container, whose numbers begin at 1, after each start
+# of the server. Only a session of this database can hold a lock: the server's own processes are in none. The
+# start of another role's session may be hidden. Such a session counts as the holder, unless the lock is older
+# than the server's start.
+_HOLDS = """
+a.pid = held.pid
+    AND a.datid = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
+    AND coalesce(a.backend_start = held.started, held.started >= pg_catalog.pg_postmaster_start_time())
+"""
+
 _TAKE = """
 INSERT INTO _pgrepl.locks AS held (pipeline, purpose, pid, started, holder)
 SELECT %(pipeline)s, %(purpose)s, a.pid, a.backend_start, %(holder)s
 FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
 ON CONFLICT (pipeline, purpose) DO UPDATE
     SET pid = excluded.pid, started = excluded.started, holder = excluded.holder
-WHERE (held.pid, held.started) = (excluded.pid, excluded.started) OR NOT EXISTS (
-    SELECT FROM pg_catalog.pg_stat_activity a
-    WHERE a.pid = held.pid AND coalesce(a.backend_start = held.started, true))
-RETURNING 1
-"""
+WHERE (held.pid, held.started) = (excluded.pid, excluded.started)
+    OR (held.pid, held.started) = (%(lost_pid)s::int, %(lost_started)s::timestamptz)
+    OR NOT EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE {holds})
+RETURNING held.pid, held.started
+""".replace("{holds}", _HOLDS)
 
 _HOLDER = """
 SELECT held.holder, held.pid, coalesce(a.usename, 'unknown'),
-    coalesce(pg_catalog.host(a.client_addr), 'no address'), held.started::timestamptz(0)::text
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), held.started::timestamptz(0)::text,
+    a.pid IS NOT NULL AND a.backend_start IS NULL
 FROM _pgrepl.locks held LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
 WHERE held.pipeline = %(pipeline)s AND held.purpose = %(purpose)s
 """
@@ -55,28 +65,34 @@ RETURNING 1
 """
 
 _IS_HELD = """
-SELECT EXISTS (SELECT FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
-    WHERE (held.pipeline, held.purpose) = (%(pipeline)s, %(purpose)s)
-        AND coalesce(a.backend_start = held.started, true))
-"""
+SELECT EXISTS (SELECT FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON {holds}
+    WHERE (held.pipeline, held.purpose) = (%(pipeline)s, %(purpose)s))
+""".replace("{holds}", _HOLDS)
 
 _HELD = """
-SELECT held.purpose FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON a.pid = held.pid
+SELECT held.purpose FROM _pgrepl.locks held JOIN pg_catalog.pg_stat_activity a ON {holds}
 WHERE held.pipeline = %(pipeline)s AND held.pid <> pg_catalog.pg_backend_pid()
-    AND coalesce(a.backend_start = held.started, true)
 ORDER BY 1
-"""
+""".replace("{holds}", _HOLDS)
 
-_TAKE_KEY = "SELECT 1 WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
+_TAKE_KEY = "SELECT NULL, NULL WHERE pg_catalog.pg_try_advisory_lock(%(key)s)"
 _RELEASE_KEY = "SELECT pg_catalog.pg_advisory_unlock(%(key)s)"
 _KEY_HOLDER = """
 SELECT a.application_name, a.pid, coalesce(a.usename, 'unknown'),
-    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.backend_start::timestamptz(0)::text
+    coalesce(pg_catalog.host(a.client_addr), 'no address'), a.backend_start::timestamptz(0)::text, false
 FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 1
     AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
     AND (l.classid::bigint << 32 | l.objid::bigint) = %(key)s
 """
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session of the state database, by its process number and its start: no other one has both."""
+
+    pid: int | None = None
+    started: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -102,13 +118,18 @@ class PipelineLocks(StateConnection):
     def __init__(self, dsn: str, role: str) -> None:
         super().__init__(dsn, role)
         self._locks: set[_Lock] = set()
+        self.session = Session()
+        """That of the last lock's row."""
 
-    def lock(self, pipeline: str, purpose: Purpose) -> None:
+    def lock(self, pipeline: str, purpose: Purpose, lost: Session | None = None) -> None:
         """Take the pipeline's lock for this purpose until `unlock` or `close`. A schema that is there is
         brought to this version first.
 
-        Raises BusyError naming the holder. Polite only: what stops a second writer is in the lake.
+        `lost`: a session of this process whose connection was lost. The server may not have noticed, so that
+        the session seems to hold the lock still; the lock is taken over from it. Raises BusyError naming the
+        holder. Polite only: what stops a second writer is in the lake.
         """
+        lost = lost or Session()
         is_set_up = migrations.is_set_up(self._connection)
         if is_set_up:
             migrations.migrate(self._connection)
@@ -117,10 +138,12 @@ class PipelineLocks(StateConnection):
         name = str(wanted.values["holder"])[:_MAX_NAME]
         with state_errors("taking the pipeline's lock"):
             row(self._connection, "SELECT pg_catalog.set_config('application_name', %s, false)", (name,))
-            taken = rows(self._connection, take, wanted.values)
+            values = {**wanted.values, "lost_pid": lost.pid, "lost_started": lost.started}
+            taken = rows(self._connection, take, values)
             holders = [] if taken else rows(self._connection, holder, wanted.values)
         if not taken:
             raise _busy(pipeline, purpose, holders)
+        self.session = Session(*taken[0])
         self._locks.add(wanted)
 
     @contextmanager
@@ -172,9 +195,16 @@ class PipelineLocks(StateConnection):
 def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> BusyError:
     who = "; ".join(
         one_line(f"{holder} (database pid {pid}, role {role}, from {address}, since {since})")
-        for holder, pid, role, address, since in holders
+        for holder, pid, role, address, since, _ in holders
     )
+    hint = "stop it first, or wait until it has ended"
+    for _, pid, role, *_, is_hidden in holders:
+        if is_hidden:
+            hint += (
+                f". If it no longer runs, pid {pid} is another session, of role {role}, and this role may not"
+                " see when it began: GRANT pg_read_all_stats to this role, or wait until that session ends"
+            )
     return BusyError(
         f"pipeline {pipeline}: another process is at it already ({purpose}): {who or 'it has just ended'}",
-        "stop it first, or wait until it has ended",
+        hint,
     )

@@ -11,7 +11,8 @@ class TableState(StrEnum):
     """Where a table is on its way from the source into the lake.
 
     pending       set by the snapshot app when the table joins the pipeline; nothing is in the lake yet.
-    snapshotting  set by the snapshot app before the first byte is copied. After a crash the table stays here
+    snapshotting  set by the snapshot app before the first byte is copied. If the snapshot fails, the table is
+                  errored, or has its earlier state if nothing was copied yet. After a kill it stays here
                   until the snapshot app runs again.
     catching_up   set by the snapshot app when the copy is committed at its position; changes after it are
                   still to be applied. Also set by an operator who resumes a paused table, or has an errored

@@ -1,6 +1,11 @@
 """The lake's storage: where files are written, and when what was written is there for good."""
 
 from airflow_provider_pgrepl.replication.storage.app_log import AppLog, TakenOverError
+from airflow_provider_pgrepl.replication.storage.checkpoint_files import (
+    checkpoint_version,
+    read_checkpoint,
+    whole_checkpoints,
+)
 from airflow_provider_pgrepl.replication.storage.delta_tables import (
     append_delta,
     create_delta,
@@ -16,7 +21,6 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     delete_files,
     delete_tree,
     has_commit,
-    is_checkpoint,
     log_path,
     make_folder,
     make_folders,
@@ -24,7 +28,6 @@ from airflow_provider_pgrepl.replication.storage.filesystem import (
     read_commit,
     read_commit_actions,
     read_parquet,
-    whole_checkpoints,
 )
 from airflow_provider_pgrepl.replication.storage.object_store import is_store
 from airflow_provider_pgrepl.replication.storage.own_commit import commit_token, committing
@@ -59,6 +62,7 @@ __all__ = [
     "added_action",
     "append_delta",
     "can_commit",
+    "checkpoint_version",
     "commit_mark",
     "commit_path",
     "commit_token",
@@ -70,7 +74,6 @@ __all__ = [
     "delta_errors",
     "has_commit",
     "has_delta",
-    "is_checkpoint",
     "is_refusal",
     "is_store",
     "log_path",
@@ -85,6 +88,7 @@ __all__ = [
     "put_commit",
     "put_version",
     "query_delta",
+    "read_checkpoint",
     "read_commit",
     "read_commit_actions",
     "read_parquet",

@@ -19,6 +19,7 @@ from deltalake.exceptions import TableNotFoundError
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
+from airflow_provider_pgrepl.replication.library_versions import check_once
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import store_options
@@ -28,8 +29,9 @@ from airflow_provider_pgrepl.replication.storage.writing import Output
 def open_delta(uri: str, version: int | None = None) -> DeltaTable:
     """The newest version of a table, or the one asked for.
 
-    Raises TableNotFoundError when there is none, DeltaError, OSError.
+    Raises TableNotFoundError when there is none, DeltaError, OSError; ToolError where deltalake is too old.
     """
+    check_once()
     return DeltaTable(uri, version=version, storage_options=store_options(uri))
 
 

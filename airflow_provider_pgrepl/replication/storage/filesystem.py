@@ -20,7 +20,6 @@ from airflow_provider_pgrepl.replication.storage.object_store import access_to, 
 
 _LOCAL = fs.LocalFileSystem()
 _COMMIT = re.compile(r"(\d{20})\.json")
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.(\d{10}))?\.parquet")
 
 
 def open_storage(root: str) -> tuple[fs.FileSystem, str]:
@@ -48,25 +47,6 @@ def commit_version(name: str) -> int | None:
     """Return the version of the commit that a file of this name in a log is; None for other files."""
     match = _COMMIT.fullmatch(name)
     return int(match[1]) if match else None
-
-
-def is_checkpoint(name: str) -> bool:
-    """Return True for a file of a log that is a checkpoint, or a part of one."""
-    return _CHECKPOINT.fullmatch(name) is not None
-
-
-def whole_checkpoints(entries: Iterable[fs.FileInfo]) -> list[tuple[int, list[str]]]:
-    """Return the checkpoints among a log's files of which all parts are there and none is empty.
-
-    Newest first: the version, and the names of the parts.
-    """
-    found: dict[tuple[int, int], list[str]] = {}
-    for info in entries:
-        match = _CHECKPOINT.fullmatch(info.base_name)
-        if match and info.size:
-            found.setdefault((int(match[1]), int(match[2] or 1)), []).append(info.base_name)
-    whole = {version: names for (version, parts), names in sorted(found.items()) if len(names) == parts}
-    return sorted(whole.items(), reverse=True)
 
 
 def has_commit(uri: str, version: int) -> bool:

@@ -63,4 +63,4 @@ def is_store(filesystem: fs.FileSystem) -> bool:
 def store_options(uri: str) -> dict[str, str]:
     """What deltalake is to be told of the store of a place; nothing of a directory. Raises OSError."""
     place = place_in_store(uri)
-    return {} if place is None else access_to(place).options()
+    return {} if place is None else access_to(place).delta_options()

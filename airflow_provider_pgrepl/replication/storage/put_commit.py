@@ -27,6 +27,8 @@ from airflow_provider_pgrepl.replication.storage.refusal import system_errors
 from airflow_provider_pgrepl.replication.storage.store_faults import code_in
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
+_CHECKED_VALUES = ('"nullable":false', '"delta.invariants"')
+"""Of a schema by which writers are to reject rows, which we do not; lake tables have neither."""
 _OLD_WRITER = 2
 """The newest version of writers of which a table without features demands only what we do."""
 
@@ -35,6 +37,8 @@ def can_commit(table: DeltaTable) -> bool:
     """Whether we do all that the table demands of its writers. What it demands more, deltalake may do."""
     protocol = table.protocol()
     if table.metadata().configuration.get("delta.appendOnly", "false").lower() == "true":
+        return False
+    if any(mark in table.schema().to_json() for mark in _CHECKED_VALUES):
         return False
     if protocol.writer_features is None:
         return int(protocol.min_writer_version) <= _OLD_WRITER

@@ -12,7 +12,7 @@ import pyarrow as pa
 from deltalake.exceptions import DeltaError
 
 from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
-from airflow_provider_pgrepl.replication.storage.store_faults import fault_of
+from airflow_provider_pgrepl.replication.storage.store_faults import explanation_of, fault_of, status_in
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (PermissionError, NotADirectoryError, FileExistsError)
@@ -58,7 +58,7 @@ def refusal(doing: str, error: BaseException) -> LakeUnavailableError:
         return LakeUnavailableError(
             f"{doing}: the storage is full", "free some space, then run it again: it goes on where it stopped"
         )
-    if fault := fault_of(error):
+    if fault := explanation_of(error):
         return LakeUnavailableError(f"{doing}: {fault.sentence}", fault.hint)
     return LakeUnavailableError(
         f"{doing}: {_reason(error)}", "may the process write there, can the storage be reached?"
@@ -69,6 +69,8 @@ def _reason(error: BaseException) -> str:
     """Arrow's errors have a store's whole answer where others have the system's word."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
+    if status := status_in(error):
+        return f"the store answered with HTTP status {status}"
     return type(error).__name__
 
 

@@ -38,6 +38,15 @@ _EXPIRED = Fault(
 _CLOCK = Fault("this host's clock is not the store's, so that it refuses what is signed", "set the clock")
 SLOW = Fault("the store asks for fewer requests", "a larger flush_interval_s and freshness_s ask for less")
 
+_UNRESOLVED = Fault(
+    "the name {} cannot be resolved (DNS)",
+    "check the endpoint of the store, and this host's resolver; the next run goes on where this one stopped",
+)
+_UNREACHED = Fault(
+    "no connection to the store ({}) can be made",
+    "check its endpoint, the network, and that it is up; the next run goes on where this stopped",
+)
+
 NO_CONDITIONS = Fault(
     "the store does not refuse to write an object that is there (If-None-Match), by which commits of two"
     " writers are kept apart",
@@ -110,6 +119,14 @@ _CODE = re.compile(
     r"<Code>(\w+)</Code>|AWS Error (?!UNKNOWN)(\w+)|ExceptionName: (\w+)"
     r"|Azure Error: \[(\w+)\]|google::cloud::Status\((\w+):"
 )
+# Of an answer without a body, as to HEAD, the libraries tell the status alone; of none, what the system said.
+_STATUS = re.compile(r"status code:? (\d{3})|HTTP status (\d{3})")
+_BY_STATUS = {"403": _DENIED, "429": SLOW, "503": SLOW}
+_BY_WORDS = (
+    (re.compile(r"dns error|lookup address|resolve host|Name or service not known", re.I), _UNRESOLVED),
+    (re.compile(r"tcp connect error|Connection refused|curlCode: 7\b", re.I), _UNREACHED),
+)
+_HOST = re.compile(r"https?://([^/\s]+)|resolve host: (\S+)|connect to (\S+[:.]\S+)")
 _BY_LETTERS = {code.lower(): code for code in FAULTS}
 
 
@@ -123,3 +140,22 @@ def code_in(error: BaseException) -> str:
 def fault_of(error: BaseException) -> Fault | None:
     """None when the store has said nothing that is known here."""
     return FAULTS.get(code_in(error))
+
+
+def status_in(error: BaseException) -> str:
+    """The HTTP status that a library passes on; empty when there is none."""
+    match = _STATUS.search(str(error))
+    return "" if match is None else next(filter(None, match.groups()))
+
+
+def explanation_of(error: BaseException) -> Fault | None:
+    """Likewise `fault_of`, or by the HTTP status alone, or by why no connection was made."""
+    if fault := fault_of(error) or _BY_STATUS.get(status_in(error)):
+        return fault
+    text = str(error)
+    for words, fault in _BY_WORDS:
+        if words.search(text):
+            host = _HOST.search(text)
+            name = "of the store's host" if host is None else next(filter(None, host.groups()))
+            return Fault(fault.sentence.format(name), fault.hint)
+    return None

@@ -17,13 +17,18 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.storage.checkpoint_files import (
+    checkpoint_version,
+    sidecars,
+    whole_checkpoints,
+)
 from airflow_provider_pgrepl.replication.storage.durable import (
     LAST_CHECKPOINT,
     LOG_FOLDER,
     NEWEST,
-    checkpoint_file,
     commit_file,
     commit_versions,
     flush_folder,
@@ -37,6 +42,7 @@ from airflow_provider_pgrepl.replication.storage.refusal import storage_errors
 log = logging.getLogger(__name__)
 
 Actions = list[dict[str, Any]]
+_LOCAL = fs.LocalFileSystem()
 _PARQUET_END = b"PAR1"
 _NONE = -1
 
@@ -61,7 +67,8 @@ class Torn:
             return
         folder = root / LOG_FOLDER
         with storage_errors(self.uri):
-            set_aside(folder, (checkpoint_file(folder, version) for version in self.checkpoints))
+            for version in self.checkpoints:
+                set_aside(folder, _files_of_checkpoint(folder, version))
             if self.has_wrong_hint:
                 (folder / LAST_CHECKPOINT).unlink(missing_ok=True)
             set_aside_commits(folder, self.commits)
@@ -83,14 +90,15 @@ def find_torn(
 
     `app`: the app id under which the table's writer counts its commits; `is_whole`: whether a commit's
     actions are all there, as far as the writer can tell. `told`: the newest version that a consistent point
-    or the state names; None when that is not known. Only commits above it are torn by a data file that is
-    missing or short: the file of a commit that was reported is on the disk, and may only be out of sight.
+    or the state names; None when that is not known. Only commits above it are torn by a log file that is
+    missing, or by a data file that is missing or short: the file of a commit that was reported is on the
+    disk, and may only be out of sight.
     """
     root = local_path(uri)
     if root is None or not (root / LOG_FOLDER).is_dir():
         return Torn(uri)
     with storage_errors(uri):
-        base, unsound = _checkpoints(root / LOG_FOLDER)
+        base, unsound = _checkpoints(root)
         commits = _torn_commits(root, base, app, is_whole, told)
         return Torn(uri, tuple(commits), tuple(unsound), _has_wrong_hint(root / LOG_FOLDER, base))
 
@@ -100,7 +108,7 @@ def find_torn_by_crash(uri: str, app: str | None = None, is_whole: Callable[[Act
 
     A crash leaves a file that is not whole, and no whole commit behind it: the name of a file is on the disk
     no later than that of the commit, and a writer flushes all that came before its commit. A file that lacks
-    otherwise may only be out of sight: raises LakeError, LakeUnavailableError.
+    otherwise, also one of the log, may only be out of sight: raises LakeError, LakeUnavailableError.
     """
     torn, root = find_torn(uri, app, is_whole), local_path(uri)
     if root is not None:
@@ -116,8 +124,13 @@ def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[
         if not actions or not is_whole(actions):
             break
         whole[version] = actions
-    gone = {unquote(path) for path in _paths("remove", whole.values())}
     first, named = min(commits, default=0), ""
+    if whole and not commit_file(folder, first - 1).exists() and first - 1 != _checkpoints(root)[0]:
+        raise LakeError(
+            f"commit {first - 1} of {root} is not there, and commit {first} is. Nothing was changed",
+            _way_out(folder, first),
+        )
+    gone = {unquote(path) for path in _paths("remove", whole.values())}
     for actions in whole.values():
         added = {unquote(add["add"]["path"]): add["add"] for add in actions if "add" in add}
         lacking = [path for path, add in added.items() if path not in gone and not _is_there(root, add)]
@@ -127,28 +140,45 @@ def _check_left_by_crash(root: Path, commits: Sequence[int], is_whole: Callable[
         fate = "not whole" if (root / named).exists() else "not there"
         raise LakeError(
             f"commit {first} of {root} names the file {named}, which is {fate}. Nothing was changed",
-            "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
-            f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
-            " newest first, to end in .torn: what they say is lost then",
+            _way_out(folder, first),
         )
 
 
-def _checkpoints(folder: Path) -> tuple[int, list[int]]:
+def _way_out(folder: Path, first: int) -> str:
+    return (
+        "see that the lake's storage shows all its files (a mount, a copy that is still under way), and"
+        f" start again. If the file is lost, rename {commit_file(folder, first)} and the later commits,"
+        " newest first, to end in .torn: what they say is lost then"
+    )
+
+
+def _checkpoints(root: Path) -> tuple[int, list[int]]:
     """The newest that can be read, and newer ones that cannot, if the commits make up for them."""
-    versions = set(commit_versions(folder))
-    found = sorted((int(path.name[:20]) for path in folder.glob("[0-9]*.checkpoint.parquet")), reverse=True)
-    sound = next((version for version in found if _can_be_read(checkpoint_file(folder, version))), _NONE)
-    unsound = [version for version in found if version > sound]
+    folder, versions = root / LOG_FOLDER, set(commit_versions(root / LOG_FOLDER))
+    infos = _LOCAL.get_file_info(fs.FileSelector(str(folder)))
+    whole = whole_checkpoints(infos)
+    sound = next((version for version, names in whole if _can_be_read(root, names)), _NONE)
+    found = {version for info in infos if (version := checkpoint_version(info.base_name)) is not None}
+    unsound = sorted((version for version in found if version > sound), reverse=True)
     is_covered = not unsound or set(range(sound + 1, unsound[0] + 1)) <= versions
     return sound, unsound if is_covered else []
 
 
-def _can_be_read(checkpoint: Path) -> bool:
+def _can_be_read(root: Path, names: Sequence[str]) -> bool:
+    """Whether the files of a checkpoint are whole, and the sidecars that they name."""
     try:
-        pq.read_metadata(checkpoint)
-    except pa.ArrowException:
+        for name in names:
+            if name.endswith(".parquet"):
+                pq.read_metadata(root / LOG_FOLDER / name)
+            for sidecar in sidecars(_LOCAL, str(root), name):
+                pq.read_metadata(sidecar)
+    except (pa.ArrowException, ValueError, FileNotFoundError):
         return False
     return True
+
+
+def _files_of_checkpoint(folder: Path, version: int) -> list[Path]:
+    return [path for path in folder.iterdir() if checkpoint_version(path.name) == version]
 
 
 def _has_wrong_hint(folder: Path, sound: int) -> bool:
@@ -171,9 +201,11 @@ def _torn_commits(
     if base == _NONE and 0 not in versions:
         return []
     read: dict[int, Actions] = {}
-    for place, version in enumerate(versions):
+    for expected, version in enumerate(versions, base + 1):
+        if version != expected and (told is None or expected <= told):
+            return []
         actions = _read(folder, version)
-        if version != base + 1 + place or actions is None or (actions and not is_whole(actions)):
+        if version != expected or actions is None or (actions and not is_whole(actions)):
             break
         read[version] = actions
     whole = _without_empty_end(read, app)

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 PUBLISHER = "creek"
 LAKE_VARIABLE = "PGREPL_LAKE"
 OPTIONS_VARIABLE = "PGREPL_PIPELINE_OPTIONS"
+PUBLISHER_VARIABLE = "PGREPL_PUBLISHER_OPTIONS"
 _METRICS_HOST_VARIABLE = "PGREPL_METRICS_HOST"
 _NEEDED = ("PG_URI", "PG_PUBLICATION_NAME", "PG_PUBLICATION_SLOT", "NATS_URI", LAKE_VARIABLE)
 _WITHOUT_EFFECT = (
@@ -31,6 +32,7 @@ _WITHOUT_EFFECT = (
 """creek reads them, and does nothing with them either."""
 _METRICS_PORT = "7779"
 _OURS = ("name", "lake", "tables", "publication", "publication_mode", "publishers")
+_PUBLISHERS = ("target", "namespace", "database", "format", "metrics")
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Deployment:
     metrics: str
     log_level: str
     options: Mapping[str, Any]
+    publisher_options: Mapping[str, Any]
     without_effect: tuple[str, ...]
 
     @classmethod
@@ -72,13 +75,16 @@ class Deployment:
             given[LAKE_VARIABLE],
             _metrics(given),
             given.get("LOG_LEVEL", "info"),
-            _options(given.get(OPTIONS_VARIABLE, "{}")),
+            _options(OPTIONS_VARIABLE, given, "the pipeline file's fields", _OURS),
+            _options(PUBLISHER_VARIABLE, given, "a publisher's settings", _PUBLISHERS),
             tuple(name for name in _WITHOUT_EFFECT if name in given),
         )
 
     def pipeline(self, tables: Collection[TableName]) -> Pipeline:
         """The pipeline, of the tables that the publication has. Raises ConfigError."""
-        publisher = {"target": "nats", "namespace": self.namespace, "database": self.database}
+        # creek's consumers take a NULL for the value: by default none is sent for one that is not known.
+        given = {"unchanged": "require", **self.publisher_options}
+        publisher = {**given, "target": "nats", "namespace": self.namespace, "database": self.database}
         fields = {
             **self.options,
             "name": re.sub("[^a-z0-9_]", "_", self.replaced_slot.lower()).strip("_")[:55],
@@ -129,13 +135,13 @@ def _metrics(given: Mapping[str, str]) -> str:
     return "" if port == "0" else f"{given.get(_METRICS_HOST_VARIABLE, '0.0.0.0')}:{port}"  # noqa: S104 - creek's
 
 
-def _options(text: str) -> dict[str, Any]:
+def _options(variable: str, given: Mapping[str, str], what: str, by_creek: Collection[str]) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(given.get(variable, "{}"))
     except ValueError as error:
-        raise ConfigError(f"{OPTIONS_VARIABLE}: is not JSON: {error}") from None
+        raise ConfigError(f"{variable}: is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{OPTIONS_VARIABLE}: must be an object of the pipeline file's fields")
-    if taken := sorted(set(found) & set(_OURS)):
-        raise ConfigError(f"{OPTIONS_VARIABLE}: {', '.join(taken)}: given by creek's variables")
+        raise ConfigError(f"{variable}: must be an object of {what}")
+    if taken := sorted(set(found) & set(by_creek)):
+        raise ConfigError(f"{variable}: {', '.join(taken)}: given by creek's variables")
     return found

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
 from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows, source_errors
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 
 log = logging.getLogger(__name__)
 
-_FUNCTIONS = (Path(__file__).parent / "functions.sql").read_text(encoding="utf-8")
+_SCHEMA, *_FUNCTIONS = (
+    (Path(__file__).parent / "functions.sql").read_text(encoding="utf-8").strip().split("\n\n")
+)
+_SIGNATURE = re.compile(r"CREATE FUNCTION (_creek\.\w+)")
+_SOURCE = "SELECT prosrc FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(%s)"
 
 
 class SourceTables:
@@ -30,7 +35,9 @@ class SourceTables:
         connection = self._connected()
         try:
             with source_errors("making the schema _creek"):
-                _execute(connection, _FUNCTIONS)
+                _execute(connection, _SCHEMA)
+                for function in _FUNCTIONS:
+                    _make(connection, function)
         except PrivilegeError as error:
             log.warning("the functions of schema _creek stay as they are, if they are there: %s", error)
         if read_publication(connection, self._deployment.publication) is None:
@@ -92,6 +99,22 @@ class SourceTables:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _make(connection: Connection, function: str) -> None:
+    """Make a function of schema _creek if there is none of its name and arguments. It is never replaced."""
+    match = _SIGNATURE.match(function)
+    assert match is not None
+    name, body = match[1], function.split("$$")[1]
+    found = rows(connection, _SOURCE, (f"{name}(text, regclass)",))
+    if not found:
+        _execute(connection, function)
+    elif found[0][0] != body:
+        log.warning(
+            "the function %s was not made by this package, and stays. To have it lock the table first, drop"
+            " it and start again",
+            name,
+        )
 
 
 def _execute(connection: Connection, command: str) -> None:

@@ -79,9 +79,14 @@ def _removable(
     _refuse_last(store, pipeline.name, records)
     if drop_lake_tables:
         read_epoch(changelog_uri(pipeline.lake_root))
-        chosen = [record.table for record in records]
-        dropping.check_droppable(pipeline.lake_root, chosen, pipeline.name)
+        _check_droppable(access, store, [record.table for record in records])
     return records
+
+
+def _check_droppable(access: Access, store: Store, tables: Sequence[TableName]) -> None:
+    name, root = access.pipeline.name, access.pipeline.lake_root
+    copied = {table for table, one in store.read_tables(name).items() if one.position_lsn is not None}
+    dropping.check_droppable(root, tables, name, copied)
 
 
 def _being_copied(records: Iterable[TableRecord]) -> bool:
@@ -162,7 +167,7 @@ def _drop(access: Access, store: Store, tables: Sequence[TableName], deadline: w
             "run the same again: it goes on where it stopped",
         ) from None
     # Again: another program may have written there while the batch was awaited.
-    dropping.check_droppable(root, tables, access.pipeline.name)
+    _check_droppable(access, store, tables)
     for path in dropping.files_of_others(root, tables):
         log.warning("%s was not written by this pipeline, and is kept", path)
     for table in dropping.drop_lake_tables(root, tables):

@@ -23,7 +23,8 @@ from airflow_provider_pgrepl.replication.drift.judge import Verdict, judge_catal
 from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.lake.applying.copied_choices import copied_choices
 from airflow_provider_pgrepl.replication.lake.applying.table_position import read_table_position
-from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, open_table
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.table import RELATION_APP, app_id, no_position, open_table
 from airflow_provider_pgrepl.replication.lake.points import Points
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
@@ -91,12 +92,12 @@ class Continuation:
         app = app_id(self.pipeline.name, self.epoch.epoch)
         standing = read_table_position(table, app, str(record.table), point)
         if standing is None:
-            raise LakeTableError(f"{record.table}: its lake table was not made in this epoch", hint)
+            raise LakeTableError(f"{record.table}: {no_position(table)}", hint)
         problem = standing.problem(record.position_lsn, self.floor, read_durable_lsn(self.changelog))
         if problem is not None:
             raise type(problem)(f"{record.table}: {problem.message}", hint)
         check_no_gap(self.changelog, self.epoch.epoch, record.table, record.relation.oid, standing.whole)
-        received = self._index.find(record.relation.oid, table.transaction_version(RELATION_APP) or 0)
+        received = self._index.find(record.relation.oid, app_version(table, RELATION_APP) or 0)
         return received.catalog if received and received.catalog else record.relation
 
     def choices(self, record: TableRecord, relation: Relation) -> str | None:

@@ -78,10 +78,10 @@ def skip_transaction(
     wanted = _parse(lsn)
     name = access.pipeline.name
     with access.store("skip") as store, access.source("skip") as source:
-        evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
+        found = evidence.check(access.pipeline, store, access.dsn, lake_may_fail=True)
         store.lock(name, "snapshot")
         store.lock(name, "replicate")
-        settle_lake(access.pipeline, access.dsn)
+        settle_lake(found, access.dsn)
         evidence.check(access.pipeline, store, access.dsn)
         records = recorded(store, name)
         named = [record.table for record in choose(store, name, untouched)] if list(untouched) else []

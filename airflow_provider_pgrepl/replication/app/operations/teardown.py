@@ -132,10 +132,9 @@ class _Teardown:
         """Raise LakeError when there is no evidence that the lake, or a table in it, is this pipeline's."""
         root, name = self.pipeline.lake_root, self.pipeline.name
         if self._epoch is not None:
-            check_droppable(root, self._tables(), name)
+            check_droppable(root, self._tables(), name, self._copied() | self._named())
             return
-        records = self.store.read_tables(name).values() if self._recorded else ()
-        if any(record.position_lsn is not None for record in records):
+        if self._copied():
             raise LakeError(
                 f"nothing was dropped: tables of pipeline {name} were copied into the lake {root}, but there"
                 " is no changelog in it. It is not mounted on this host, or was moved or deleted",
@@ -263,8 +262,15 @@ class _Teardown:
     def _tables(self) -> set[TableName]:
         """All that the pipeline ever had in the lake, as far as state or points remember."""
         known = set(self.store.read_tables(self.pipeline.name)) if self._recorded else set()
+        return known | self._named()
+
+    def _named(self) -> set[TableName]:
         named = {key for point in Points(self.pipeline.lake_root).all() for key in point.tables}
-        return known | {TableName.parse(key) for key in named if not is_history(key)}
+        return {TableName.parse(key) for key in named if not is_history(key)}
+
+    def _copied(self) -> set[TableName]:
+        records = self.store.read_tables(self.pipeline.name) if self._recorded else {}
+        return {table for table, record in records.items() if record.position_lsn is not None}
 
     def _state(self, dry_run: bool) -> None:
         if not dry_run:

@@ -6,6 +6,7 @@ import logging
 from contextlib import ExitStack
 
 from airflow_provider_pgrepl.errors import SnapshotError
+from airflow_provider_pgrepl.replication.app.snapshotting.former_lake import check_former_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import (
     ATTEMPTS,
@@ -54,9 +55,11 @@ def begin_epoch(
     """
     pipeline, server = taking.pipeline, read_server(taking.source)
     ownership = SourceOwnership(taking.access.dsn, taking.source, pipeline, taking.store)
+    tables = [relation.table for relation in relations]
+    former = check_former_tables(taking.store, pipeline, tables) if last is None else ""
     ownership.claim(server, last, replace_record=replace_record)
     with ownership.slot_noted():
-        return _make_epoch(taking, ownership, server, relations, requested, last, take_over)
+        return _make_epoch(taking, ownership, server, relations, requested, last, take_over, former)
 
 
 def _make_epoch(
@@ -67,16 +70,16 @@ def _make_epoch(
     requested: RequestedTables,
     last: EpochRecord | None,
     take_over: str,
+    former: str,
 ) -> Outcome:
-    pipeline = taking.pipeline
+    pipeline, tables = taking.pipeline, [relation.table for relation in relations]
     # Also before, because it refuses while the slot is read: nothing may be altered under a running app.
     ownership.drop_slot()
     ownership.prepare_publication(relations)
     if take_over:
         position = take_over_slot(taking.access.dsn, pipeline.slot, take_over, pipeline.publication)
         ownership.record_slot()
-        record = _open_epoch(taking, ownership, server, position, last)
-        tables = [relation.table for relation in relations]
+        record = _open_epoch(taking, ownership, server, position, last, former)
         return taking.take(tables, requested, record)
     for attempt in range(1, ATTEMPTS + 1):
         ownership.drop_slot()
@@ -88,7 +91,7 @@ def _make_epoch(
             made=ownership.record_slot,
         )
         try:
-            record, copied = _begin(taking, exported, ownership, server, relations, last)
+            record, copied = _begin(taking, exported, ownership, server, relations, last, former)
             break
         except SnapshotError as error:
             if attempt == ATTEMPTS:
@@ -115,6 +118,7 @@ def _begin(
     server: Server,
     relations: list[Relation],
     last: EpochRecord | None,
+    former: str,
 ) -> tuple[EpochRecord, Copied]:
     with exported, ExitStack() as held:
         try:
@@ -123,9 +127,12 @@ def _begin(
         except BaseException:
             drop_unused(taking.access.dsn, taking.source, taking.pipeline.slot)
             raise
-        record = _open_epoch(taking, ownership, server, exported.consistent_point, last)
-        taking.begin(relations)
-        return record, taking.copy(keeper, exported, record, begins_epoch=True)
+        record = _open_epoch(taking, ownership, server, exported.consistent_point, last, former)
+        with taking.copy_states() as states:
+            # What tables were in another epoch is over.
+            states.copying()
+            states.begin(relations)
+            return record, taking.copy(keeper, exported, record, begins_epoch=True)
 
 
 def _open_epoch(
@@ -134,6 +141,7 @@ def _open_epoch(
     server: Server,
     begins: LSN,
     last: EpochRecord | None,
+    former: str,
 ) -> EpochRecord:
     pipeline = taking.pipeline
     uri = changelog_uri(pipeline.lake_root)
@@ -155,7 +163,7 @@ def _open_epoch(
         before = read_token(open_changelog(uri)) if last is not None else 0
         token = write_token(taking.source, pipeline.slot, before)
         if last is None:
-            writer.create_changelog(uri, record, token)
+            writer.create_changelog(uri, record, token, former)
         else:
             writer.begin_epoch(uri, record, token)
             if known_source(last, server).differs(server):

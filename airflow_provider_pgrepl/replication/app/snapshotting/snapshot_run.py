@@ -150,7 +150,7 @@ def opened(
             else:
                 check_ours(evidence)
             if lake_may_fail:
-                settle_idle_lake(store, pipeline, None if new_epoch else access.dsn)
+                settle_idle_lake(store, evidence, access.dsn, given_up if new_epoch else None)
         log.info("%s", evidence.describe())
         epoch = evidence.epoch
         if epoch is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -11,13 +11,13 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SlotError, StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.known_source import known_source
 from airflow_provider_pgrepl.replication.source.server import Server
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot, reason_to_keep
-from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 
 log = logging.getLogger(__name__)
@@ -191,10 +191,11 @@ class SourceOwnership:
                 hints.NEW_EPOCH,
             )
 
-    def publish(self, relations: list[Relation]) -> None:
-        """Add what the publication lacks, and see that the slot's reader hears of it.
+    def publish(self, relations: Sequence[Relation]) -> list[TableName]:
+        """Add to the publication the tables that it lacks, and return these.
 
-        Raises PublicationError; SnapshotError, with nothing changed, when a table could not be locked.
+        Raises PublicationError, PrivilegeError; SnapshotError when a table could not be locked. The
+        publication is as it was then.
         """
         name = self.pipeline.publication
         if self.pipeline.publication_mode == "create":
@@ -202,8 +203,7 @@ class SourceOwnership:
             if added:
                 names = ", ".join(str(relation.table) for relation in added)
                 log.info("added to the publication %s: %s", name, names)
-                renew_walsender(self.source, self.pipeline.slot)
-            return
+            return [relation.table for relation in added]
         found = publication.read_publication(self.source, name)
         held = found.tables if found else frozenset()
         missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
@@ -211,6 +211,7 @@ class SourceOwnership:
             raise PublicationError(
                 f"the publication {name} lacks {missing}", f"ALTER PUBLICATION {name} ADD TABLE {missing}"
             )
+        return []
 
 
 def _what_stays(former: EpochRecord | PipelineRecord | None, server: Server) -> str:

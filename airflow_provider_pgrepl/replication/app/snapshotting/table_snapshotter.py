@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,8 @@ from airflow_provider_pgrepl.errors import (
     TableError,
 )
 from airflow_provider_pgrepl.replication.app.access import Access
-from airflow_provider_pgrepl.replication.app.requested_tables import Records, membership_of
+from airflow_provider_pgrepl.replication.app.requested_tables import Records
+from airflow_provider_pgrepl.replication.app.snapshotting.copy_states import CopyStates
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
 from airflow_provider_pgrepl.replication.changelog import writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -37,7 +38,7 @@ from airflow_provider_pgrepl.replication.source.preflight.table_warnings import 
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -83,31 +84,38 @@ class TableSnapshotter:
         """Copy these tables, whatever state they are in; one that cannot be is marked errored, and only that.
 
         Raises what concerns all of them: SnapshotError when a lock was not had in time, or a snapshot could
-        not be used several times over. Before the first byte is copied the tables are then as they were.
-        Tables that have given way to statements of the source again and again are marked errored, and
-        TableSnapshotError is raised at the end.
+        not be used several times over. If nothing was copied yet, tables and publication are then as before;
+        otherwise the tables that are left are errored with the cause. Tables that have given way to
+        statements of the source again and again are errored, and TableSnapshotError is raised at the end.
         """
-        left, copied, attempt, given_way = set(tables), list[TableName](), 1, 0
+        with self.copy_states() as states:
+            return self._take(states, set(tables), requested, record)
+
+    def copy_states(self) -> CopyStates:
+        """What records the states of tables while they are copied."""
+        return CopyStates(self.access.dsn, self.pipeline, self.store)
+
+    def _take(
+        self, states: CopyStates, left: set[TableName], requested: RequestedTables, record: EpochRecord
+    ) -> Outcome:
+        copied, attempt, given_way = list[TableName](), 1, 0
         failed: dict[TableName, PgReplError] = {}
         ownership = SourceOwnership(self.access.dsn, self.source, self.pipeline, self.store)
         ownership.check_publication(record.publication_oid)
         while left:
             relations, unfit = self._examine(left, requested)
             for table, fault in unfit.items():
-                self.mark_errored(table, fault)
+                states.mark_errored(table, fault)
             failed |= unfit
             left -= unfit.keys()
             if not relations:
                 break
-            # Who removes a table meanwhile sees that it is taken again, or has removed it before.
-            with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
-                ownership.publish(relations)
-                # Recorded first: the applier's batches hold nothing of these tables that is not in the
-                # snapshot.
-                before = self.begin(relations)
-            exported = self._export(before)
+            self._begin(states, ownership, relations)
+            exported = export_snapshot(
+                self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
+            )
             try:
-                result = self._copy_at(exported, relations, before, record)
+                result = self._copy_at(states, exported, relations, record)
             except (SnapshotError, PrivilegeError) as error:
                 lost: PgReplError = error
             else:
@@ -117,7 +125,7 @@ class TableSnapshotter:
                 if result.unusable is None:
                     break
                 attempt, given_way = 0, 0 if result.done else given_way
-                self._wait_or_stop(result, given_way)
+                self._wait_or_stop(states, result, given_way)
                 given_way += 1
                 lost = result.unusable
             if attempt >= ATTEMPTS:
@@ -131,14 +139,28 @@ class TableSnapshotter:
             )
         return Outcome(tuple(copied), failed)
 
-    def _wait_or_stop(self, result: Copied, times: int) -> None:
+    def _begin(self, states: CopyStates, ownership: SourceOwnership, relations: Sequence[Relation]) -> None:
+        """Publish the tables, and record that they are copied now."""
+        # Who removes a table meanwhile sees that it is taken again, or has removed it before.
+        with self.store.locked(self.pipeline.name, "publication", self.pipeline.lock_timeout_s):
+            joined = ownership.publish(relations)
+            states.join(joined)
+            records = self.records()
+            # Also for a table that is published already: a run may have been killed between the two.
+            if joined or any(_is_new(records.get(relation.table)) for relation in relations):
+                renew_walsender(self.source, self.pipeline.slot)
+            # Recorded first: the applier's batches hold nothing of these tables that is not in the
+            # snapshot.
+            states.begin(relations)
+
+    def _wait_or_stop(self, states: CopyStates, result: Copied, times: int) -> None:
         """Leave the source's statements time; after several times mark displaced tables errored and raise."""
         assert result.unusable is not None
         if times < len(_PAUSES_S):
             time.sleep(_PAUSES_S[times])
             return
         for table, error in result.displaced.items():
-            self.mark_errored(table, error)
+            states.mark_errored(table, error)
         raise result.unusable
 
     def _examine(
@@ -154,87 +176,18 @@ class TableSnapshotter:
         faults = table_faults(self.source, self.pipeline, relations) if relations else {}
         return [relation for relation in relations if relation.table not in faults], unfit | faults
 
-    def _export(self, before: list[TableRecord]) -> ExportedSnapshot:
-        try:
-            return export_snapshot(
-                self.access.dsn, temporary_name(self.source), timeout_s=self.pipeline.slot_timeout_s
-            )
-        except BaseException:
-            self._take_back(before)
-            raise
-
     def _copy_at(
         self,
+        states: CopyStates,
         exported: ExportedSnapshot,
         relations: list[Relation],
-        before: list[TableRecord],
         record: EpochRecord,
     ) -> Copied:
         with exported:
-            try:
-                keeper = self.keep(exported, relations)
-            except BaseException:
-                self._take_back(before)
-                raise
+            keeper = self.keep(exported, relations)
         with keeper:
+            states.copying()
             return self.copy(keeper, exported, record)
-
-    def begin(self, relations: Iterable[Relation]) -> list[TableRecord]:
-        """Record that these tables are wanted and being copied; how those that were recorded stood."""
-        name, records = self.pipeline.name, self.records()
-        before = []
-        for relation in relations:
-            table = relation.table
-            record = records.get(table)
-            if record is None or record.state is TableState.REMOVED:
-                self.store.set_state(name, table, TableState.PENDING)
-            elif record.state is TableState.PAUSED:
-                self.store.set_state(name, table, TableState.CATCHING_UP)
-            self._record_membership(table, record)
-            self.store.set_state(name, table, TableState.SNAPSHOTTING)
-            if record is not None:
-                before.append(record)
-        return before
-
-    def _record_membership(self, table: TableName, record: TableRecord | None) -> None:
-        wanted = membership_of(self.pipeline, table)
-        if (record.membership if record else "configured") != wanted:
-            self.store.set_membership(self.pipeline.name, table, wanted)
-
-    def _take_back(self, before: Iterable[TableRecord]) -> None:
-        """Nothing was copied: tables go on, or stand, as they did. What never was copied stays due.
-
-        Those that were removed leave the publication again.
-        """
-        before = list(before)
-        self._unpublish([record.table for record in before if record.state is TableState.REMOVED])
-        for record in before:
-            state = TableState.CATCHING_UP if record.state is TableState.STREAMING else record.state
-            if state in (TableState.PENDING, TableState.SNAPSHOTTING):
-                continue
-            self.store.set_state(
-                self.pipeline.name,
-                record.table,
-                state,
-                error=record.error,
-                reason=record.reason,
-                hint=record.hint,
-                remedy=record.remedy,
-                lsn=record.lsn,
-                trace=record.trace,
-            )
-            if record.membership == "removed":
-                self.store.set_membership(self.pipeline.name, record.table, record.membership)
-
-    def _unpublish(self, tables: list[TableName]) -> None:
-        """The error that brought us here is the one to be raised, so what fails here is logged."""
-        if not tables or self.pipeline.publication_mode != "create":
-            return
-        pipeline, names = self.pipeline, ", ".join(map(str, tables))
-        try:
-            drop_tables(self.source, pipeline.publication, tables, pipeline.lock_timeout_s)
-        except PgReplError as error:
-            log.warning("removed tables stay in the publication: %s; remove them again: %s", error, names)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
@@ -267,24 +220,6 @@ class TableSnapshotter:
         writer.mark(changelog_uri(self.pipeline.lake_root))
         return copied
 
-    def mark_errored(self, table: TableName, error: PgReplError) -> None:
-        """Stop this table, and only this one."""
-        log.error("%s is errored: %s", table, str(error).removeprefix(f"{table}: "))
-        record = self.records().get(table)
-        if record is None or record.state is TableState.REMOVED:
-            self.store.set_state(self.pipeline.name, table, TableState.PENDING)
-        self._record_membership(table, record)
-        self.store.set_state(
-            self.pipeline.name,
-            table,
-            TableState.ERRORED,
-            error=type(error).__name__,
-            reason=error.message,
-            hint=error.hint or _MENDED_HINT,
-            remedy=error.remedy,
-            trace=error.trace,
-        )
-
 
 def selected_tables(selected: Selected) -> set[TableName]:
     """The tables that can be replicated."""
@@ -293,3 +228,7 @@ def selected_tables(selected: Selected) -> set[TableName]:
 
 def _gone(table: TableName) -> PgReplError:
     return TableError(f"{table}: cannot be replicated, or is no longer there")
+
+
+def _is_new(record: TableRecord | None) -> bool:
+    return record is None or record.state is TableState.REMOVED

@@ -10,12 +10,18 @@ from datetime import UTC, datetime
 
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError, NoChangelogError, PgReplError, StateError
 from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.ownership import differences
-from airflow_provider_pgrepl.replication.app.source_problems import published_refused, source_problems
+from airflow_provider_pgrepl.replication.app.requested_tables import file_differences
+from airflow_provider_pgrepl.replication.app.source_problems import (
+    published_refused,
+    source_problems,
+    source_warnings,
+)
 from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -159,7 +165,8 @@ def read_status(pipeline: Pipeline) -> PipelineStatus:
     if not contradictions and lake == _Lake() and any(record.position_lsn is not None for record in tables):
         away = lost_lake(pipeline)
         problems = (*problems, f"{away.message}: {away.hint}")
-    problems = (*problems, *suffered)
+    differences = file_differences(pipeline, {record.table: record for record in tables}) if tables else ()
+    problems = (*problems, *differences, *suffered)
     applied = LSN(lake.point.lsn) if lake.point else None
     statuses = tuple(
         _table(pipeline, record, lake, end, progress)
@@ -196,7 +203,8 @@ def _source_problems(
 ) -> tuple[str, ...]:
     records = {record.table: record for record in tables}
     try:
-        return source_problems(source, pipeline, published_refused(source, pipeline, records))
+        refused = published_refused(source, pipeline, records)
+        return (*source_problems(source, pipeline, refused), *source_warnings(source, records))
     except PgReplError as error:
         return (f"the source could not be looked at: {error.message}",)
 
@@ -209,9 +217,17 @@ def _read_state(pipeline: Pipeline) -> tuple[bool, Progress | None, list[TableRe
             if store.read_pipeline(pipeline.name) is None:
                 return False, None, [], ()
             tables = list(store.read_tables(pipeline.name).values())
-            return True, store.read_progress(pipeline.name), tables, ()
+            return True, store.read_progress(pipeline.name), tables, _left_behind(pipeline, store, tables)
         except StateError as error:
             return True, None, [], (f"{error.message}: {error.hint}",)
+
+
+def _left_behind(pipeline: Pipeline, store: Store, tables: Iterable[TableRecord]) -> tuple[str, ...]:
+    """Tables that a snapshot app left `snapshotting` when it was killed."""
+    left = [str(record.table) for record in tables if record.state is TableState.SNAPSHOTTING]
+    if not left or store.is_locked(pipeline.name, "snapshot"):
+        return ()
+    return (f"{', '.join(left)}: not being copied, because the snapshot was killed: {hints.SNAPSHOT}",)
 
 
 def _contradictions(pipeline: Pipeline, source: Connection) -> tuple[str, ...]:

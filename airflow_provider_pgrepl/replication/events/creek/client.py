@@ -49,6 +49,9 @@ from airflow_provider_pgrepl.replication.names import TableName
 
 _CONNECT_S, _ANSWER_S = 10.0, 30.0
 """A publisher says at once where it will send what it is asked for."""
+_ASK_AGAIN_S = 10.0
+_NEXT_S = 60.0
+"""How long the next row of a snapshot that has begun is waited for."""
 
 
 class CreekClient:
@@ -190,13 +193,49 @@ class CreekClient:
         return Snapshot(SnapshotHeader.parse(topic, await anext(payloads)), payloads)
 
     async def snapshot(self, schema: str, table: str, timeout_s: float = 60.0) -> Snapshot:
-        """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why."""
+        """A new one, which the publisher makes; TargetUnavailableError when it does not: its log says why.
+
+        Until its header comes it is asked for again and again: a publisher or server that was restarted has
+        forgotten who asked.
+        """
+        loop, waiting = (
+            asyncio.get_running_loop(),
+            dict[str, tuple[AsyncGenerator[bytes], asyncio.Task[bytes]]](),
+        )
+        end = loop.time() + timeout_s
+        try:
+            while (left := end - loop.time()) > 0:
+                try:
+                    topic = await self._snapshot_topic(schema, table, min(left, _ANSWER_S))
+                except TargetUnavailableError:
+                    if not waiting:
+                        raise
+                else:
+                    if topic not in waiting:
+                        payloads = self._payloads(
+                            self._snap, topic, min(timeout_s, _NEXT_S), first_s=timeout_s
+                        )
+                        waiting[topic] = payloads, asyncio.ensure_future(anext(payloads))
+                tasks = [task for _, task in waiting.values()]
+                await asyncio.wait(tasks, timeout=_ASK_AGAIN_S, return_when=asyncio.FIRST_COMPLETED)
+                for topic, (payloads, task) in waiting.items():
+                    if task.done():
+                        del waiting[topic]
+                        return Snapshot(SnapshotHeader.parse(topic, task.result()), payloads)
+            raise _unavailable(f"has no snapshot of {schema}.{table} after {timeout_s:g} s")
+        finally:
+            for payloads, task in waiting.values():
+                task.cancel()
+                await asyncio.wait([task])
+                await payloads.aclose()
+
+    async def _snapshot_topic(self, schema: str, table: str, timeout_s: float) -> str:
         request = {"database": self._database, "namespace": schema, "table": table}
         asked = f"a snapshot of {schema}.{table}"
-        topic = await self._request("snap", json.dumps(request).encode(), min(timeout_s, _ANSWER_S), asked)
+        topic = await self._request("snap", json.dumps(request).encode(), timeout_s, asked)
         if not topic.startswith(f"{self._subject('snap', schema, table)}.".encode()):
             raise MessageError("who answered for a snapshot named no subject of snapshots")
-        return await self.get_snapshot(topic.decode(), timeout_s)
+        return topic.decode()
 
     async def _request(self, kind: Kind, data: bytes, timeout_s: float, asked: str) -> bytes:
         try:
@@ -259,13 +298,17 @@ class CreekClient:
                         break
         return (await self.get_schema(fingerprint)).text
 
-    async def _payloads(self, stream: str, place: str, timeout_s: float) -> AsyncIterator[bytes]:
-        messages = self._messages(stream, place)
+    async def _payloads(
+        self, stream: str, place: str, timeout_s: float, first_s: float | None = None
+    ) -> AsyncGenerator[bytes]:
+        """`timeout_s`: how long each is waited for, the first `first_s`."""
+        messages, limit_s = self._messages(stream, place), first_s or timeout_s
         while True:
             try:
-                payload, _ = await asyncio.wait_for(anext(messages), timeout_s)
+                payload, _ = await asyncio.wait_for(anext(messages), limit_s)
             except TimeoutError:
-                raise _unavailable(f"has sent nothing more of {place} for {timeout_s:g} s") from None
+                raise _unavailable(f"has sent nothing more of {place} for {limit_s:g} s") from None
+            limit_s = timeout_s
             yield payload
 
     def _subject(self, kind: Kind, schema: str, table: str) -> str:

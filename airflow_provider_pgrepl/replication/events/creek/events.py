@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_provider_pgrepl.errors import ValueRangeError
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.events.by_relation import ByRelation, ChoicesOf, Shape, once_each
 from airflow_provider_pgrepl.replication.events.change import OPERATIONS
@@ -33,29 +34,36 @@ class CreekEvent(Event):
 
 
 class CreekEvents(ByRelation[CreekEvent]):
-    """Events of the tables of a database, which consumers know by its name. `has_last`: as of Envelope."""
+    """Events of the tables of a database, which consumers know by its name. `has_last`: as of Envelope.
+
+    `is_complete`: an event whose row lacks a value that was not sent cannot be made, where it has a NULL
+    otherwise.
+    """
 
     def __init__(
         self,
         database: str,
         has_last: bool,
+        is_complete: bool,
         relations: KnownRelations,
         choices_of: ChoicesOf,
         wanted: TableSelection,
         published: PublishedColumns | None = None,
     ) -> None:
         super().__init__(relations, choices_of, wanted, published)
-        self._database, self._has_last = database, has_last
+        self._database, self._has_last, self._is_complete = database, has_last, is_complete
 
     def shape_of(self, record: RelationRecord) -> Shape[CreekEvent]:
         columns = creek_columns(record, self.columns_of(record), self.choices_of(record.name))
-        return _Shape(
-            record, columns, Envelope(self._database, record.name, list(columns.values()), self._has_last)
-        )
+        envelope = Envelope(self._database, record.name, list(columns.values()), self._has_last)
+        return _Shape(record, columns, envelope, self._is_complete)
 
 
 class _Shape:
-    def __init__(self, record: RelationRecord, columns: dict[int, CreekColumn], envelope: Envelope) -> None:
+    def __init__(
+        self, record: RelationRecord, columns: dict[int, CreekColumn], envelope: Envelope, is_complete: bool
+    ) -> None:
+        self._is_complete = is_complete
         self._oid, self._table = record.message.oid, record.name
         self._width = len(record.message.columns)
         self._columns, self._envelope = columns, envelope
@@ -67,6 +75,8 @@ class _Shape:
         microseconds = rows["commit_ts"].cast(pa.int64()).to_pylist()
         encoded = EncodedRows.of(rows, self._columns, self._width, self._table)
         after, before, keys, missing = encoded.after, encoded.before, encoded.keys, encoded.missing
+        if self._is_complete:
+            self._check_complete(missing)
         name, envelope, of_transaction = str(self._table), self._envelope, (-1, -1)
         for row, (op, epoch, lsn, ordinal, xid) in enumerate(
             zip(ops, epochs, lsns, ordinals, xids, strict=True)
@@ -95,4 +105,14 @@ class _Shape:
                 missing=tuple(self._names[index] for index in missing[row] if index in self._names)
                 if row in missing
                 else (),
+            )
+
+    def _check_complete(self, missing: Mapping[int, Sequence[int]]) -> None:
+        places = {index for indexes in missing.values() for index in indexes}
+        if unknown := sorted(self._names[index] for index in places if index in self._names):
+            raise ValueRangeError(
+                f"{self._table}: an update left {', '.join(unknown)} as it was: the server did not send it,"
+                " and neither the changelog nor the lake can tell its value",
+                "give the table REPLICA IDENTITY FULL; or set on_error to skip_and_record, and the change is"
+                " not sent; or unchanged to look_up, and NULL is sent, named in the header Creek-Unchanged",
             )

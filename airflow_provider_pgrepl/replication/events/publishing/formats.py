@@ -73,7 +73,7 @@ def _of_transactions(
 
 def _kind_of(settings: PublisherSettings) -> Callable[..., Any]:
     if settings.format == "creek":
-        return partial(CreekEvents, settings.database, settings.wire == "v1")
+        return partial(CreekEvents, settings.database, settings.wire == "v1", settings.unchanged == "require")
     if settings.format == "avro":
         return partial(AvroEvents, settings.source)
     json_events = KeyedEvents if settings.target == "kafka" else JsonEvents

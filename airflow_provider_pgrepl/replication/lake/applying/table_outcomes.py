@@ -57,6 +57,8 @@ class TableOutcomes:
             self._mark_errored(record, job.snapshot, result)
         elif result.has_gone_back:
             log.warning("table %s has gone back to %s", job.work.relation.table, LSN(result.position))
+        elif result.overtaken:
+            log.warning("table %s: %s; trying again", job.work.relation.table, result.overtaken)
         else:
             self._progress.changes += result.changes
             if record is not None and result.relation is not None:
@@ -75,7 +77,7 @@ class TableOutcomes:
                 )
             else:
                 self._planner.remember(oid, LSN(result.position), job.reach_lsn)
-        failed = result.error is not None or result.has_gone_back
+        failed = result.error is not None or result.has_gone_back or bool(result.overtaken)
         self._schedule.finish(oid, caught_up, now if failed else None)
         if caught_up is not None and record is not None and record.state is TableState.CATCHING_UP:
             self._move(record)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, PgReplError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeChangedError, LakeTableError, PgReplError
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import read_position
 from airflow_provider_pgrepl.replication.lake.point_files import ConsistentPoint
 from airflow_provider_pgrepl.replication.lsn import LSN
@@ -72,7 +73,7 @@ def _seen(point: ConsistentPoint, key: str, table: DeltaTable, app: str) -> LSN 
         return LSN(point.positions[key])
     # A point of before positions were recorded: the version that it names says it, if it is the same still.
     try:
-        found = open_delta(table.table_uri, point.tables[key]).transaction_version(app)
-    except (DeltaError, OSError):
+        found = app_version(open_delta(table.table_uri, point.tables[key]), app)
+    except (DeltaError, OSError, LakeTableError):
         return None
     return None if found is None or found > point.lsn else LSN(found)

@@ -17,7 +17,8 @@ class TableResult:
     `history_version` is that of its history, None when it keeps none. `relation`, as JSON: what the table is
     for now, None when that is what was recorded. `fingerprint`: of the commits at which it was left.
     `trace`: classes and frames of the unexpected exception behind the error, if there is one.
-    `has_gone_back`: it lacks what it was known to have; nothing was done. `seconds` that it took, the
+    `has_gone_back`: it lacks what it was known to have; nothing was done. `overtaken`: which other program's
+    commit prevented the work, that is done again later; empty when none did. `seconds` that it took, the
     `bytes_changed`, of the table's own values, the `bytes_written` to the lake, the history's too, and the
     `bytes_live` that the lake table has then.
     """
@@ -36,6 +37,7 @@ class TableResult:
     remedy: Remedy | None = None
     fingerprint: str = ""
     has_gone_back: bool = False
+    overtaken: str = ""
     seconds: float = 0.0
     bytes_changed: int = 0
     bytes_written: int = 0

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError, Scope
+from airflow_provider_pgrepl.errors import DriftError, LakeTableError, OvertakenError, PgReplError, Scope
 from airflow_provider_pgrepl.replication.changelog.gaps import first_gap
 from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
 from airflow_provider_pgrepl.replication.choices import TableChoices
@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_f
 from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import check_writers
 from airflow_provider_pgrepl.replication.lake.delta.handles import forget, leave, open_newest
 from airflow_provider_pgrepl.replication.lake.delta.live_files import live_bytes
-from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, read_position
+from airflow_provider_pgrepl.replication.lake.delta.table import epoch_of, no_position, read_position
 from airflow_provider_pgrepl.replication.lake.delta.written_bytes import written_bytes
 from airflow_provider_pgrepl.replication.lake.evolving.evolving_table import EvolvingTable
 from airflow_provider_pgrepl.replication.lake.evolving.relation_cache import RelationCache
@@ -94,6 +94,9 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
     relation_id = work.relation.oid
     try:
         return _apply(work, list(paths), upto_lsn)
+    except OvertakenError as error:
+        work.close()
+        return TableResult(relation_id, overtaken=error.message)
     except PgReplError as error:
         work.close()
         result = TableResult.of_error(relation_id, error)
@@ -204,7 +207,7 @@ def _leave(work: TableWork, lake: EvolvingTable) -> str:
 def _position(table: DeltaTable, work: TableWork) -> LSN:
     position = read_position(table, work.app)
     if position is None:
-        raise DriftError(f"{work.relation.table}: its lake table was not made in this epoch")
+        raise DriftError(f"{work.relation.table}: {no_position(table)}")
     return position
 
 

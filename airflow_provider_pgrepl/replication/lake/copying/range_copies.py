@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from airflow_provider_pgrepl import errors
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.lake.copying.range import WrittenFile, write_range
+from airflow_provider_pgrepl.replication.lake.delta.parquet_files import delete_uncommitted
 from airflow_provider_pgrepl.replication.lake.executors import UnfitHost, on_executor, result_of
 from airflow_provider_pgrepl.replication.lake.spark_failures import (
     is_of_workers,
@@ -124,18 +125,35 @@ class RangeCopies:
     def run(self, ranges: Sequence[CopyRange]) -> list[WrittenFile]:
         """Copy all of them. Finished ones are kept while others are tried again under the same snapshot.
 
+        Ranges that ended because the keeper lent its lock to a statement begin again without a pause.
         Raises what a range failed with that trying again does not help, or has not helped. Whatever is
-        finished, raises TableSnapshotError when the keeper gave way to a statement, SnapshotError when it is
-        gone. Raises TableError when the tasks themselves crash again and again.
+        finished, raises TableSnapshotError when the keeper gave way to a statement or is gone. Raises
+        TableError when the tasks themselves crash again and again. Files of a copy that fails are deleted.
         """
         done: dict[int, RangeOutcome] = {}
-        for pause in (*_PAUSES_S, None):
+        try:
+            self._run(ranges, done)
+        except BaseException:
+            files = [file for outcome in done.values() for file in outcome.files]
+            delete_uncommitted(self._job.lake_root, self._job.relation.table.path, files)
+            raise
+        return [file for number in sorted(done) for file in done[number].files]
+
+    def _run(self, ranges: Sequence[CopyRange], done: dict[int, RangeOutcome]) -> None:
+        pauses = iter(_PAUSES_S)
+        while True:
             left = {number: part for number, part in enumerate(ranges) if number not in done}
             error = self._try(left, done)
             if error is None:
                 break
             self._keeper.check()
-            if pause is None or (error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError)):
+            if error.retry is errors.Retry.NEVER and not isinstance(error, _CrashedError):
+                raise error
+            if self._keeper.renew():
+                self._job = replace(self._job, snapshot=self._keeper.snapshot)
+                continue
+            pause = next(pauses, None)
+            if pause is None:
                 raise _told(error)
             log.warning(
                 "%s: %d of %d ranges are copied and kept; the others, as one failed (%s), are copied again"
@@ -148,7 +166,6 @@ class RangeCopies:
             )
             time.sleep(pause)
         self._keeper.check()
-        return [file for number in sorted(done) for file in done[number].files]
 
     def _try(self, left: Mapping[int, CopyRange], done: dict[int, RangeOutcome]) -> errors.PgReplError | None:
         """Copy what is left; finished ranges go into `done`. What one of the others failed with."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from airflow_provider_pgrepl import errors, hints
@@ -26,7 +27,7 @@ from airflow_provider_pgrepl.replication.lake.delta.ownership import check_repla
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
-from airflow_provider_pgrepl.replication.lake.history.place import history_key, is_history
+from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_path, is_history
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
 from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
@@ -35,7 +36,6 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.comments import Comments, read_comments
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Keeper
-from airflow_provider_pgrepl.replication.source.copy.session_budget import copy_sessions
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-_RETRY_HINT = f"mend it, then {hints.RESNAPSHOT}"
 
 
 class SnapshotCopy:
@@ -81,7 +79,7 @@ class SnapshotCopy:
         self._index_lock = threading.Lock()
         self._versions: dict[str, int] = {}
         self._comments: dict[TableName, Comments] = {}
-        self._sessions = 1
+        self._ranges_at_once = 1
 
     def run(self) -> Copied:
         """Copy, commit and record, each table when it is finished. Raises what stops more than one table,
@@ -92,11 +90,13 @@ class SnapshotCopy:
             table: read_comments(self._keeper.connection, table, relation.oid)
             for table, relation in relations.items()
         }
-        self._sessions = max(1, copy_sessions(self._keeper.connection) // AT_ONCE)
+        sessions = self._keeper.sessions(AT_ONCE)
+        self._ranges_at_once = sessions.ranges
         self._keeper.watch()
         return copy_tables(
             list(relations),
             lambda table: self._copy(relations[table]),
+            at_once=sessions.tables,
             finished=lambda table, rows: self._finish(relations[table], rows),
             failed=lambda table, error: self._mark_errored(relations[table], error),
         )
@@ -133,7 +133,7 @@ class SnapshotCopy:
     def _copy(self, relation: Relation) -> int:
         started = time.monotonic()
         # Before the first file is written: it would stay in a folder that is not ours.
-        check_replaceable(f"{self._pipeline.lake_root}/{relation.table.path}", self._pipeline.name)
+        self._check_replaceable(relation.table)
         with self._keeper.hold(relation) as keeper:
             ranges = self._plan(keeper, relation)
             keeper.watch()
@@ -143,6 +143,20 @@ class SnapshotCopy:
         rows = self._commit(relation, files)
         log.info("copied %s: %d rows in %.1f s", relation.table, rows, time.monotonic() - started)
         return rows
+
+    def _check_replaceable(self, table: TableName) -> None:
+        lake_root, name = self._pipeline.lake_root, self._pipeline.name
+        paths = [table.path, *([history_path(table)] if self._pipeline.choices(table).policy.history else [])]
+        for path in paths:
+            check_replaceable(f"{lake_root}/{path}", name, lambda: table in self._copied_before)
+
+    @cached_property
+    def _copied_before(self) -> set[TableName]:
+        """The tables of which state or points say that they were copied before this run."""
+        records = self._store.read_tables(self._pipeline.name)
+        known = {table for table, record in records.items() if record.position_lsn is not None}
+        named = Points(self._pipeline.lake_root).kept_versions()
+        return known | {TableName.parse(key) for key in named if not is_history(key)}
 
     def _copy_ranges(
         self, keeper: TableKeeper, relation: Relation, ranges: list[CopyRange]
@@ -156,7 +170,7 @@ class SnapshotCopy:
             self._position,
             self._exported.exported_at,
         )
-        return RangeCopies(self._spark, job, keeper, self._sessions).run(ranges)
+        return RangeCopies(self._spark, job, keeper, self._ranges_at_once).run(ranges)
 
     def _commit(self, relation: Relation, files: list[WrittenFile]) -> int:
         choices, lake_root = self._pipeline.choices(relation.table), self._pipeline.lake_root
@@ -198,7 +212,7 @@ class SnapshotCopy:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or _RETRY_HINT,
+            hint=error.hint or f"mend it, then {hints.resnapshot(relation.table)}",
             remedy=error.remedy,
             lsn=self._position,
             trace=error.trace,

@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.trace import log_unexpected
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Tables that are copied at the same time."""
+"""Tables that are copied at the same time at most."""
 
 
 @dataclass
@@ -40,10 +40,11 @@ def copy_tables(
     tables: Sequence[TableName],
     copy: Callable[[TableName], int],
     *,
+    at_once: int = AT_ONCE,
     finished: Callable[[TableName, int], None],
     failed: Callable[[TableName, errors.PgReplError], None],
 ) -> Copied:
-    """Copy each table in a thread of its own; `copy` gives the number of rows.
+    """Copy each table in a thread of its own, `at_once` at a time; `copy` gives the number of rows.
 
     `finished` and `failed` record what became of a table, in the thread that calls. What stops all of them
     (a lost snapshot, the lake out of reach, an outcome that cannot be recorded) keeps those in the queue from
@@ -51,7 +52,7 @@ def copy_tables(
     """
     copied = Copied()
     stopping: errors.PgReplError | None = None
-    with ThreadPoolExecutor(min(AT_ONCE, len(tables))) as pool:
+    with ThreadPoolExecutor(min(at_once, len(tables))) as pool:
         futures = {pool.submit(_traced, copy, table): table for table in tables}
         try:
             for future in as_completed(futures):

@@ -6,7 +6,6 @@ the newest file that is there is the newest version, and a file without content 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,14 +19,13 @@ from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
     storage_errors,
+    whole_checkpoints,
 )
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.torn import find_torn
 
 COMMIT_METADATA = "pgrepl"
 """Key of our JSON in a commit's metadata: `{"kind", "position", "commit_ts"}`."""
-
-_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\..*parquet")
 
 
 def commit_fingerprint(uri: str, version: int) -> str:
@@ -67,8 +65,7 @@ def _commits_to_read(uri: str) -> Iterator[tuple[int, int]]:
     filesystem, root = open_storage(uri)
     with storage_errors(uri):
         infos = filesystem.get_file_info(fs.FileSelector(log_path(root), allow_not_found=True))
-    whole = [info.base_name for info in infos if info.size]
-    last = max((int(match[1]) for name in whole if (match := _CHECKPOINT.fullmatch(name))), default=-1)
+    last = next((version for version, _ in whole_checkpoints(infos)), -1)
     for info in infos:
         version = commit_version(info.base_name)
         if version is not None and version > last:

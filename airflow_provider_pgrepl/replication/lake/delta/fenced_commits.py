@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema, TableFeatures, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
 from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeTableError,
-    LakeUnavailableError,
+    OvertakenError,
     PgReplError,
 )
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import COMMIT_METADATA
@@ -32,6 +32,11 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
     commit_actions,
     removed,
 )
+from airflow_provider_pgrepl.replication.lake.delta.obstacles import (
+    Obstacle,
+    find_fixed_columns,
+    find_obstacle,
+)
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
 from airflow_provider_pgrepl.replication.lake.delta.partitions import partition_columns
 from airflow_provider_pgrepl.replication.lake.delta.statistics import bounded_in_all
@@ -44,19 +49,17 @@ from airflow_provider_pgrepl.replication.storage import (
     can_commit,
     commit_token,
     committing,
-    delta_errors,
     durable,
     is_refusal,
     metadata_action,
     open_delta,
     refusal,
-    storage_errors,
 )
 from airflow_provider_pgrepl.trace import trace_of
 
 log = logging.getLogger(__name__)
 
-_FILE_GONE = "Object at location"
+_DAMAGE = {"Object at location": "one of its files is gone"}
 
 Result = TypeVar("Result")
 
@@ -89,49 +92,82 @@ def fenced(
 ) -> Result:
     """Run `commit`, which commits once through `table` and is to leave it at `position`.
 
-    Raises FencedError when another process has written the table since the handle was opened,
-    LakeUnavailableError when the storage refuses, LakeTableError for anything else. Delta's own messages may
-    hold values of rows, so none is passed on; `known` gives our sentence about a damaged table for a fragment
-    of such a message. What is `passing` is left to the caller.
+    Raises FencedError when another process of this pipeline has written the table since the handle was
+    opened; OvertakenError when another program has, which left the position; LakeUnavailableError when the
+    storage refuses; LakeTableError for anything else, with the setting that prevents it, if one does.
+    Delta's own messages may hold values of rows, so none is passed on; `known` gives our sentence about a
+    damaged table for a fragment of such a message. What is `passing` is left to the caller.
     """
-    before = table.version()
-    refused, trace, damage, moved = "", "", "", False
-    unavailable: LakeUnavailableError | None = None
-    try:
-        result = commit()
-        durable.flush_commits(table.table_uri, before, table.version())
-    except Exception as error:  # deltalake raises plain ones too
-        if isinstance(error, (PgReplError, *passing)):
-            raise
-        refused, trace = type(error).__name__, trace_of(error)
-        sentences = {_FILE_GONE: "one of its files is gone", **(known or {})}
-        damage = next((ours for theirs, ours in sentences.items() if theirs in str(error)), "")
-        if is_refusal(error):
-            unavailable = refusal(f"{table.table_uri}: nothing was committed", error)
-        moved = isinstance(error, CommitFailedError | VersionTakenError) or _newest_version(table) not in (
-            before,
-            None,
-        )
-    # Raised out here, so that Delta's exception does not hang on ours as its context.
-    if moved:
-        raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
-    if damage:
-        raise LakeTableError(f"{table.table_uri}: {damage}")
-    if unavailable is not None:
-        raise unavailable
-    if refused:
-        failed = LakeTableError(f"{table.table_uri}: nothing was committed, Delta failed with {refused}")
-        failed.trace = trace
-        log.error("%s: nothing was committed: unexpected %s", table.table_uri, trace)
-        raise failed
+    result = try_commit(table, commit, app, known, passing)
     if app_version(table, app) != position:
         raise FencedError(f"{table.table_uri}: another process has moved its position", FENCED_HINT)
     return result
 
 
-def _newest_version(table: DeltaTable) -> int | None:
+def try_commit(
+    table: DeltaTable,
+    commit: Callable[[], Result],
+    app: str = "",
+    known: Mapping[str, str] | None = None,
+    passing: tuple[type[Exception], ...] = (),
+) -> Result:
+    """Run `commit` and flush what it committed; raises what `fenced` does."""
+    before = int(table.version())
     try:
-        return int(open_delta(table.table_uri).version())
+        result = commit()
+        durable.flush_commits(table.table_uri, before, table.version())
+        return result
+    except Exception as error:  # deltalake raises plain ones too
+        if isinstance(error, (PgReplError, *passing)):
+            raise
+        failed = error
+    # Looked into and raised out here, so that Delta's exception does not hang on ours as its context.
+    raise _failure(table, app, before, failed, {**_DAMAGE, **(known or {})})
+
+
+def _failure(
+    table: DeltaTable, app: str, before: int, error: Exception, sentences: Mapping[str, str]
+) -> PgReplError:
+    """What a failed commit through a handle that was at the version `before` means."""
+    uri = table.table_uri
+    newest = _open_or_none(uri)
+    if newest is not None and (int(newest.version()) != before or isinstance(error, VersionTakenError)):
+        return overtaken(newest, app, before)
+    if damage := next((ours for theirs, ours in sentences.items() if theirs in str(error)), ""):
+        return LakeTableError(f"{uri}: {damage}")
+    if is_refusal(error):
+        return refusal(f"{uri}: nothing was committed", error)
+    at_rows = type(error) is DeltaError
+    obstacle = find_obstacle(table, at_rows=at_rows) if isinstance(error, DeltaError) else None
+    if obstacle is not None:
+        return _prevented(table, obstacle)
+    failed = LakeTableError(f"{uri}: nothing was committed, Delta failed with {type(error).__name__}")
+    failed.trace = trace_of(error)
+    log.error("%s: nothing was committed: unexpected %s", uri, failed.trace)
+    return failed
+
+
+def _prevented(table: DeltaTable, obstacle: Obstacle) -> LakeTableError:
+    what = f"nothing was committed, because another program has set {obstacle.what}"
+    return LakeTableError(f"{table.table_uri}: {what}", obstacle.remedy)
+
+
+def overtaken(newest: DeltaTable, app: str, before: int) -> PgReplError:
+    """What commits since the version `before` mean for a writer under the app id: it is fenced if they moved
+    the position, or it cannot be determined."""
+    uri, version = newest.table_uri, int(newest.version())
+    held = _open_or_none(uri, before)
+    if held is None or version < before or app_version(held, app) != app_version(newest, app):
+        return FencedError(f"{uri}: another process has written this table", FENCED_HINT)
+    return OvertakenError(
+        f"{uri}: another program has committed version {version} meanwhile",
+        "nothing is lost, the changes are applied later; stop that program if this happens often",
+    )
+
+
+def _open_or_none(uri: str, version: int | None = None) -> DeltaTable | None:
+    try:
+        return open_delta(uri, version)
     except (DeltaError, OSError):
         return None
 
@@ -159,6 +195,8 @@ def replace_files(
     properties: CommitProperties,
 ) -> None:
     """Have the table consist of exactly these files, with these columns. Raises what `fenced` does."""
+    if (obstacle := find_fixed_columns(table)) is not None:
+        raise _prevented(table, obstacle)
     adds = [file.add_action() for file in files]
     with_bounds = bounded(files, schema)
     allow_timestamp_without_tz(table, schema)
@@ -256,16 +294,18 @@ def allow_timestamp_without_tz(table: DeltaTable, schema: pa.Schema) -> None:
         return
     before = table.version()
     properties = CommitProperties(custom_metadata=commit_token())
-    with delta_errors(f"{table.table_uri}: nothing was committed"), committing(table, properties):
-        table.alter.add_feature(
-            TableFeatures.TimestampWithoutTimezone,
-            allow_protocol_versions_increase=True,
-            commit_properties=properties,
-        )
+
+    def add() -> None:
+        with committing(table, properties):
+            table.alter.add_feature(
+                TableFeatures.TimestampWithoutTimezone,
+                allow_protocol_versions_increase=True,
+                commit_properties=properties,
+            )
+
+    try_commit(table, add)
     if table.version() != before + 1:
         raise FencedError(f"{table.table_uri}: another process has written this table", FENCED_HINT)
-    with storage_errors(table.table_uri):
-        durable.flush_commits(table.table_uri, before, before + 1)
 
 
 def _has_timestamp_without_tz(lake_type: pa.DataType) -> bool:

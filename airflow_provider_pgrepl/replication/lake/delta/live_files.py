@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -19,12 +20,13 @@ from pyarrow import fs
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
 from airflow_provider_pgrepl.replication.lake.delta.deletion_vector import VectorRecord
+from airflow_provider_pgrepl.replication.lake.delta.ownership import TRANSACTION_RETENTION
 from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     requests_at_once,
     storage_errors,
     whole_checkpoints,
@@ -111,10 +113,41 @@ def live_bytes(table: DeltaTable) -> int:
 def app_version(table: DeltaTable, app: str) -> int | None:
     """What the last commit with this app id gave it, as of the version at which a handle stands.
 
-    The same as deltalake's `transaction_version`, which reads all commits since the last checkpoint anew.
-    Raises what `live_files` does.
+    deltalake's `transaction_version` reads all commits since the last checkpoint anew, and leaves out what
+    `TRANSACTION_RETENTION` lets expire. Checkpoints then lack it, too, but not the commit that gave it, which
+    maintenance keeps. Raises what `live_files` does.
     """
-    return _follow(table).apps.get(app)
+    apps = _follow(table).apps
+    if app not in apps and has_retention(table):
+        expired = _version_in_commits(table, app)
+        if expired is not None:
+            apps[app] = expired
+    return apps.get(app)
+
+
+def has_retention(table: DeltaTable) -> bool:
+    """Whether another program lets the app ids of the table expire."""
+    return TRANSACTION_RETENTION in table.metadata().configuration
+
+
+def _version_in_commits(table: DeltaTable, app: str) -> int | None:
+    """What the newest commit with this app id gave it; None if none of those that are there has it."""
+    filesystem, root = open_storage(table.table_uri)
+    with storage_errors(table.table_uri), suppress(FileNotFoundError):
+        for version in range(int(table.version()), -1, -1):
+            for action in read_commit_actions(filesystem, root, version):
+                if "txn" in action and action["txn"]["appId"] == app:
+                    return int(action["txn"]["version"])
+    return None
+
+
+def apps_in_checkpoint(uri: str, version: int) -> set[str]:
+    """The app ids that the checkpoint of a version has. Raises what `live_files` does."""
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        found, names = _newest_checkpoint(filesystem, root, version)
+        actions = read_checkpoint(filesystem, root, names, ("txn",)) if found == version else ()
+        return {action["txn"]["appId"] for action in actions if "txn" in action}
 
 
 def _follow(table: DeltaTable) -> _Followed:
@@ -190,13 +223,12 @@ def _begin(filesystem: fs.FileSystem, root: str, version: int) -> _Followed:
     files: dict[str, LiveFile] = {}
     apps: dict[str, int] = {}
     newest, names = _newest_checkpoint(filesystem, root, version)
-    for name in names:
-        rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["add", "txn"])
-        for action in rows["add"].to_pylist():
-            if action is not None:
-                file = LiveFile(_as_in_log(action))
-                files[file.path] = file
-        apps |= {action["appId"]: action["version"] for action in rows["txn"].to_pylist() if action}
+    for action in read_checkpoint(filesystem, root, names, ("add", "txn")):
+        if "add" in action:
+            file = LiveFile(_as_in_log(action["add"]))
+            files[file.path] = file
+        elif "txn" in action:
+            apps[action["txn"]["appId"]] = action["txn"]["version"]
     return _Followed(newest, "", files, apps)
 
 

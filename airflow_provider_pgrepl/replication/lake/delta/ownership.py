@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ import pyarrow as pa
 from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.changelog.layout import LAKE_APP
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import copied_from, path_mark, reason_of_lake
 from airflow_provider_pgrepl.replication.partition_by import PARTITION
 from airflow_provider_pgrepl.replication.storage import (
     commit_version,
     log_path,
     open_storage,
+    read_checkpoint,
     read_commit_actions,
-    read_parquet,
     storage_errors,
     whole_checkpoints,
 )
@@ -36,6 +38,11 @@ _WRITTEN = re.compile(
     r"|\d{4}-\d\d-\d\dT\d\d/[0-9a-f]{32}-\d+\.parquet"
 )
 _NAMED = 3
+NOT_MARKED = "its log does not say which table it is, and neither state nor a consistent point names it"
+
+
+TRANSACTION_RETENTION = "delta.setTransactionRetentionDuration"
+"""The property by which checkpoints lose app ids that are older; commits keep them."""
 
 
 class Owner(Enum):
@@ -49,10 +56,15 @@ class Owner(Enum):
 
 @dataclass(frozen=True)
 class Ownership:
-    """The owner of a table's folder, and the evidence as the end of a sentence about it."""
+    """The owner of a table's folder, and the evidence as the end of a sentence about it.
+
+    `is_marked`: the log says that this is the table's path. Earlier versions did not mark tables: one without
+    a mark may be a copy of the folder of another.
+    """
 
     owner: Owner
     reason: str = ""
+    is_marked: bool = False
 
 
 def is_written_name(path: str) -> bool:
@@ -99,20 +111,49 @@ def read_ownership(uri: str, pipeline_name: str) -> Ownership:
             return _by_names(filesystem, root, "it has no Delta log, but holds")
         apps, metadata = _read_apps(filesystem, root, entries)
     if any(is_app_of(app, pipeline_name) for app in apps):
-        return Ownership(Owner.PIPELINE)
+        if (original := copied_from(uri, apps)) is not None:
+            return Ownership(Owner.OTHER, f"it is a copy of the folder of {original}")
+        if (reason := reason_of_lake(uri, apps)) is not None:
+            return Ownership(Owner.UNKNOWN, reason)
+        return Ownership(Owner.PIPELINE, is_marked=path_mark(uri) in apps)
     if apps or metadata:
         return Ownership(Owner.OTHER, f"no commit in its Delta log is of pipeline {pipeline_name}")
     return _by_names(filesystem, root, "no commit of its Delta log can be read, and it holds")
 
 
-def check_replaceable(uri: str, pipeline_name: str) -> None:
-    """Raise LakeError unless the folder is this pipeline's table or nobody's; LakeUnavailableError."""
+def check_replaceable(uri: str, pipeline_name: str, is_known: Callable[[], bool] = lambda: True) -> None:
+    """Raise LakeError unless the folder is this pipeline's table or nobody's; LakeUnavailableError.
+
+    `is_known`: asked whether state or points say that the table was copied, if the table has no marks.
+    """
     found = read_ownership(uri, pipeline_name)
-    if found.owner in (Owner.OTHER, Owner.UNKNOWN):
+    reason = None if found.owner in (Owner.PIPELINE, Owner.NOBODY) else found.reason
+    if found.owner is Owner.PIPELINE and not (found.is_marked or is_known()):
+        reason = NOT_MARKED
+    if reason is not None:
         raise LakeError(
-            f"{uri} is a folder that this pipeline has not written: {found.reason}. Nothing was changed",
+            f"{uri} is a folder that this pipeline has not written: {reason}. Nothing was changed",
             "give the pipeline a lake root of its own, or move that folder away",
         )
+
+
+def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: bool) -> None:
+    """Raise LakeError for a table of a pipeline of this name, in a lake without a changelog, unless the state
+    has copied it (`is_copied`) into the lake with the id `former_lake`. Raises LakeUnavailableError.
+    """
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        apps, _ = _read_apps(filesystem, root, _log_entries(filesystem, root))
+    if not any(is_app_of(app, pipeline_name) for app in apps):
+        return
+    lakes = {app for app in apps if app.startswith(LAKE_APP)}
+    if is_copied and lakes <= {f"{LAKE_APP}{former_lake}"}:
+        return
+    raise LakeError(
+        f"{uri} was written by a pipeline named {pipeline_name}, and there is no changelog in this lake that"
+        " says which. Nothing was changed",
+        "mount the folder _pgrepl of that lake, or bring it back; if it is lost, move the table away",
+    )
 
 
 def is_app_of(app: str, pipeline_name: str) -> bool:
@@ -163,36 +204,55 @@ def _read_apps(
     filesystem: fs.FileSystem, root: str, entries: list[fs.FileInfo]
 ) -> tuple[Mapping[str, int], bool]:
     """The app ids as of the newest version that can be read, and whether any metadata of a table was."""
-    apps: dict[str, int] = {}
     versions = (commit_version(info.base_name) for info in entries)
     commits = sorted(version for version in versions if version is not None)
-    base, is_table = -1, False
+    base, known = -1, _Known()
     for version, names in whole_checkpoints(entries):
         found = _read_checkpoint(filesystem, root, names)
         if found is not None:
-            base, is_table, apps = version, True, found
+            base, known = version, found
             break
     # Each commit by itself: one that is torn or gone says nothing about the owner, the others do.
     for version in commits:
-        if version > base and (actions := _read_actions(filesystem, root, version)):
-            is_table = is_table or any("metaData" in action for action in actions)
-            apps |= {a["txn"]["appId"]: a["txn"]["version"] for a in actions if "txn" in a}
-    return apps, is_table
+        if version > base:
+            known.take(_read_actions(filesystem, root, version))
+    if known.lets_apps_expire:
+        older = _Known()
+        for version in commits:
+            if version <= base:
+                older.take(_read_actions(filesystem, root, version))
+        known.apps = older.apps | known.apps
+    return known.apps, known.configuration is not None
 
 
-def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> dict[str, int] | None:
-    apps: dict[str, int] = {}
+@dataclass
+class _Known:
+    """What actions of a log say: app ids, and the properties; None without any metadata."""
+
+    apps: dict[str, int] = field(default_factory=dict)
+    configuration: Mapping[str, str] | None = None
+
+    def take(self, actions: Iterable[dict[str, Any]]) -> None:
+        for action in actions:
+            if "txn" in action:
+                self.apps[action["txn"]["appId"]] = action["txn"]["version"]
+            if "metaData" in action:
+                self.configuration = dict(action["metaData"].get("configuration") or {})
+
+    @property
+    def lets_apps_expire(self) -> bool:
+        return TRANSACTION_RETENTION in (self.configuration or {})
+
+
+def _read_checkpoint(filesystem: fs.FileSystem, root: str, names: list[str]) -> _Known | None:
+    known = _Known(configuration={})
     try:
-        for name in names:
-            rows = read_parquet(filesystem, f"{log_path(root)}/{name}", ["txn"])
-            if "txn" in rows.column_names:
-                found = rows["txn"].to_pylist()
-                apps |= {action["appId"]: action["version"] for action in found if action}
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        known.take(read_checkpoint(filesystem, root, names, ("txn", "metaData")))
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, OSError) and (error.errno is not None or fault_of(error)):
             raise
         return None
-    return apps
+    return known
 
 
 def _read_actions(filesystem: fs.FileSystem, root: str, version: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.lake.delta.statistics import (
     columns_with_statistics,
     delta_statistics,
@@ -194,3 +195,15 @@ class ParquetFiles:
             log_unexpected(log, "dropping an unfinished file", error, logging.WARNING)
         with suppress(OSError):
             delete_files(self._filesystem, [f"{self._folder}/{name}" for name in self._names])
+
+
+def delete_uncommitted(lake_root: str, folder: str, files: Iterable[WrittenFile]) -> None:
+    """Delete files that were written here and that no commit names.
+
+    What cannot be deleted is logged, and left to maintenance.
+    """
+    try:
+        filesystem, root = open_storage(lake_root)
+        delete_files(filesystem, [f"{root}/{folder}/{file.path}" for file in files])
+    except (OSError, PgReplError) as error:
+        log.warning("%s: files of a copy that was given up stay until maintenance: %s", folder, error)

@@ -12,6 +12,7 @@ from deltalake.exceptions import DeltaError
 from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeError,
+    OvertakenError,
 )
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import settle_log
 from airflow_provider_pgrepl.replication.lake.delta.declared_bounds import (
@@ -22,6 +23,8 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_properties,
     replace_files,
 )
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import warn_of_foreign_rows
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.log_entry import STORE_CHECKPOINT_EVERY
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import WrittenFile
@@ -37,9 +40,12 @@ from airflow_provider_pgrepl.replication.lake.delta.table import (
     open_table,
     read_position,
 )
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
 from airflow_provider_pgrepl.replication.lake_location import is_object_store
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import create_delta, has_delta, is_refusal, refusal
+
+_ATTEMPTS = 3
 
 # Delta knows nothing of consistent points, which need old log entries: maintenance sees to the log.
 _TABLE_PROPERTIES = {"delta.enableExpiredLogCleanup": "false"}
@@ -67,7 +73,7 @@ def commit_snapshot(
     """
     app = app_id(pipeline_name, epoch)
     older = earlier_apps(pipeline_name, epoch)
-    others = dict.fromkeys(older, CLOSED)
+    others = {**dict.fromkeys(older, CLOSED), **table_marks(uri)}
     if relation_version is not None:
         others |= {RELATION_APP: relation_version, BEFORE_APP: relation_version}
     if exported_at is not None:
@@ -78,9 +84,17 @@ def commit_snapshot(
     settle_log(uri, pipeline_name)
     if not has_delta(uri):
         return create_table(uri, schema, files, properties)
-    table = open_table(uri)
-    check_ours(table, app, older, position)
-    replace_files(table, app, position, files, schema, properties)
+    for left in reversed(range(_ATTEMPTS)):
+        table = open_table(uri)
+        check_ours(table, app, older, position)
+        warn_of_foreign_rows(table)
+        try:
+            replace_files(table, app, position, files, schema, properties)
+            break
+        except OvertakenError:
+            # The files replace all that there is, whatever another program has made of it meanwhile.
+            if not left:
+                raise
     return int(table.version())
 
 
@@ -119,7 +133,7 @@ def check_ours(table: DeltaTable, app: str, older: Sequence[str], position: LSN)
     """Raises LakeError for a table that none of the app ids has written, FencedError for one that is in a
     later epoch or beyond the position."""
     current = read_position(table, app)
-    if current is None and all(table.transaction_version(old) is None for old in older):
+    if current is None and all(app_version(table, old) is None for old in older):
         raise LakeError(
             f"{table.table_uri} is a Delta table that this pipeline has not written",
             "give the pipeline a lake root of its own, or move that table away",

@@ -15,7 +15,9 @@ from airflow_provider_pgrepl.errors import (
     FencedError,
     LakeTableError,
 )
-from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version, has_retention
+from airflow_provider_pgrepl.replication.lake.delta.ownership import TRANSACTION_RETENTION
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import path_mark, table_marks
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.storage import open_delta
 
@@ -62,6 +64,17 @@ def read_position(table: DeltaTable, app: str) -> LSN | None:
     return None if version is None else LSN(version)
 
 
+def no_position(table: DeltaTable) -> str:
+    """Why a table has no position of an epoch, as the end of a sentence."""
+    if not has_retention(table):
+        return "its lake table was not made in this epoch"
+    return (
+        "its lake table was not made in this epoch, or its position has expired, because another program has"
+        f" set {TRANSACTION_RETENTION} on it. Remove that: ALTER TABLE delta.`{table.table_uri}`"
+        f" UNSET TBLPROPERTIES ('{TRANSACTION_RETENTION}')"
+    )
+
+
 def earlier_apps(pipeline_name: str, epoch: Epoch) -> list[str]:
     """The app ids of all epochs before this one, oldest first."""
     return [app_id(pipeline_name, Epoch(number)) for number in range(1, epoch)]
@@ -78,6 +91,16 @@ def pipeline_of(app: str) -> str:
 
 
 def relation_marks(table: DeltaTable, version: int) -> dict[str, int]:
-    """App ids of a commit after which the table, and the changes above its position, are of one relation."""
+    """App ids of a commit after which the table, and the changes above its position, are of one relation.
+
+    With those of path and lake, if an earlier version made the table without. Raises LakeUnavailableError.
+    """
     known = app_version(table, BEFORE_APP)
-    return {RELATION_APP: version, **({} if known in (None, version) else {BEFORE_APP: version})}
+    before = {} if known in (None, version) else {BEFORE_APP: version}
+    return {**missing_marks(table), RELATION_APP: version, **before}
+
+
+def missing_marks(table: DeltaTable) -> dict[str, int]:
+    """Marks of a table that an earlier version made, for its next commit. Raises LakeUnavailableError."""
+    uri = table.table_uri
+    return {} if app_version(table, path_mark(uri)) is not None else table_marks(uri)

@@ -6,6 +6,7 @@ thousands, knows no time below an hour, and writes two commits each time. This w
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,8 +22,19 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint
-from airflow_provider_pgrepl.replication.lake.delta.live_files import LiveFile, live_files
+from airflow_provider_pgrepl.replication.lake.delta.foreign_writes import (
+    ForeignCommit,
+    foreign_commit,
+    is_snapshot,
+)
+from airflow_provider_pgrepl.replication.lake.delta.live_files import (
+    LiveFile,
+    apps_in_checkpoint,
+    has_retention,
+    live_files,
+)
 from airflow_provider_pgrepl.replication.lake.delta.ownership import (
+    TRANSACTION_RETENTION,
     Owner,
     Ownership,
     is_link,
@@ -42,6 +54,8 @@ from airflow_provider_pgrepl.replication.storage import (
     open_storage,
     read_commit_actions,
 )
+
+log = logging.getLogger(__name__)
 
 # Also the checksums that Hadoop puts beside files, as .00000000000000000007.json.crc
 _LOG_ENTRY = re.compile(r"\.?(\d{20})\.(.+)")
@@ -91,6 +105,8 @@ class TableFiles:
         self._vector_of: dict[str, str] = {}
         self._written = 0
         self._fingerprint = ""
+        self.foreign: ForeignCommit | None = None
+        """The newest commit of another program since the last snapshot, as of the last use."""
         self.measured = TableBytes(0, 0, 0)
         """As of the last `measure`."""
 
@@ -104,6 +120,11 @@ class TableFiles:
         if self._owner.owner is Owner.UNKNOWN and not is_link(self._uri):
             raise LakeTableError(f"{self._uri} is kept as it is: {self._owner.reason}")
         return None if self._owner.owner is Owner.PIPELINE else self._owner.reason
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the log says which table of the lake this is, as of `reason_to_leave`."""
+        return self._owner is not None and self._owner.is_marked
 
     def measure(self) -> TableBytes:
         """Its bytes now; costs a look for a newer commit, and the reading of those that there are."""
@@ -182,12 +203,31 @@ class TableFiles:
             entries = sorted(self._log_entries(), key=lambda entry: entry.version)
             first = self._version if needed is None else min(needed, self._version)
             base = max((version for version in _checkpoints(entries) if version <= first), default=0)
+            base = self._before_expired_apps(base)
             doomed = [entry for entry in entries if entry.version < base and entry.written < now - age]
             if doomed:
                 durable.flush_checkpoint(self._uri, base)
             # Oldest first: whatever ends this midway, what is left has no gap.
             self._delete(f"{durable.LOG_FOLDER}/{entry.name}" for entry in doomed)
         return len(doomed)
+
+    def _before_expired_apps(self, base: int) -> int:
+        """`base`, or 0 if commits before it have app ids, as our positions, that its checkpoint lacks."""
+        table = open_delta(self._uri)
+        if not base or not has_retention(table):
+            return base
+        held = apps_in_checkpoint(self._uri, base)
+        commits = (entry.version for entry in self._log_entries() if entry.kind == _COMMIT)
+        for version in (version for version in commits if version < base):
+            for action in read_commit_actions(self._filesystem, self._root, version):
+                if "txn" in action and action["txn"]["appId"] not in held:
+                    log.warning(
+                        "%s: its log is not cleaned, because %s lets the positions in it expire. Remove the"
+                        " property: ALTER TABLE delta.`%s` UNSET TBLPROPERTIES ('%s')",
+                        *(self._uri, TRANSACTION_RETENTION, self._uri, TRANSACTION_RETENTION),
+                    )
+                    return 0
+        return base
 
     def checkpoint(self, every: int) -> bool:
         """Write a checkpoint if the newest one is at least `every` versions old; whether it did.
@@ -228,6 +268,7 @@ class TableFiles:
     def _begin(self, newest: int) -> None:
         """Start at the oldest version that can still be built; a file there was added at or before it."""
         self._live, self._sizes, self._removed, self._vector_of, self._written = {}, {}, {}, {}, 0
+        self.foreign = None
         entries = list(self._log_entries())
         commits = {entry.version for entry in entries if entry.kind == _COMMIT}
         oldest = newest
@@ -246,6 +287,8 @@ class TableFiles:
         for version in range(self._version + 1, newest + 1):
             # A file that gets another vector is removed and added by one commit, whose actions have no order.
             actions = read_commit_actions(self._filesystem, self._root, version)
+            before = None if is_snapshot(actions) else self.foreign
+            self.foreign = foreign_commit(version, actions) or before
             for action in actions:
                 if "remove" in action:
                     self._remove(version, action["remove"])
@@ -311,10 +354,8 @@ class TableFiles:
     def _delete_folders(self, folders: Iterable[str]) -> None:
         """Folders of partitions that are no more. One that is not empty after all stays."""
         for folder in () if is_store(self._filesystem) else folders:
-            selector = fs.FileSelector(f"{self._root}/{folder}", allow_not_found=True)
-            if not self._filesystem.get_file_info(selector):
-                with suppress(FileNotFoundError):
-                    self._filesystem.delete_dir(f"{self._root}/{folder}")
+            with suppress(OSError):
+                Path(self._root, folder).rmdir()
 
 
 def _checkpoints(entries: Iterable[_LogEntry]) -> list[int]:

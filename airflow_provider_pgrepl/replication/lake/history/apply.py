@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.choices import TableChoices
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     RELATION_APP,
     epoch_of,
@@ -71,7 +72,7 @@ def check_history(table: DeltaTable, history: DeltaTable, relation: Relation, ap
             f"{relation.table}: its history ends at {reached}, the table is at {position}: history was off"
             " meanwhile, or its folder was put back"
         )
-    if (history.transaction_version(snapshot_app(app)) or 0) > position:
+    if (app_version(history, snapshot_app(app)) or 0) > position:
         raise LakeTableError(
             f"{relation.table}: a snapshot ended all versions of its rows and did not replace them"
         )

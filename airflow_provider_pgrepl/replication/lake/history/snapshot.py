@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import check_ours
 from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history import columns as layout
@@ -86,7 +87,7 @@ def _open_versions(
 def _newest(table: DeltaTable, apps: Sequence[str]) -> tuple[int, int] | None:
     """The last epoch that wrote under one of the app ids, given in the order of epochs, and its position."""
     for number in range(len(apps), 0, -1):
-        version = table.transaction_version(apps[number - 1])
+        version = app_version(table, apps[number - 1])
         if version is not None and version != CLOSED:
             return number, version
     return None
@@ -110,7 +111,7 @@ def _ended_above(
     history: DeltaTable, names: Sequence[str], epoch: Epoch, position: LSN, app: str
 ) -> pa.Table | None:
     """Versions that changes above the position ended, as rows of the lake table; None when none can have."""
-    reached = history.transaction_version(app)
+    reached = app_version(history, app)
     if reached is None or reached <= position:
         return None
     lifetime = {COMMIT_LSN: layout.FROM_LSN, COMMIT_TS: layout.FROM_TS}

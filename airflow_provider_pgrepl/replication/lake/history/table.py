@@ -20,11 +20,19 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     allow_timestamp_without_tz,
     commit_files,
     commit_properties,
+    try_commit,
 )
 from airflow_provider_pgrepl.replication.lake.delta.ownership import check_replaceable
 from airflow_provider_pgrepl.replication.lake.delta.parquet_files import ParquetFiles
 from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commit_snapshot, create_table
-from airflow_provider_pgrepl.replication.lake.delta.table import CLOSED, app_id, earlier_apps, open_table
+from airflow_provider_pgrepl.replication.lake.delta.table import (
+    CLOSED,
+    app_id,
+    earlier_apps,
+    missing_marks,
+    open_table,
+)
+from airflow_provider_pgrepl.replication.lake.delta.table_marks import table_marks
 from airflow_provider_pgrepl.replication.lake.history.columns import history_schema
 from airflow_provider_pgrepl.replication.lake.history.place import history_path, history_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
@@ -33,10 +41,7 @@ from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import (
     commit_token,
     committing,
-    delta_errors,
-    durable,
     has_delta,
-    storage_errors,
 )
 
 _KIND = "history"
@@ -73,7 +78,8 @@ def append_versions(
             for batch in aligned(some, schema).to_batches():
                 files.write(batch)
         written = files.finish()
-    commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, marks))
+    others = {**missing_marks(history), **(marks or {})}
+    commit_files(history, app, position, written, commit_properties(app, position, _KIND, commit_ts, others))
 
 
 def aligned(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -108,7 +114,7 @@ def prepare_history(
             commit_snapshot(uri, schema, [], position, pipeline.name, epoch, exported_at)
         return
     app = app_id(pipeline.name, epoch)
-    marks = snapshot_marks(pipeline.name, epoch, position)
+    marks = {**snapshot_marks(pipeline.name, epoch, position), **table_marks(uri)}
     create_table(uri, schema, [], commit_properties(app, position, _KIND, exported_at, marks))
 
 
@@ -136,9 +142,11 @@ def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> Non
         allow_timestamp_without_tz(history, schema)
         before = history.version()
         properties = CommitProperties(custom_metadata=commit_token())
-        with delta_errors(f"{history.table_uri}: nothing was committed"), committing(history, properties):
-            history.alter.add_columns(lacking, commit_properties=properties)
+
+        def add() -> None:
+            with committing(history, properties):
+                history.alter.add_columns(lacking, commit_properties=properties)
+
+        try_commit(history, add)
         if history.version() != before + 1:
             raise FencedError(f"{history.table_uri}: another process has written this table")
-        with storage_errors(history.table_uri):
-            durable.flush_commits(history.table_uri, before, before + 1)

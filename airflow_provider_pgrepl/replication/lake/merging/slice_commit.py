@@ -13,7 +13,7 @@ from deltalake import CommitProperties, DeltaTable, WriterProperties, write_delt
 from deltalake.table import TableMerger
 from pyroaring import BitMap64
 
-from airflow_provider_pgrepl.errors import FencedError, LakeTableError
+from airflow_provider_pgrepl.errors import LakeTableError, OvertakenError
 from airflow_provider_pgrepl.replication.choices import Merge
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     Result,
@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     commit_properties,
     fenced,
     narrow_bounds,
+    overtaken,
     replace_files,
 )
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
@@ -31,7 +32,7 @@ from airflow_provider_pgrepl.replication.lake.delta.log_entry import (
 )
 from airflow_provider_pgrepl.replication.lake.delta.partitions import LakeFiles, files_beside, is_partitioned
 from airflow_provider_pgrepl.replication.lake.delta.statistics import has_safe_bounds, writer_properties
-from airflow_provider_pgrepl.replication.lake.delta.table import FENCED_HINT, read_position, relation_marks
+from airflow_provider_pgrepl.replication.lake.delta.table import read_position, relation_marks
 from airflow_provider_pgrepl.replication.lake.vectors.file_rows import FileRows
 from airflow_provider_pgrepl.replication.lake.vectors.marking import replace_rows, rewrite_files
 from airflow_provider_pgrepl.replication.lake.vectors.places import Places
@@ -102,7 +103,7 @@ class SliceCommit:
             try:
                 how()
                 return
-            except (VersionTakenError, FencedError):
+            except (VersionTakenError, OvertakenError):
                 pass
             except LakeTableError as error:
                 # What it read may have been compacted, and then deleted, meanwhile.
@@ -113,7 +114,7 @@ class SliceCommit:
                 raise failed
             if not is_ours_still:
                 break
-        raise FencedError(f"{self.table.table_uri}: another process has written this table", FENCED_HINT)
+        raise overtaken(self.table, self.app, version)
 
     @property
     def _properties(self) -> CommitProperties:

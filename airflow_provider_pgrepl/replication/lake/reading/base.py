@@ -10,6 +10,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError, LakeTableError
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.delta.table import (
     EXPORTED_APP,
     RELATION_APP,
@@ -44,12 +45,12 @@ class Base:
 
     @property
     def exported_us(self) -> int | None:
-        found: int | None = self.opened.transaction_version(EXPORTED_APP)
+        found: int | None = app_version(self.opened, EXPORTED_APP)
         return found
 
     def relation(self, index: RelationIndex) -> Relation | None:
         """What the version was built for; None when it does not say."""
-        version = self.opened.transaction_version(RELATION_APP)
+        version = app_version(self.opened, RELATION_APP)
         record = None if version is None else index.find_version(version)
         return None if record is None else record.catalog
 
@@ -82,7 +83,7 @@ class Bases:
     def find(self, name: TableName) -> Base:
         """Raises LakeError for a table that was not in the lake then, saying from when on it is."""
         newest, key, point = self._newest(name), str(name), self.point
-        position = newest.transaction_version(self.moment.app)
+        position = app_version(newest, self.moment.app)
         if (
             position is not None
             and _is_settled(newest)
@@ -97,7 +98,7 @@ class Bases:
         uri, seen = newest.table_uri.rstrip("/"), nearest.positions.get(key)
         opened = TableVersion(name, uri, nearest.tables[key], self.moment.app, seen).open()
         base = Base(name, opened, LSN(nearest.lsn), nearest == point)
-        if base.lsn < self.moment.lsn and base.exported_us != newest.transaction_version(EXPORTED_APP):
+        if base.lsn < self.moment.lsn and base.exported_us != app_version(newest, EXPORTED_APP):
             # Taken anew meanwhile: between the two it may not have been replicated at all.
             sure = base.sure and self._is_same_member(opened, newest)
             return Base(name, opened, base.lsn, sure)
@@ -126,7 +127,7 @@ class Bases:
         )
 
     def _is_same_member(self, before: DeltaTable, after: DeltaTable) -> bool:
-        versions = before.transaction_version(RELATION_APP), after.transaction_version(RELATION_APP)
+        versions = app_version(before, RELATION_APP), app_version(after, RELATION_APP)
         found = [self.index.find_version(version) for version in versions if version is not None]
         members = {membership(record.catalog) for record in found if record is not None}
         return len(found) == len(versions) and len(members) == 1

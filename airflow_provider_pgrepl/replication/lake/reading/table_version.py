@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.spark_store import check_connector
 from airflow_provider_pgrepl.replication.lake_location import hadoop_uri, is_object_store
 from airflow_provider_pgrepl.replication.names import TableName
@@ -42,7 +43,7 @@ class TableVersion:
             opened = open_delta(self.uri, self.version)
         except (DeltaError, TableNotFoundError, OSError):
             raise self._unreadable() from None
-        if self._is_known and opened.transaction_version(self.app) != self.position:
+        if self._is_known and app_version(opened, self.app or "") != self.position:
             raise LakeError(
                 f"version {self.version} of {self.name} is not what the consistent point saw: the lake table"
                 " was put back",

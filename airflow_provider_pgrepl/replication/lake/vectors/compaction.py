@@ -15,7 +15,7 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.errors import FencedError
+from airflow_provider_pgrepl.errors import FencedError, OvertakenError
 from airflow_provider_pgrepl.replication.config import MIB
 from airflow_provider_pgrepl.replication.lake.delta.fenced_commits import (
     bounded,
@@ -157,7 +157,7 @@ def _rewrite(
     try:
         narrow_bounds(table, app, bounded(written, rows.schema))
         check_version(table, rows.version)
-    except (FencedError, VersionTakenError):
+    except (OvertakenError, FencedError, VersionTakenError):
         return _is_left_to_another(table, app, position)
     actions = [
         *more(),
@@ -168,7 +168,7 @@ def _rewrite(
     commit = partial(commit_actions, table, "OPTIMIZE", properties, actions)
     try:
         fenced(table, app, position, commit, passing=(VersionTakenError,))
-    except VersionTakenError:
+    except (OvertakenError, VersionTakenError):
         return _is_left_to_another(table, app, position)
     return True
 

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
 _REFERENCE = hints.reference("connection")
-_LOCK_WAIT_MS = 900
+LOCK_WAIT_MS = 900
 """Less than the second after which the server looks for deadlocks, whose victim may be the application's
 transaction, and ends an autovacuum that is waited for."""
 
@@ -140,28 +140,37 @@ def unsafe_to_select(table: TableName) -> TableError:
 
 
 def shut_owners_out(
-    connection: Connection, check: Connection, leaves: Mapping[int, TableName]
+    connection: Connection,
+    check: Connection,
+    leaves: Mapping[int, TableName],
+    wait_ms: int = LOCK_WAIT_MS,
 ) -> dict[int, list[OwnerCode]] | None:
     """The code that these tables have, and that nobody who is not trusted can add to until the transaction
-    of `connection` ends, which locks them.
+    of `connection` ends, which locks them, or `let_owners_in` releases the lock.
 
-    None when others can: the role may not lock the tables against it, or did not get the lock soon. `check`
-    reads the catalog as it is now.
+    None when others can: the role may not lock the tables against it, or did not get the lock within
+    `wait_ms`. `check` reads the catalog as it is now.
     """
     with source_errors("asking who owns the tables"):
         owners_trusted, places_firm = row(check, _STANDING, (list(leaves),))
-        if not places_firm or not (owners_trusted or _lock(connection, leaves.values())):
+        if not places_firm or not (owners_trusted or _lock(connection, leaves.values(), wait_ms)):
             return None
     return read_owner_code(check, leaves)
 
 
-def _lock(connection: Connection, tables: Iterable[TableName]) -> bool:
+def let_owners_in(connection: Connection) -> None:
+    """Release the lock that `shut_owners_out` took; those from before it stay."""
+    with source_errors("releasing a lock"), connection.cursor() as cursor:
+        cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
+
+
+def _lock(connection: Connection, tables: Iterable[TableName], wait_ms: int) -> bool:
     """Lock against CREATE INDEX and CREATE STATISTICS; writers do not notice. Whether it was had."""
     names = ", ".join(f"ONLY {table.sql}" for table in tables)
     with connection.cursor() as cursor:
         cursor.execute("SAVEPOINT unlocked")
         try:
-            cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
+            cursor.execute(f"SET LOCAL lock_timeout = {wait_ms}")
             cursor.execute(f"LOCK TABLE {names} IN SHARE UPDATE EXCLUSIVE MODE")
         except psycopg2.Error:
             # No right to, a standby, somebody in the way: in any case the lock is not there.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import TracebackType
 
 from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     Shape,
     check_unaltered,
@@ -21,6 +22,34 @@ from airflow_provider_pgrepl.replication.source.copy.stream import open_copy
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper, keep_table
 
 __all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
+
+
+_OF_TABLE = 3
+"""Sessions of a table that is copied: its keeper, the gate, and for moments one that reads the catalog."""
+
+# `reserved_connections` is there from 16 on. Walsenders of other kinds than ours have slots of their own.
+_FREE = """
+SELECT pg_catalog.current_setting('max_connections')::int
+        - pg_catalog.current_setting('superuser_reserved_connections')::int
+        - coalesce(pg_catalog.current_setting('reserved_connections', true)::int, 0)
+        - (SELECT coalesce(sum(numbackends), 0)::int FROM pg_catalog.pg_stat_database),
+    (SELECT d.datconnlimit - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
+            WHERE a.datid = d.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int
+        FROM pg_catalog.pg_database d
+        WHERE d.datname = pg_catalog.current_database() AND d.datconnlimit >= 0 AND NOT r.rolsuper),
+    CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
+        - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
+            WHERE a.usesysid = r.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int END
+FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+
+
+@dataclass(frozen=True)
+class CopySessions:
+    """How many tables are copied at once, and how many ranges of each."""
+
+    tables: int
+    ranges: int
 
 
 class Keeper:
@@ -67,6 +96,18 @@ class Keeper:
                 self._lock_timeout_s,
                 trusts_owners=self._trusts_owners,
             )
+
+    def sessions(self, most_tables: int) -> CopySessions:
+        """Share half of the connections that server, database and role have free now; at least one range.
+
+        Spark runs as many tasks at once as it has cores: the sessions of a large cluster would leave the
+        application none.
+        """
+        with source_errors("asking for free connections"):
+            limits = row(self.connection, _FREE)
+        half = min(free for free in limits if free is not None) // 2
+        tables = min(most_tables, max(1, half // (_OF_TABLE + 1)))
+        return CopySessions(tables, max(1, half // tables - _OF_TABLE))
 
     def watch(self) -> None:
         """Give the snapshot up as soon as a session of the source waits for its end.

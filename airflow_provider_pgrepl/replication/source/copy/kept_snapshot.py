@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
+import psycopg2
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import SnapshotError, SourceConnectionError
+from airflow_provider_pgrepl.errors import BusyError, SnapshotError, SourceConnectionError, TableSnapshotError
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     Leaf,
@@ -27,21 +28,59 @@ class Shape:
     leaves: dict[int, list[Leaf]]
 
 
-def lost(reason: str) -> SnapshotError:
+CONFLICT_HINT = (
+    "nothing needs to be done: it is copied again. If this repeats on a standby, set hot_standby_feedback to"
+    " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
+)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A session that exports a snapshot. When it has ended, nothing can import the snapshot."""
+
+    connection: Connection
+    snapshot: str
+    pid: int
+
+    def shut(self) -> None:
+        """Return when nothing can import the snapshot any more. Can be called again."""
+        with suppress(psycopg2.Error):
+            if not self.connection.closed:
+                self.connection.cursor().execute("ROLLBACK")
+            self.connection.close()
+
+
+def open_gate(dsn: str, snapshot: str) -> Gate:
+    """Import a snapshot in a session of its own, and export it again."""
+    connection = connect(dsn, "keeper")
+    try:
+        import_snapshot(connection, snapshot)
+        return Gate(connection, export_again(connection), connection.info.backend_pid)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def lost(reason: str, kind: type[SnapshotError] = SnapshotError) -> SnapshotError:
     """Return the error of a session that kept the snapshot, and is gone."""
-    return SnapshotError(
+    return kind(
         f"the connection that kept the snapshot was lost: {reason}",
         "the copies made under it are not used: run the snapshot again",
     )
 
 
 @contextmanager
-def losses() -> Iterator[None]:
-    """Within, a lost connection is a lost snapshot, in whose place another can be taken."""
+def losses(kind: type[SnapshotError] = SnapshotError) -> Iterator[None]:
+    """Within, a lost connection is a lost snapshot, of `kind`, in whose place another can be taken.
+
+    What the server ended for another session, or for replay, holds for one table.
+    """
     try:
         yield
     except SourceConnectionError as error:
-        raise lost(error.message) from None
+        raise lost(error.message, kind) from None
+    except BusyError as error:
+        raise TableSnapshotError(error.message, CONFLICT_HINT) from None
 
 
 def import_snapshot(connection: Connection, snapshot: str) -> None:

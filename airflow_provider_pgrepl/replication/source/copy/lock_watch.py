@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import psycopg2
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row
-from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import lost
-from airflow_provider_pgrepl.replication.source.copy.lock_waiters import end_copies, read_waiters
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Gate, lost
+from airflow_provider_pgrepl.replication.source.copy.lock_waiters import (
+    LockWaiter,
+    end_copies,
+    read_waiters,
+)
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -27,6 +31,8 @@ class LockWatch:
 
     `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
     `gate`: the session that exports the snapshot to copies, which ends first: then no more of them can begin.
+    `release`: releases the lock that not every copy needs. It is lent to a statement that waits for no other:
+    the copies that run are ended, and others can begin after `resume`.
     """
 
     def __init__(
@@ -35,15 +41,19 @@ class LockWatch:
         name: str,
         oids: Collection[int] = (),
         kind: type[SnapshotError] = SnapshotError,
-        gate: Connection | None = None,
+        gate: Gate | None = None,
+        release: Callable[[Connection], None] | None = None,
     ) -> None:
         self.failure: PgReplError | None = None
+        self.is_lent = False
+        self.turn = threading.Lock()
+        """Held by the thread that uses the connection, which may be in a transaction that failed."""
+        self._release = release
         self._connection = connection
         self._name = name
         self._oids = oids
         self._kind = kind
         self._gate = gate
-        self._pids = [] if gate is None else [gate.info.backend_pid]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lock watch {name}", daemon=True)
 
@@ -52,14 +62,23 @@ class LockWatch:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise SnapshotError if the session has given way, or was lost."""
-        if self.failure is not None:
-            raise self.failure
+        """Raise an error of `kind` if the session has given way, or was lost."""
+        self.raise_failure()
         try:
-            row(self._connection, "SELECT 1")
+            with self.turn:
+                row(self._connection, "SELECT 1")
         except psycopg2.Error as error:
             # It may have given way between the two.
-            raise self.failure or lost(describe(error)) from None
+            raise self.failure or lost(describe(error), self._kind) from None
+
+    def raise_failure(self) -> None:
+        """Raise the error of a session that has given way."""
+        if self.failure is not None:
+            raise self.failure
+
+    def resume(self, gate: Gate) -> None:
+        """Let copies begin again, at another gate; to be called with `turn` and the lock taken back."""
+        self._gate, self.is_lent = gate, False
 
     def close(self) -> None:
         """Stop watching, and end the session. Can be called again."""
@@ -73,22 +92,30 @@ class LockWatch:
     def _run(self) -> None:
         try:
             while not self._stop.wait(POLL_S):
-                waiters = read_waiters(self._connection, self._oids, self._pids)
-                if waiters:
-                    self._give_way("; ".join(map(str, waiters)))
-                    return
+                with self.turn:
+                    waiters = self._read_waiters()
+                    if any(waiter.ends_copy or self._release is None for waiter in waiters):
+                        self._give_way("; ".join(map(str, waiters)))
+                        return
+                    if waiters and self._release is not None and not self.is_lent:
+                        self._lend("; ".join(map(str, waiters)), self._release)
         except PgReplError as error:
             if not self._stop.is_set():
-                self.failure = self.failure or lost(error.message)
+                self.failure = self.failure or lost(error.message, self._kind)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
             if not self._stop.is_set():
                 log_unexpected(log, f"watching the locks of {self._name}", error)
-                self.failure = self.failure or lost(type(error).__name__)
+                self.failure = self.failure or lost(type(error).__name__, self._kind)
         finally:
             # Without a watch no lock is held.
             self._shut_gate()
             with contextlib.suppress(psycopg2.Error):
                 self._connection.close()
+
+    def _read_waiters(self) -> list[LockWaiter]:
+        if self._gate is None:
+            return read_waiters(self._connection)
+        return read_waiters(self._connection, self._oids, [self._gate.pid], self._gate.snapshot)
 
     def _give_way(self, waiters: str) -> None:
         self.failure = self._kind(
@@ -97,15 +124,19 @@ class LockWatch:
             " snapshot when no DDL runs on the table",
         )
         log.warning("%s", self.failure.message)
-        self._shut_gate()
-        if self._oids:
-            end_copies(self._connection, self._oids)
+        self._end_copies()
+
+    def _lend(self, waiters: str, release: Callable[[Connection], None]) -> None:
+        log.info("%s: ranges that are being copied begin again after %s", self._name, waiters)
+        self.is_lent = True
+        self._end_copies()
+        release(self._connection)
+
+    def _end_copies(self) -> None:
+        if self._gate is not None:
+            self._gate.shut()
+            end_copies(self._connection, self._gate.snapshot)
 
     def _shut_gate(self) -> None:
-        """Return when nothing can import the snapshot any more."""
-        if self._gate is None:
-            return
-        with contextlib.suppress(psycopg2.Error):
-            if not self._gate.closed:
-                self._gate.cursor().execute("ROLLBACK")
-            self._gate.close()
+        if self._gate is not None:
+            self._gate.shut()

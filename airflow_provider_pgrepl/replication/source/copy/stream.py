@@ -23,12 +23,15 @@ from airflow_provider_pgrepl.errors import (
     TableSnapshotError,
 )
 from airflow_provider_pgrepl.replication.source.connection import (
+    ROLLED_BACK,
     Connection,
     connect,
     describe,
     row,
     translate,
 )
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import CONFLICT_HINT
+from airflow_provider_pgrepl.replication.source.copy.lock_waiters import copy_role
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from airflow_provider_pgrepl.trace import log_unexpected, traced
@@ -73,7 +76,7 @@ def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[Binary
 
 
 def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
-    connection = connect(dsn, "copy")
+    connection = connect(dsn, copy_role(snapshot))
     try:
         with connection.cursor() as cursor:
             cursor.execute(_REFUSE_VIEWS)
@@ -220,6 +223,8 @@ def _failed(error: Any, copy_range: CopyRange) -> PgReplError:
             f"copying {copy_range.leaf}: a statement of another session waits for a lock on it, or holds one",
             "nothing needs to be done: it is copied again",
         )
+    if (error.pgcode or "")[:2] == ROLLED_BACK:
+        return TableSnapshotError(f"copying {copy_range.leaf}: {describe(error)}", CONFLICT_HINT)
     if error.pgcode in _SNAPSHOT_UNUSABLE:
         return SnapshotError(
             f"copying {copy_range.leaf}: the snapshot is gone or no longer fits: {describe(error)}",

@@ -5,27 +5,36 @@ from __future__ import annotations
 import logging
 from types import TracebackType
 
-from airflow_provider_pgrepl.errors import SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.errors import BusyError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
+    LOCK_WAIT_MS,
+    let_owners_in,
     refused_code,
     shut_owners_out,
     unsafe_to_select,
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
+    Gate,
     Shape,
     check_unaltered,
-    export_again,
     import_snapshot,
     losses,
+    open_gate,
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
-from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables, with_short_waits
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 
 log = logging.getLogger(__name__)
+
+MOST_LOANS = 20
+"""How often a table lends its lock against code of its owner while it is copied."""
+_RENEWAL_WAIT_MS = 250
+"""The watch does not look while the lock is waited for."""
 
 
 class TableKeeper:
@@ -40,34 +49,42 @@ class TableKeeper:
         self,
         dsn: str,
         connection: Connection,
-        gate: Connection,
-        snapshot: str,
+        kept: str,
+        gate: Gate,
         relation: Relation,
         oids: set[int],
+        lock_timeout_s: float,
         *,
         trusts_owners: bool,
     ) -> None:
         self.connection = connection
-        self.snapshot = snapshot
+        self.snapshot = gate.snapshot
         self.relation = relation
         self._dsn = dsn
+        self._kept = kept
+        self._lock_timeout_s = lock_timeout_s
         self._trusts_owners = trusts_owners
-        self._watch = LockWatch(connection, str(relation.table), oids, TableSnapshotError, gate)
+        self._leaves: dict[int, TableName] = {}
+        self._loans = 0
+        self._watch = LockWatch(
+            connection, str(relation.table), oids, TableSnapshotError, gate, let_owners_in
+        )
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
 
         A table whose owner could have code run by a SELECT is copied whole, which takes none. Raises
-        TableError when it has such code, or cannot be copied without a SELECT; SnapshotError when the
+        TableError when it has such code, or cannot be copied without a SELECT; TableSnapshotError when the
         connection is lost.
         """
-        with losses():
+        with losses(TableSnapshotError):
             return self._plan(relation, range_bytes)
 
     def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         ranges = plan_ranges(self.connection, relation, range_bytes)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
-        if self._trusts_owners or not leaves or self._has_shut_out(relation, leaves):
+        if self._trusts_owners or not leaves or self._has_shut_out(leaves, LOCK_WAIT_MS):
+            self._leaves = leaves
             return ranges
         whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
         if any(part.is_planned for part in whole):
@@ -79,12 +96,13 @@ class TableKeeper:
         )
         return whole
 
-    def _has_shut_out(self, relation: Relation, leaves: dict[int, TableName]) -> bool:
+    def _has_shut_out(self, leaves: dict[int, TableName], wait_ms: int) -> bool:
         check = connect(self._dsn, "keeper check")
         try:
-            code = shut_owners_out(self.connection, check, leaves)
+            code = shut_owners_out(self.connection, check, leaves, wait_ms)
             if code:
-                raise refused_code(check, relation.table, [one for found in code.values() for one in found])
+                found = [one for of_leaf in code.values() for one in of_leaf]
+                raise refused_code(check, self.relation.table, found)
         finally:
             check.close()
         return code is not None
@@ -97,11 +115,39 @@ class TableKeeper:
         self._watch.start()
 
     def check(self) -> None:
-        """Raise TableSnapshotError if the table was given up, SnapshotError if the connection was lost.
+        """Raise TableSnapshotError if the table was given up, or the connection was lost.
 
         What was copied is not used then. To be called before the copies are committed.
         """
         self._watch.check()
+
+    def renew(self) -> bool:
+        """Take back what was lent to a statement, so that copies can begin under a new `snapshot`.
+
+        Return False if nothing was lent. Raises TableSnapshotError if the lock is not had in time, or was
+        lent too often; TableError if the owner has added code.
+        """
+        if not self._watch.is_lent:
+            return False
+        self._loans += 1
+        if self._loans > MOST_LOANS:
+            raise TableSnapshotError(
+                f"{self.relation.table}: statements of other sessions needed its lock {MOST_LOANS} times"
+                " while it was copied",
+                "run the snapshot when the table is not analyzed, vacuumed or altered",
+            )
+        with losses(TableSnapshotError):
+            with_short_waits(lambda _: self._take_back(), self._lock_timeout_s, BusyError)
+        return True
+
+    def _take_back(self) -> None:
+        with self._watch.turn:
+            self._watch.raise_failure()
+            if not self._has_shut_out(self._leaves, _RENEWAL_WAIT_MS):
+                raise BusyError(f"{self.relation.table}: another session holds the lock that it was lent")
+            gate = open_gate(self._dsn, self._kept)
+            self.snapshot = gate.snapshot
+            self._watch.resume(gate)
 
     def close(self) -> None:
         """Release the lock. Can be called again."""
@@ -144,19 +190,18 @@ def keep_table(
             check_unaltered(dsn, [relation], then)
         except SnapshotError as error:
             raise TableSnapshotError(error.message, error.hint) from None
-        gate, exported = _open_gate(dsn, snapshot)
+        gate = open_gate(dsn, snapshot)
     except BaseException:
         connection.close()
         raise
     oids = {relation.oid, *(leaf.oid for leaf in then.leaves[relation.oid])}
-    return TableKeeper(dsn, connection, gate, exported, relation, oids, trusts_owners=trusts_owners)
-
-
-def _open_gate(dsn: str, snapshot: str) -> tuple[Connection, str]:
-    gate = connect(dsn, "keeper")
-    try:
-        import_snapshot(gate, snapshot)
-        return gate, export_again(gate)
-    except BaseException:
-        gate.close()
-        raise
+    return TableKeeper(
+        dsn,
+        connection,
+        snapshot,
+        gate,
+        relation,
+        oids,
+        lock_timeout_s,
+        trusts_owners=trusts_owners,
+    )

@@ -8,10 +8,12 @@ it is known to have said it.
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import (
+    BusyError,
     ConfigError,
     PrivilegeError,
     ServerSettingError,
@@ -20,17 +22,20 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
+    AWAIT_DDL,
     IDENTITY,
     SCHEMA,
     body_of,
+    drop_function,
+    drop_triggers,
     function_name,
     in_schema,
     install_script,
     install_statements,
     key_table,
-    removal_statements,
     trigger_names,
 )
+from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
 
 _FUNCTION = """
 SELECT p.prosrc, p.proconfig, p.oid::bigint FROM pg_catalog.pg_proc p
@@ -69,7 +74,7 @@ WHERE n.nspname = %s AND c.relname = %s AND pg_catalog.has_schema_privilege(n.oi
 """
 
 _KEY = "SELECT key FROM <key>"
-_LOCK_WAIT_MS = 10_000
+_LOCK_WAIT_S = 10.0
 _MADE_BY_ANOTHER = (
     psycopg2.errors.LockNotAvailable,
     psycopg2.errors.UniqueViolation,
@@ -83,9 +88,9 @@ _MADE_BY_ANOTHER = (
 def install(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
     """Have the event triggers there, as this program wants them; nothing is written when they are.
 
-    `former`: publications that the pipeline had. Raises PrivilegeError when the role may not create them,
-    ServerSettingError on a standby, ConfigError when an event trigger of one of these names is another
-    program's, or another pipeline's.
+    DDL that runs at that time neither fails nor waits. `former`: publications that the pipeline had. Raises
+    PrivilegeError when the role may not create them, ServerSettingError on a standby, ConfigError when an
+    event trigger of one of these names is another program's, or another pipeline's.
     """
     for name, function in read_foreign(connection, pipeline, former):
         raise ConfigError(
@@ -100,7 +105,7 @@ def install(connection: Connection, pipeline: Pipeline, former: Collection[str] 
         try:
             with connection.cursor() as cursor:
                 cursor.execute("BEGIN")
-                cursor.execute(f"SET LOCAL lock_timeout = {_LOCK_WAIT_MS}")
+                cursor.execute(f"SET LOCAL lock_timeout = {int(_LOCK_WAIT_S * 1000)}")
                 for statement in install_statements(pipeline.name, body, role):
                     cursor.execute(statement)
                 cursor.execute("COMMIT")
@@ -147,15 +152,19 @@ def keep_installed(connection: Connection, pipeline: Pipeline, former: Collectio
 def uninstall(connection: Connection, pipeline: Pipeline, former: Collection[str] = ()) -> None:
     """Take away what `install` made, the schema too when nothing else is in it. May be called again.
 
-    What is not the pipeline's stays (see `read_foreign`). Raises PrivilegeError when the role may not.
+    What is not the pipeline's stays (see `read_foreign`). DDL that runs at that time neither fails nor waits.
+    Raises PrivilegeError when the role may not; BusyError when transactions with DDL, which have read the
+    key, do not end in time.
     """
     if not is_present(connection, pipeline, former):
         return
     own = _own_names(connection, pipeline, former)
     with source_errors("removing the event trigger"), connection.cursor() as cursor:
         try:
-            for statement in removal_statements(pipeline.name, own):
+            for statement in (*drop_triggers(own), AWAIT_DDL):
                 cursor.execute(statement)
+            for statement in drop_function(pipeline.name):
+                with_short_waits(partial(_drop, connection, statement), _LOCK_WAIT_S, BusyError)
         except psycopg2.errors.InsufficientPrivilege as error:
             raise PrivilegeError(
                 f"the event trigger of pipeline {pipeline.name} cannot be removed:"
@@ -164,6 +173,16 @@ def uninstall(connection: Connection, pipeline: Pipeline, former: Collection[str
             ) from None
         if rows(connection, _EMPTY_SCHEMA, (SCHEMA,)):
             cursor.execute(f"DROP SCHEMA IF EXISTS {SCHEMA}")
+
+
+def _drop(connection: Connection, statement: str, wait_s: float) -> None:
+    try:
+        execute_within(connection, statement, wait_s)
+    except psycopg2.errors.LockNotAvailable:
+        raise BusyError(
+            "the event trigger is removed, but not its function: a transaction that ran DDL is still open",
+            "run the same again when it has ended",
+        ) from None
 
 
 def is_installed(connection: Connection, pipeline: str) -> bool:

@@ -51,6 +51,22 @@ _CHECK_OWNERS = """DO $$BEGIN
 END$$"""
 
 
+# A statement whose event triggers are firing has looked the function up by its oid: it would fail without it.
+# A statement that takes longer than this looks its event triggers up again at its end.
+AWAIT_DDL = """DO $$DECLARE
+    running text[] := ARRAY(SELECT l.virtualxid FROM pg_catalog.pg_locks l
+        JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+        WHERE l.locktype = 'virtualxid' AND l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+            AND a.datname = pg_catalog.current_database());
+BEGIN
+    FOR i IN 1..50 LOOP
+        EXIT WHEN NOT EXISTS (SELECT FROM pg_catalog.pg_locks
+            WHERE locktype = 'virtualxid' AND granted AND virtualxid = ANY (running));
+        PERFORM pg_catalog.pg_sleep(0.1);
+    END LOOP;
+END$$"""
+
+
 def trigger_names(pipeline: str) -> tuple[str, str]:
     """The names of its two event triggers, for DDL that ended and for what was dropped."""
     return f"pgrepl_{pipeline}", f"pgrepld_{pipeline}"
@@ -73,7 +89,8 @@ def install_script(pipeline: Pipeline, server_version: int, role: str) -> str:
 
 def removal_script(pipeline: str) -> str:
     """What a superuser runs to take them away; it fails if a trigger of their names is another one."""
-    return _script([_check_triggers(pipeline), *removal_statements(pipeline, trigger_names(pipeline))])
+    dropping = [_check_triggers(pipeline), *drop_triggers(trigger_names(pipeline))]
+    return _script(dropping) + f"{AWAIT_DDL};\n" + _script(drop_function(pipeline))
 
 
 def _script(statements: list[str]) -> str:
@@ -96,16 +113,17 @@ def _check_triggers(pipeline: str) -> str:
     return _CHECK_TRIGGERS.replace("<names>", names)
 
 
-def _drop_statements(pipeline: str, triggers: Iterable[str]) -> list[str]:
+def drop_triggers(triggers: Iterable[str]) -> list[str]:
+    """What takes these triggers away."""
+    return [f"DROP EVENT TRIGGER IF EXISTS {quote_identifier(name)}" for name in triggers]
+
+
+def drop_function(pipeline: str) -> list[str]:
+    """What takes the key and the function away, when the triggers are gone."""
     return [
-        *(f"DROP EVENT TRIGGER IF EXISTS {quote_identifier(name)}" for name in triggers),
+        f"DROP TABLE IF EXISTS {in_schema(key_table(pipeline))}",
         f"DROP FUNCTION IF EXISTS {in_schema(function_name(pipeline))}()",
     ]
-
-
-def removal_statements(pipeline: str, triggers: Iterable[str]) -> list[str]:
-    """What takes these triggers, the function and the key away."""
-    return [*_drop_statements(pipeline, triggers), f"DROP TABLE IF EXISTS {in_schema(key_table(pipeline))}"]
 
 
 def install_statements(pipeline: str, body: str, role: str) -> list[str]:
@@ -117,15 +135,17 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
     return [
         f"CREATE SCHEMA IF NOT EXISTS {SCHEMA} AUTHORIZATION {reader}",
         _check_triggers(pipeline),
-        *_drop_statements(pipeline, trigger_names(pipeline)),
+        *drop_triggers(trigger_names(pipeline)),
         f"CREATE TABLE IF NOT EXISTS {key} (key bytea NOT NULL)",
         _CHECK_OWNERS.replace("<role>", name).replace("<key>", key_table(pipeline)),
         f"REVOKE ALL ON {key} FROM PUBLIC",
         f"GRANT SELECT ON {key} TO {reader}",
         f"GRANT USAGE ON SCHEMA {SCHEMA} TO {reader}",
         _MAKE_KEY.replace("<key>", key),
-        f"CREATE FUNCTION {function}() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER"
+        # Replaced and not dropped: DDL that runs at this time may have looked it up by its oid.
+        f"CREATE OR REPLACE FUNCTION {function}() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER"
         f" {settings_sql()} AS '{text}'",
+        f"ALTER FUNCTION {function}() OWNER TO CURRENT_USER",
         f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
         f"CREATE EVENT TRIGGER {ended} ON ddl_command_end WHEN TAG IN ({tags}) EXECUTE FUNCTION {function}()",
         f"CREATE EVENT TRIGGER {dropped} ON sql_drop EXECUTE FUNCTION {function}()",

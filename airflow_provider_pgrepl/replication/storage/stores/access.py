@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 PATIENCE = timedelta(minutes=3)
 """For how long what a store does not answer, or has no time for, is asked again."""
+_FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=10)
+_ATTEMPTS = 10_000
+"""More than fit into PATIENCE, which alone is to decide; the libraries' own limit is ten."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Access(ABC):
 
     @abstractmethod
     def options(self) -> dict[str, str]:
-        """What deltalake is to be told."""
+        """What deltalake is to be told of the store and its keys, by deltalake's names."""
 
     def store(self, patience: timedelta) -> ObjectStore:
         """For a put on condition, which Arrow does not know. Raises BaseError of obstore's."""
@@ -50,12 +53,29 @@ class Access(ABC):
             self.bucket,
             config=config | self.for_obstore(),
             client_options={"allow_http": self.is_plain},
-            retry_config={"retry_timeout": patience},
+            retry_config={
+                "retry_timeout": patience,
+                "max_retries": _ATTEMPTS,
+                "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": _LONGEST_PAUSE, "base": 2},
+            },
         )
+
+    def delta_options(self) -> dict[str, str]:
+        """What deltalake is to be told, with how long to try again."""
+        return self.options() | {
+            "retry_timeout": f"{PATIENCE.seconds}s",
+            "max_retries": str(_ATTEMPTS),
+            "backoff_config.init_backoff": _milliseconds(_FIRST_PAUSE),
+            "backoff_config.max_backoff": _milliseconds(_LONGEST_PAUSE),
+        }
 
     def for_obstore(self) -> dict[str, str]:
         """What obstore alone is to be told beside."""
         return {}
+
+
+def _milliseconds(time: timedelta) -> str:
+    return f"{time // timedelta(milliseconds=1)}ms"
 
 
 def said(options: dict[str, str]) -> dict[str, str]:

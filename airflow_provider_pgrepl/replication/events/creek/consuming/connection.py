@@ -20,6 +20,11 @@ CREATE TABLE IF NOT EXISTS _pgrepl_consumer.tables (
     consumer text, database text, source text, target text NOT NULL,
     stamp bigint NOT NULL, change text NOT NULL, sequence bigint NOT NULL, error text NOT NULL,
     PRIMARY KEY (consumer, database, source));
+ALTER TABLE _pgrepl_consumer.tables ADD COLUMN IF NOT EXISTS target_oid bigint NOT NULL DEFAULT 0;
+"""
+_IS_MADE = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_attribute
+               WHERE attrelid = to_regclass('_pgrepl_consumer.tables') AND attname = 'target_oid')
 """
 
 
@@ -38,12 +43,12 @@ def connect(dsn: str, name: str) -> psycopg2.extensions.connection:
 
 
 def make_state(cursor: Any) -> None:
-    """Make the schema where it is missing. Raises TargetError without the right to."""
+    """Make the schema where it is missing, or of an earlier version. Raises TargetError without the right."""
     failed = ""
     try:
         cursor.execute("SELECT pg_advisory_xact_lock(hashtext('_pgrepl_consumer'))")
-        cursor.execute("SELECT to_regclass('_pgrepl_consumer.tables')")
-        if cursor.fetchone() == (None,):
+        cursor.execute(_IS_MADE)
+        if cursor.fetchone() == (False,):
             cursor.execute(_STATE)
     except (psycopg2.OperationalError, psycopg2.InterfaceError):
         raise

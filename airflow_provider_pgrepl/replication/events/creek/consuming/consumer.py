@@ -32,6 +32,7 @@ _Found = TypeVar("_Found")
 
 _ROWS = 2_000
 _TRIES, _PAUSE_S = 20, 1.5
+_SNAPSHOTS = 5
 _SNAPSHOT_S = 900.0
 """How long a publisher may take to read a table before it sends its first row, other requests before it."""
 _LOOK_S = 0.25
@@ -116,7 +117,7 @@ class Consumer:
         """One table that cannot be taken keeps no other waiting; none at all is an error of all."""
         for source in self._tables.keys() - self._kept.keys():
             try:
-                self._kept[source] = await self._load(source, await self._snapshot(source))
+                self._kept[source] = await self._take_whole(source)
             except (TableFailedError, TargetUnavailableError, MessageError) as error:
                 self._failed.append(self._tables[source])
                 if len(self._failed) == len(self._tables):
@@ -126,6 +127,18 @@ class Consumer:
     async def _snapshot(self, source: TableName) -> Snapshot:
         log.info("asking for all rows of %s", source)
         return await self._unless_over(self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S))
+
+    async def _take_whole(self, source: TableName, shape: TableShape | None = None) -> KeptTable:
+        """By a snapshot, with all columns of a shape; by another one where that has no end, since who made it
+        died."""
+        for _ in range(_SNAPSHOTS):
+            snapshot = await (self._snapshot(source) if shape is None else self._snapshot_with(source, shape))
+            try:
+                return await self._load(source, snapshot)
+            except TargetUnavailableError as error:
+                unavailable = error
+                log.warning("%s; it is taken whole again", error.message)
+        raise unavailable
 
     async def _load(self, source: TableName, snapshot: Snapshot) -> KeptTable:
         header, target = snapshot.header, self._tables[source]
@@ -224,7 +237,7 @@ class Consumer:
                 raise outgrown
             self._taken_again.add((source, outgrown.shape))
             log.info("%s", outgrown.message)
-            table = await self._load(source, await self._snapshot_with(source, outgrown.shape))
+            table = await self._take_whole(source, outgrown.shape)
         except TargetError as error:
             await self._fail(source, f"{error.message}; {error.hint}", sequence)
         else:

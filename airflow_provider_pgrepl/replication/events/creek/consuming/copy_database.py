@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.events.creek.consuming.failures import 
 from airflow_provider_pgrepl.replication.events.creek.consuming.kept_table import KeptStream, KeptTable
 from airflow_provider_pgrepl.replication.events.creek.consuming.narrower import keeps_less
 from airflow_provider_pgrepl.replication.events.creek.consuming.shape import TableShape, before_moving
+from airflow_provider_pgrepl.replication.events.creek.consuming.target_check import check_kept, check_target
 from airflow_provider_pgrepl.replication.events.creek.messages import Row, SnapshotHeader, WalChange
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
@@ -75,8 +76,8 @@ class CopyDatabase:
                 # So that of two who begin one waits for the other.
                 self.write_stream(cursor, self._stream)
             cursor.execute(
-                "SELECT source, target, stamp, change, sequence, error FROM _pgrepl_consumer.tables"
-                " WHERE consumer = %s AND database = %s AND stamp <> %s",
+                "SELECT source, target, stamp, change, sequence, error, target_oid"
+                " FROM _pgrepl_consumer.tables WHERE consumer = %s AND database = %s AND stamp <> %s",
                 (*self._whose, _LEFT_OUT),
             )
             tables = [
@@ -90,9 +91,9 @@ class CopyDatabase:
         self, source: TableName, target: TableName, shape: TableShape, stream: KeptStream
     ) -> Iterator[Loading]:
         """A table is taken whole in the block; when that raises, it is what it was. `stream`: where the
-        stream is then. Raises TableFailedError for a target that another consumer, or source, keeps."""
+        stream is then. Raises what `check_target` does."""
         with self.transaction() as cursor:
-            self._check_target(cursor, source, target)
+            check_target(cursor, self._whose, source, target)
             with taking(source, target, self.forget_types):
                 cursor.execute(shape.create_sql(target))
                 for statement in shape.missing_sql(target, self._read_types(cursor, target)):
@@ -101,42 +102,6 @@ class CopyDatabase:
                 cursor.execute(f"DELETE FROM {target.sql}")  # noqa: S608 - a quoted name
             yield Loading(self, cursor, (source, target), shape.insert_sql(target, types))
         self._stream = stream
-
-    def _check_target(self, cursor: Any, source: TableName, target: TableName) -> None:
-        """Of two that take one target at once, the second waits for the first to be recorded or to fail."""
-        cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"_pgrepl_consumer {target}",))
-        cursor.execute(
-            "SELECT consumer, database, source FROM _pgrepl_consumer.tables"
-            " WHERE target = %s AND (consumer, database, source) <> (%s, %s, %s) ORDER BY 1, 2, 3",
-            (str(target), *self._whose, str(source)),
-        )
-        found = cursor.fetchone()
-        cursor.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", (target.sql,))
-        if found is None and cursor.fetchone()[0]:
-            self._check_rows(cursor, source, target)
-        if found is not None:
-            consumer, database, other = found
-            raise table_failed(
-                source,
-                f"{target} holds the rows of {other} of {database}, which consumer {consumer} keeps there",
-                "give each source a target of its own; if that consumer is given up, delete its row from"
-                " _pgrepl_consumer.tables",
-            )
-
-    def _check_rows(self, cursor: Any, source: TableName, target: TableName) -> None:
-        """Raise TableFailedError for a table with rows that this consumer has not written."""
-        cursor.execute(
-            "SELECT EXISTS (SELECT FROM _pgrepl_consumer.tables WHERE target = %s)", (str(target),)
-        )
-        (is_recorded,) = cursor.fetchone()
-        cursor.execute(f"SELECT EXISTS (SELECT FROM {target.sql})")  # noqa: S608 - a quoted name
-        (has_rows,) = cursor.fetchone()
-        if has_rows and not is_recorded:
-            raise table_failed(
-                source,
-                f"{target} has rows that no consumer has written: nothing was changed",
-                f"name another target; or empty it (TRUNCATE {target}) if nobody needs its rows",
-            )
 
     def keep_only(self, sources: Collection[TableName]) -> None:
         """Leave all other tables out: what comes for them is not applied, so they are taken whole when they
@@ -163,6 +128,8 @@ class CopyDatabase:
             if table.is_behind and not table.error
         }
         with self.transaction() as cursor:
+            for source in {source for source, _, _ in changes}:
+                check_kept(cursor, kept[source])
             for source, shape, change in changes:
                 table = after.get(source, kept[source])
                 if not table.has(change):
@@ -210,11 +177,13 @@ class CopyDatabase:
         place = (str(table.target), int(table.stamp), table.change, table.sequence, table.error)
         cursor.execute(
             "INSERT INTO _pgrepl_consumer.tables"
-            " (consumer, database, source, target, stamp, change, sequence, error)"
-            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (consumer, database, source) DO UPDATE"
-            " SET (target, stamp, change, sequence, error)"
-            " = (excluded.target, excluded.stamp, excluded.change, excluded.sequence, excluded.error)",
-            (*self._whose, str(table.source), *place),
+            " (consumer, database, source, target, stamp, change, sequence, error, target_oid)"
+            " VALUES (%s, %s, %s, %s, %s, %s, %s, %s,"
+            " coalesce(nullif(%s, 0), pg_catalog.to_regclass(%s)::oid::bigint, 0))"
+            " ON CONFLICT (consumer, database, source) DO UPDATE"
+            " SET (target, stamp, change, sequence, error, target_oid) = (excluded.target, excluded.stamp,"
+            " excluded.change, excluded.sequence, excluded.error, excluded.target_oid)",
+            (*self._whose, str(table.source), *place, table.target_oid, table.target.sql),
         )
 
     def _types(self, cursor: Any, source: TableName, target: TableName, shape: TableShape) -> dict[str, str]:

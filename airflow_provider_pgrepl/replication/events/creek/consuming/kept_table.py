@@ -25,7 +25,7 @@ class KeptStream:
 class KeptTable:
     """`stamp`: of the last change in it; `change`: its id, empty when that is not known. `sequence`: up to
     which message it is, where that is less than the stream, else UP_TO_DATE. `error`: why nothing after that
-    is applied."""
+    is applied. `target_oid`: of the table that was filled; 0 if it is not recorded yet."""
 
     source: TableName
     target: TableName
@@ -33,6 +33,7 @@ class KeptTable:
     change: str
     sequence: int = UP_TO_DATE
     error: str = ""
+    target_oid: int = 0
 
     @property
     def is_behind(self) -> bool:

@@ -1,4 +1,4 @@
-"""table_locks.py: how long each attempt at a lock may wait."""
+"""short_waits.py: how long each attempt at a lock may wait."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from airflow_provider_pgrepl.errors import SnapshotError
-from airflow_provider_pgrepl.replication.source.copy import table_locks
+from airflow_provider_pgrepl.replication.source import short_waits
 
 
-@pytest.mark.parametrize(("timeout_s", "last_s"), [(10.0, table_locks.AUTOVACUUM_WAIT_S), (0.2, 0.2)])
+@pytest.mark.parametrize(("timeout_s", "last_s"), [(10.0, short_waits.AUTOVACUUM_WAIT_S), (0.2, 0.2)])
 def test_last_attempt_waits_until_the_server_cancels_an_autovacuum(
     monkeypatch: pytest.MonkeyPatch, timeout_s: float, last_s: float
 ) -> None:
@@ -24,8 +24,8 @@ def test_last_attempt_waits_until_the_server_cancels_an_autovacuum(
         sleep(wait_s)
         raise SnapshotError("held", "wait")
 
-    monkeypatch.setattr(table_locks, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(short_waits, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(SnapshotError):
-        table_locks.with_short_waits(attempt, timeout_s)
+        short_waits.with_short_waits(attempt, timeout_s)
     assert waits[-1] == last_s
-    assert all(wait_s <= table_locks.SHORT_WAIT_S for wait_s in waits[:-1])
+    assert all(wait_s <= short_waits.SHORT_WAIT_S for wait_s in waits[:-1])

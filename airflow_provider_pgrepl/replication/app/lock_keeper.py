@@ -1,0 +1,53 @@
+"""LockKeeper: looks after the lock of an app that uses the state database for nothing else."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from airflow_provider_pgrepl.errors import BusyError, PgReplError
+from airflow_provider_pgrepl.replication.state.store import Store
+
+log = logging.getLogger(__name__)
+
+_INTERVAL_S = 10.0
+
+
+class LockKeeper:
+    """A context manager that asks `store`, a reconnecting one, every few seconds whether its session lives.
+
+    A restarted server has no session of this app: to other commands, such as teardown, the app would seem
+    to have ended. The store then connects and takes its locks again. While the database is away, nothing
+    happens. If another process has a lock by then, `end` is called, in the thread of the keeper.
+    """
+
+    def __init__(self, store: Store, end: Callable[[], object], interval_s: float = _INTERVAL_S) -> None:
+        self._store = store
+        self._end = end
+        self._interval_s = interval_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pgrepl-lock", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(self._interval_s):
+            try:
+                self._store.now()
+            except BusyError as error:
+                if not self._stopping.is_set():
+                    log.error("%s", error)
+                    self._end()
+                return
+            except PgReplError as error:
+                log.debug("the state database is away: %s", error.message)

@@ -1,0 +1,37 @@
+"""Versions of libraries that read or write wrongly without an error, and are rejected at the start.
+
+The package's metadata demands the same, but an environment may hold others: installed without dependencies,
+held by a constraint, or by an image that was built for something else.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from airflow_provider_pgrepl.errors import ToolError
+
+FLOORS = {"deltalake": ("1.6.6", "gives deleted rows back and loses others in tables with deletion vectors")}
+"""The oldest version that is right, and what earlier ones do."""
+
+
+def check_libraries() -> None:
+    """Raise ToolError if a library of this process is older than its floor."""
+    for name, (floor, fault) in FLOORS.items():
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            continue
+        if _numbers(found) < _numbers(floor):
+            raise ToolError(
+                f"{name} {found} is installed, which {fault}, without an error; {floor} or newer is needed",
+                f"pip install '{name}>={floor}', in the environment of every host that runs this package",
+            )
+
+
+check_once = cache(check_libraries)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:3])

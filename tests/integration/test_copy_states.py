@@ -1,0 +1,158 @@
+"""A run that ends before its copies leaves no table `snapshotting`, and none published that was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, SnapshotError, SourceConnectionError
+from airflow_provider_pgrepl.replication.app.operations.tables import remove_tables
+from airflow_provider_pgrepl.replication.app.snapshotting import table_snapshotter
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
+from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables
+from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
+from airflow_provider_pgrepl.replication.state.table_state import TableState
+from tests.support.kept import A, B, Kept, kept_tables
+from tests.support.replicated import execute
+
+C = "public.c"
+NO_SLOT = SnapshotError("no slot is free")
+
+
+@pytest.fixture
+def kept(dsn, tmp_path):
+    kept = kept_tables(dsn, tmp_path)
+    execute(dsn, "create table c (id int primary key)")
+    return kept
+
+
+@pytest.fixture
+def taking(kept: Kept) -> Iterator[TableSnapshotter]:
+    def spark() -> Any:
+        raise AssertionError("nothing is copied")
+
+    with kept.access.store("snapshot") as store, kept.source() as source:
+        yield TableSnapshotter(kept.access, source, store, spark)
+
+
+def take(kept: Kept, taking: TableSnapshotter, *tables: str) -> PgReplError:
+    """The error by which a run on these tables ends."""
+    with pytest.raises(PgReplError) as caught:
+        taking.take(
+            [TableName.parse(table) for table in tables],
+            RequestedTables(),
+            read_epoch(kept.changelog),
+        )
+    return caught.value
+
+
+def published(kept: Kept) -> set[str]:
+    with kept.source() as source:
+        found = read_publication(source, kept.pipeline.publication)
+    assert found is not None
+    return {str(table) for table in found.tables}
+
+
+def failing(error: BaseException, after: int = 0) -> Callable[..., Any]:
+    """A snapshot export that fails after some that did not."""
+    calls = iter(range(9))
+
+    def exported(*arguments: Any, **options: Any) -> Any:
+        if next(calls) >= after:
+            raise error
+        return export_snapshot(*arguments, **options)
+
+    return exported
+
+
+def test_tables_are_errored_with_the_cause_when_a_later_export_fails(kept, taking, monkeypatch):
+    monkeypatch.setattr(table_snapshotter, "_PAUSES_S", (0.0,) * 4)
+    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(NO_SLOT, after=1))
+    lost = SnapshotError("the connection that kept the snapshot was lost")
+    monkeypatch.setattr(TableSnapshotter, "copy", lambda *_: Copied(lost=lost))
+    assert take(kept, taking, A, C) is NO_SLOT
+    assert kept.states() == {A: "errored", B: "streaming", C: "errored"}
+    assert [(kept.record(table).error, kept.record(table).reason) for table in (A, C)] == [
+        ("SnapshotError", "no slot is free")
+    ] * 2
+    assert published(kept) == {A, B, C}
+
+
+@pytest.mark.parametrize("error", [SourceConnectionError("the source is away"), KeyboardInterrupt()])
+def test_tables_are_errored_when_the_copies_of_a_run_stop(kept, taking, monkeypatch, error):
+    def stops(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(TableSnapshotter, "copy", stops)
+    with pytest.raises(type(error)):
+        taking.take([TableName.parse(A)], RequestedTables(), read_epoch(kept.changelog))
+    assert kept.states()[A] == "errored"
+    assert kept.record(A).hint
+
+
+def test_table_that_an_earlier_run_left_snapshotting_is_errored_when_no_snapshot_can_be_made(
+    kept, taking, monkeypatch
+):
+    kept.set_states(A, TableState.SNAPSHOTTING)
+    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(NO_SLOT))
+    take(kept, taking, A)
+    assert kept.record(A).reason == "no slot is free"
+
+
+@contextmanager
+def unchanged(kept: Kept) -> Iterator[None]:
+    before = kept.states(), published(kept)
+    yield
+    assert (kept.states(), published(kept)) == before
+
+
+@pytest.mark.parametrize("error", [NO_SLOT, KeyboardInterrupt()])
+def test_new_and_removed_tables_are_as_before_when_no_snapshot_can_be_made(kept, taking, monkeypatch, error):
+    remove_tables(kept.access, [B])
+    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(error))
+    with unchanged(kept), pytest.raises(type(error)):
+        taking.take([TableName.parse(B), TableName.parse(C)], RequestedTables(), read_epoch(kept.changelog))
+    assert kept.record(B).membership == "removed"
+
+
+def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(kept, taking, monkeypatch):
+    def fails(*_: object) -> None:
+        raise PrivilegeError("the role may not end sessions")
+
+    monkeypatch.setattr(table_snapshotter, "renew_walsender", fails)
+    with unchanged(kept):
+        take(kept, taking, C)
+
+
+def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, taking, monkeypatch):
+    kept.set_states(A, TableState.PAUSED)
+    set_state = type(taking.store).set_state
+
+    def fails(store: Any, name: str, table: TableName, state: TableState, **more: Any) -> None:
+        if state is TableState.SNAPSHOTTING:
+            raise SourceConnectionError("the state database is away")
+        set_state(store, name, table, state, **more)
+
+    monkeypatch.setattr(type(taking.store), "set_state", fails)
+    for table in (A, C):
+        with unchanged(kept):
+            take(kept, taking, table)
+
+
+def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, taking, monkeypatch):
+    """The run may have been killed between publishing the table and renewing the walsender."""
+    execute(kept.dsn, f"alter publication {kept.pipeline.publication} add table c")
+    renewed = list[str]()
+    monkeypatch.setattr(table_snapshotter, "renew_walsender", lambda _, slot: renewed.append(slot))
+    monkeypatch.setattr(table_snapshotter, "export_snapshot", failing(NO_SLOT))
+    take(kept, taking, A)
+    assert renewed == []
+    take(kept, taking, C)
+    assert renewed == [kept.pipeline.slot]

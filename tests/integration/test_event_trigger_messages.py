@@ -1,0 +1,186 @@
+"""Messages of the event trigger: what they say of a statement, and which are believed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import psycopg2
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.replication.changelog.relation_index import (
+    relations_uri,
+)
+from airflow_provider_pgrepl.replication.source.ddl_capture.message import DdlMessage, parse_ddl_message
+from airflow_provider_pgrepl.replication.source.ddl_capture.seal import read_sealed, seal_of
+from airflow_provider_pgrepl.replication.wire.logical_messages import parse_message
+from demo.postgres import Server
+from tests.conftest import closing_connection, fresh_database
+from tests.support.replicated import execute
+from tests.support.watched import Watched, insert
+
+TEXTS = {
+    "alter table t alter id type bigint": False,
+    "alter table t alter id set data type bigint using id * 2": True,
+    "alter table t alter id type bigint; create index on t using btree (v)": False,
+    "do $$ begin execute 'alter table t alter id type bigint using id + 1'; end $$": True,
+    "select widen()": True,
+    "select widen(); analyze t -- alter table": True,
+    "alter table t alter id type bigint -- ; \n using id": True,
+    "alter table t alter id type bigint /* ; */ using id": True,
+    "alter table t add w int": False,
+}
+
+
+def test_an_expression_in_a_change_of_type_is_told(watched, dsn):
+    execute(
+        dsn,
+        "create function widen() returns void language plpgsql as"
+        " $$ begin alter table t alter id type bigint using id * 2; end $$",
+    )
+    for text in TEXTS:
+        execute(dsn, text, "alter table t alter id type int")
+    watched.receive()
+    # Whatever else the text holds, it is asked of what changed the type to bigint.
+    told = [record.using for record in watched.records() if record.catalog.columns[0].type_name == "bigint"]
+    assert told == [*list(TEXTS.values())[:-1]]
+
+
+def emit(content: str, transactional: str = "true") -> str:
+    escaped = content.replace("'", "''")
+    return f"select pg_logical_emit_message({transactional}, 'pgrepl.ddl', '{escaped}')"
+
+
+def test_a_message_that_nobody_has_sealed_says_nothing(watched, dsn, caplog):
+    """Not even to ask the catalog: anybody who is connected could have the receiver do so all the time."""
+    before = watched.now()
+    execute(dsn, insert(1))
+    name = watched.pipeline.name
+    for content in ("", "{", "[]", "7", '{"pipeline": 5}', '{"pipeline": "else", "oid": 1}', "[" * 100_000):
+        execute(dsn, emit(content))
+    for more in (
+        '"oid": "x"',
+        f'"oid": {watched.oid}',
+        '"oid": 1180591620717411303424',
+        '"xid": "7", "seal": "00"',
+        '"xid": 7, "seal": 5',
+    ):
+        execute(
+            dsn, emit(f'{{"pipeline": "{name}", {more}}}'), emit(f'{{"pipeline": "{name}", {more}}}\n{{}}')
+        )
+    entries = DeltaTable(relations_uri(watched.pipeline.lake_root)).version()
+    execute(dsn, insert(2))
+    watched.receive()
+    assert set(watched.versions()) == {before.version}
+    assert DeltaTable(relations_uri(watched.pipeline.lake_root)).version() == entries
+    assert "that the event trigger has not made" in caplog.text
+
+
+def genuine_message(watched: Watched) -> bytes:
+    """What the trigger emits for an added column, as read from a slot of one's own."""
+    with closing_connection(watched.dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select pg_create_logical_replication_slot('peek', 'pgoutput', true)")
+        cursor.execute("alter table t add told int")
+        cursor.execute(
+            "select data from pg_logical_slot_get_binary_changes('peek', null, null, 'proto_version', '1',"
+            " 'publication_names', %s, 'messages', 'true')",
+            (watched.pipeline.publication,),
+        )
+        found = [bytes(data) for (data,) in cursor.fetchall() if bytes(data)[:1] == b"M"]
+    return parse_message(found[0]).content
+
+
+def test_a_sealed_message_says_nothing_in_another_transaction(watched, dsn):
+    """Who has come by one, and sends it again or with other columns, is not believed."""
+    content = genuine_message(watched)
+    told = watched.now()
+    execute(dsn, insert(1), "alter table t drop told")
+    after = watched.now()
+    with psycopg2.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute("select pg_logical_emit_message(true, 'pgrepl.ddl', %s::bytea)", (content,))
+        cursor.execute(
+            "select pg_logical_emit_message(true, 'pgrepl.ddl', %s::bytea)",
+            (content.replace(b"told", b"lied"),),
+        )
+        cursor.execute(insert(2))
+    connection.close()
+    watched.receive()
+    assert watched.versions("I") == [told.version, after.version]
+    assert {record.catalog.version for record in watched.records()} <= {told.version, after.version}
+
+
+def test_without_the_option_no_message_is_looked_at(watched, dsn):
+    execute(dsn, insert(1), "alter table t drop v, add v text", insert(2))
+    watched.configure(event_trigger=False)
+    watched.receive()
+    assert watched.versions("I")[1] == watched.now().version
+    assert len(watched.records()) == 2, "those that the stream announced, and nothing that a message told"
+    assert {row["new"][0] for row in watched.changelog_rows("M")} == {"pgrepl.ddl"}
+
+
+def test_without_the_key_the_catalog_is_asked(watched, dsn):
+    execute(dsn, insert(1), f"drop table _pgrepl.ddl_key_{watched.pipeline.name}")
+    execute(dsn, "alter type mood rename value 'sad' to 'blue'", insert(2))
+    watched.receive()
+    assert watched.versions("I")[1] == watched.now().version
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("LATIN1", "größe"), ("EUC_JP", "日本")])
+def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp_path, encoding, name):
+    template = f"template0 encoding '{encoding}' lc_collate 'C' lc_ctype 'C'"
+    with fresh_database(server, template) as dsn:
+        execute(dsn, f"create table t(id int primary key, {name} text, c int)")
+        watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+        watched.begin_watched("public.t")
+        execute(dsn, insert(1))
+        watched.receive()
+        execute(dsn, "alter table t drop c, add c int", insert(2))
+        watched.receive()
+        assert watched.versions("I")[-1] == watched.now().version
+        assert [column.name for column in watched.records()[-1].catalog.columns] == ["id", name, "c"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"7",
+        b'{"oid": Infinity}',
+        b'{"oid": 1180591620717411303424}',
+        b'{"oid": -1}',
+        b'{"oid": 5, "trigger": "\\ud800"}',
+        b'{"oid": 5, "rows": [], "server": 180000}',
+        b'{"oid": 5, "rows": ' + b"[" * 200_000,
+        b'{"oid": 5, "trigger": "' + b"x" * 2000 + b'"}',
+        '{"oid": 5, "name": "größe"}'.encode("latin-1"),
+    ],
+)
+def test_what_cannot_be_read_says_that_anything_may_have_changed(said):
+    assert parse_ddl_message(said, "publication") == DdlMessage()
+
+
+@pytest.mark.parametrize("key", [b"k" * 32, b"%s%d"])
+def test_a_seal_is_of_key_transaction_and_content(key):
+    said = b'{"oid": 5}'
+    head = json.dumps({"pipeline": "p", "xid": str((3 << 32) + 7), "seal": seal_of(key, (3 << 32) + 7, said)})
+    message = read_sealed(head.encode() + b"\n" + said)
+    assert message is not None
+    assert message.pipeline == "p"
+    assert message.said == said
+    assert message.is_genuine(key, 7)
+    assert not message.is_genuine(key, 8)
+    assert not message.is_genuine(b"other", 7)
+    assert not replace(message, said=said + b" ").is_genuine(key, 7)
+    assert not replace(message, xid=7).is_genuine(key, 7)
+    assert not replace(message, seal="größe").is_genuine(key, 7)
+    half = read_sealed(head.replace(message.seal, "\\ud800").encode() + b"\n" + said)
+    assert half is not None
+    assert not half.is_genuine(key, 7)
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b"\xff", b'{"pipeline": "p", "xid": "x"}', b'{"pipeline": 7}']
+)
+def test_what_is_no_head_is_no_message_of_ours(content):
+    assert read_sealed(content) is None

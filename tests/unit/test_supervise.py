@@ -1,0 +1,45 @@
+"""hosting/supervise.py in the foreground: a stop goes to the driver, and its exit code comes back."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from airflow_provider_pgrepl.hosting import supervise
+
+DRIVER = """
+import signal, sys, time
+
+def end(*_):
+    print("ended as asked", flush=True)
+    sys.exit(int(sys.argv[1]))
+
+signal.signal(signal.SIGTERM, end)
+print("at work", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def test_a_stop_goes_to_the_driver_alone_and_its_exit_code_comes_back(tmp_path: Path) -> None:
+    """Of spark-submit's stand-in SIGTERM would be the end, as it is of the JVM."""
+    driver = tmp_path / "app.py"
+    driver.write_text(DRIVER)
+    submit = ["sh", "-c", f"{sys.executable} {driver} 7; exit $?"]
+    command = [sys.executable, "-P", supervise.__file__, "--application", str(driver), "--", *submit]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "at work\n"
+        parent.send_signal(signal.SIGTERM)
+        assert parent.stdout.read() == "ended as asked\n"
+        assert parent.wait() == 7
+
+
+def test_what_cannot_be_started_is_said(tmp_path: Path) -> None:
+    missing = str(tmp_path / "spark-submit")
+    command = [sys.executable, "-P", supervise.__file__, "--application", "app.py", "--", missing]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 127
+    assert f"{missing} cannot be started: No such file" in ended.stderr
