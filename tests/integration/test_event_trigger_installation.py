@@ -56,7 +56,7 @@ def test_a_key_that_somebody_else_has_laid_there_is_none(watched, dsn):
 def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_made(watched, dsn, tmp_path):
     name = watched.pipeline.name
     with watched.source() as source:
-        event_trigger.uninstall(source, name)
+        event_trigger.uninstall(source, watched.pipeline)
     execute(dsn, "drop schema if exists _pgrepl")
     file = tmp_path / "script.sql"
     with weak_role(watched) as role, watched.source() as source:
@@ -67,7 +67,7 @@ def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_
         event_trigger.install(source, watched.pipeline)
         assert len(event_trigger.read_key(source, name)) == 32
         with pytest.raises(PrivilegeError, match="cannot be removed") as caught:
-            event_trigger.uninstall(source, name)
+            event_trigger.uninstall(source, watched.pipeline)
         assert "event-trigger-sql FILE.json --remove" in caught.value.hint
         source.cursor().execute("reset role")
         with source.cursor() as cursor:
@@ -80,7 +80,7 @@ def test_a_superuser_runs_the_script_once_and_the_replicating_role_uses_what_it_
     file.write_text(removal_script(name))
     psql(watched, file)
     with watched.source() as source:
-        assert not event_trigger.is_present(source, name)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def test_the_script_is_not_run_into_a_schema_that_somebody_else_has_made(watched, dsn, tmp_path):
@@ -225,16 +225,15 @@ def test_installation_waits_for_no_transaction_that_has_run_ddl_and_holds_none_u
 def test_removal_is_refused_while_a_transaction_that_has_run_ddl_is_open(watched, dsn, monkeypatch):
     monkeypatch.setattr(event_trigger, "_LOCK_WAIT_S", 0.1)
     monkeypatch.setattr(event_trigger, "AWAIT_DDL", "SELECT 1")
-    name = watched.pipeline.name
     with closing_connection(dsn) as application, application.cursor() as cursor, watched.source() as source:
         cursor.execute("begin; alter table t add w int")
         with pytest.raises(BusyError, match="a transaction that ran DDL is still open"):
-            event_trigger.uninstall(source, name)
+            event_trigger.uninstall(source, watched.pipeline)
         execute(dsn, "set lock_timeout = '10ms'", "create table new ()")
-        assert event_trigger.is_present(source, name)
+        assert event_trigger.is_present(source, watched.pipeline)
         cursor.execute("commit")
-        event_trigger.uninstall(source, name)
-        assert not event_trigger.is_present(source, name)
+        event_trigger.uninstall(source, watched.pipeline)
+        assert not event_trigger.is_present(source, watched.pipeline)
 
 
 def test_function_that_another_role_owned_is_the_installers(watched, dsn):
