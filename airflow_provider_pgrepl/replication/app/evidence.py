@@ -33,7 +33,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
-from airflow_provider_pgrepl.replication.state.pipelines import find_lake_of_slot
+from airflow_provider_pgrepl.replication.state.pipelines import find_lake_at_source
 from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
@@ -105,7 +105,7 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
             is_copy = copy_error(source, epoch.slot)
     server, lake_at_source = read_server(source), ""
     if recorded is None:
-        lake_at_source = find_lake_of_slot(source, server.system_identifier, evidence.pipeline.slot)
+        lake_at_source = find_lake_at_source(source, server.system_identifier, evidence.pipeline)
     return replace(
         evidence,
         server=server,

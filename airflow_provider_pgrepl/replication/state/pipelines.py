@@ -49,16 +49,18 @@ SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.
 WHERE n.nspname = '_pgrepl' AND c.relname = 'pipelines'
     AND pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND pg_catalog.has_table_privilege(c.oid, 'SELECT')
 """
-_LAKE_OF_SLOT = "SELECT lake::text FROM _pgrepl.pipelines WHERE system_identifier = %s AND slot = %s"
+_LAKE_AT_SOURCE = (
+    "SELECT lake::text FROM _pgrepl.pipelines WHERE system_identifier = %s AND slot = %s AND name = %s"
+)
 
 
-def find_lake_of_slot(source: Connection, system_identifier: str, slot: str) -> str:
-    """Return the lake of the pipeline with this slot that is recorded in the source's own database, where the
+def find_lake_at_source(source: Connection, system_identifier: str, pipeline: Pipeline) -> str:
+    """Return the lake of the pipeline, with its slot, that the source's own database has recorded, where the
     state is by default; "" if none is, or it may not be read. For messages: its owner may be anybody."""
     with source_errors("looking for the pipeline's record at the source"):
         if not rows(source, _READABLE):
             return ""
-        found = rows(source, _LAKE_OF_SLOT, (system_identifier, slot))
+        found = rows(source, _LAKE_AT_SOURCE, (system_identifier, pipeline.slot, pipeline.name))
     return str(found[0][0]) if found else ""
 
 
