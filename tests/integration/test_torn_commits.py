@@ -59,6 +59,7 @@ def torn(dsn, tmp_path, monkeypatch) -> Received:
     one.receive()
     monkeypatch.undo()
     assert one.slot().confirmed_flush_lsn == told
+    forget_end(one)
     half(newest(one.changelog))
     half(newest(f"{one.pipeline.lake_root}/_pgrepl/consistent_points"))
     monkeypatch.setenv("PGREPL_DSN", dsn)
@@ -67,6 +68,11 @@ def torn(dsn, tmp_path, monkeypatch) -> Received:
 
 def newest(uri: str) -> Path:
     return max((Path(uri) / "_delta_log").glob("0*.json"))
+
+
+def forget_end(one: Received) -> None:
+    """Take back that the receiver has ended by itself, as if it had been killed."""
+    newest(one.changelog).unlink()
 
 
 def half(file: Path) -> None:
@@ -173,6 +179,7 @@ def told(dsn, tmp_path) -> Received:
     execute(dsn, "insert into t values (1)")
     one.receive()
     assert one.slot().confirmed_flush_lsn == one.durable_lsn
+    forget_end(one)
     return one
 
 
