@@ -120,7 +120,9 @@ test: classes oldest check ## The checks, and a test of each mechanism: 13 minut
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 
 .PHONY: test-fast
-test-fast: setup ## What needs no Spark, no broker and no store: 6 minutes
+# Its tests wait for servers more than they compute.
+test-fast: WORKERS = 5
+test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 minutes
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest

@@ -27,6 +27,11 @@ def resnapshot(table: object) -> str:
     return f"resnapshot it: pgrepl snapshot FILE.json --tables '{table}', or PgResnapshotOperator"
 
 
+def named(hint: str, table: object) -> str:
+    """Return a hint with the name of its table where it says NAME."""
+    return hint.replace("--tables NAME", f"--tables '{table}'").replace("--add NAME", f"--add '{table}'")
+
+
 def add(table: object) -> str:
     """For a table that is not the pipeline's, or no longer."""
     return f"add {table}: pgrepl snapshot FILE.json --add '{table}', or PgAddTablesOperator"

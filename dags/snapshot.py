@@ -49,6 +49,6 @@ with DAG(
         tables="{{ params.tables }}",
         new_epoch="{{ params.new_epoch }}",
         spark_conn_id=os.environ.get("PGREPL_SPARK_CONN_ID"),
-        retries=2,
+        retries=5,
         retry_delay=timedelta(seconds=30),
     )

@@ -2,7 +2,7 @@
 
 | tier | command | tests |
 |---|---|---|
-| fast | `make test-fast` | unit, property and integration, without Spark, brokers and stores |
+| fast | `make test-fast` | unit, property and integration; no `slow` ones, no Spark, brokers and stores |
 | test | `make test` | one test of each mechanism; those that differ by major on the oldest and the newest |
 | rest | second part of `make test-all` | what `test` leaves out; more examples of Hypothesis |
 | all | `make test-all`, and `pytest` by itself | both |
@@ -78,7 +78,9 @@ def _is_thorough(item: pytest.Item) -> bool:
 
 
 def _is_fast(item: pytest.Item) -> bool:
-    return ring(item) not in (*STARTS_SPARK, "airflow") and NOT_FAST.isdisjoint(_fixtures(item))
+    if ring(item) in (*STARTS_SPARK, "airflow") or any(item.iter_markers("slow")):
+        return False
+    return NOT_FAST.isdisjoint(_fixtures(item))
 
 
 def _is_further_seed(item: pytest.Item) -> bool:

@@ -11,7 +11,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
-from airflow_provider_pgrepl.replication.source.slot.record import read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot, why_invalidated
 
 
 def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
@@ -19,14 +19,7 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
     server = check_source(source, record)
     _check_history(source, server, record, durable_lsn)
     check_publication(source, record.publication, record.publication_oid)
-    slot = read_slot(source, record.slot)
-    if slot is None:
-        raise SlotError(f"the replication slot {record.slot} no longer exists", hints.NEW_EPOCH)
-    if slot.wal_status == "lost":
-        raise SlotError(
-            f"the replication slot {record.slot} was invalidated: the server removed WAL it needed",
-            hints.NEW_EPOCH,
-        )
+    slot = check_slot(source, record.slot)
     confirmed = slot.confirmed_flush_lsn or LSN(0)
     if confirmed > durable_lsn:
         raise SlotError(
@@ -36,6 +29,16 @@ def check(source: connection, record: EpochRecord, durable_lsn: LSN) -> LSN:
             hints.NEW_EPOCH,
         )
     return confirmed
+
+
+def check_slot(source: connection, name: str) -> Slot:
+    """Return the slot. Raises SlotError when it is gone, or when the server has invalidated it."""
+    slot = read_slot(source, name)
+    if slot is None:
+        raise SlotError(f"the replication slot {name} no longer exists", hints.NEW_EPOCH)
+    if slot.invalidation:
+        raise SlotError(why_invalidated(source, slot), hints.NEW_EPOCH)
+    return slot
 
 
 def check_source(source: connection, record: EpochRecord) -> Server:

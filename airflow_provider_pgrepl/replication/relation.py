@@ -132,11 +132,14 @@ class PublicationStanding:
     links: tuple[int, ...] = ()
     persistence: str = ""
     partitions: tuple[Partition, ...] = ()
+    moved_to: TableName | None = None
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> PublicationStanding:
         partitions = tuple(Partition.from_dict(part) for part in fields.get("partitions", ()))
-        return cls(**{**fields, "links": tuple(fields.get("links", ())), "partitions": partitions})
+        moved_to = TableName(**fields["moved_to"]) if fields.get("moved_to") else None
+        links = tuple(fields.get("links", ()))
+        return cls(**{**fields, "links": links, "partitions": partitions, "moved_to": moved_to})
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ from tests.conftest import closing_connection
 from tests.support.received import Received
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 LARGE = "select string_agg(md5(g::text || {}), '') from generate_series(1, 2000) g"
 """A text that is stored outside its row, and not compressed to nothing."""
 

@@ -61,6 +61,22 @@ def test_a_table_that_cannot_go_on_is_marked_errored_and_the_others_go_on(shop, 
     assert shop.record("public.b").state is TableState.STREAMING
 
 
+def test_children_by_inheritance_that_the_pipeline_lacks_are_named_and_stop_nothing(shop, run):
+    run(
+        "create schema _timescaledb_internal",
+        "create table child (id int primary key) inherits (a)",
+        "create table _timescaledb_internal.chunk (id int primary key) inherits (b)",
+    )
+    report = check_drift(shop.access)
+    assert not report.is_unsafe
+    plain, hypertable = report.warnings
+    assert plain.startswith(
+        "public.a: 1 of the tables that inherit from it is not in the pipeline (public.child)"
+    )
+    assert "hypertable of TimescaleDB: its rows are in 1 chunks" in hypertable
+    assert plain in report.to_text()
+
+
 def test_told_to_look_only_it_changes_nothing(shop, run):
     run("drop table a")
     report = check_drift(shop.access, mark_errored=False)

@@ -14,6 +14,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
 from demo.postgres import free_port
 
 HOSTILE = {
+    "default_transaction_read_only": "on",
+    "default_transaction_isolation": "serializable",
     "datestyle": "'German, DMY'",
     "intervalstyle": "sql_standard",
     "timezone": "'Asia/Tokyo'",

@@ -21,6 +21,8 @@ from tests.support.handed import Handed
 from tests.support.replicated import execute, wait_until
 from tests.support.watched import SHAPE, Watched, function, insert, weak_role
 
+pytestmark = pytest.mark.slow
+
 CHANGES = {
     "a column dropped and added again": "alter table t drop v, add v text",
     "an equal type by an expression": "alter table t alter v type text using upper(v)",

@@ -16,6 +16,8 @@ from tests.support.altered import Altered, T, done
 from tests.support.courses import Courses
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 TABLE = (
     "create table t (id int primary key, a text, n int)",
     "insert into t values (1, 'x', 10), (2, 'y', 20)",

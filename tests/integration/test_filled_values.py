@@ -25,6 +25,8 @@ from tests.support.landed import Landed
 from tests.support.received import Received, wait_until_seen
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 LARGE = "select string_agg(md5(g::text || {}), '') from generate_series(1, 100) g"
 """A text that is stored outside of its row."""
 

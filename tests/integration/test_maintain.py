@@ -37,6 +37,8 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.support.kept import Kept
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 A, B, H = "public.a", "public.b", "public.h"
 LATER = timedelta(hours=2)
 SETTINGS: dict[str, Any] = {

@@ -17,6 +17,8 @@ from tests.support.courses import Courses
 from tests.support.received import wait_until_seen
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 TABLE = (
     "create table t (id int primary key, n int) partition by range (id)",
     "create table low partition of t for values from (0) to (10)",

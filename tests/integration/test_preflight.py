@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.source.preflight.check import check_ser
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from demo.postgres import Server
+from tests.conftest import closing_connection, fresh_database
 from tests.support.replicated import has_no_sender, wait_until
 
 
@@ -76,6 +77,17 @@ def test_missing_rights_are_listed_exactly(pg, dsn, run, role):
     for line in caught.value.hint.split("\n  hint: "):
         run(line)
     check_source(as_role(dsn, role), pipeline("My S.*", "public.*"))
+
+
+def test_a_login_that_acts_as_another_role_is_told_of_its_own_setting(dsn, run, role):
+    run(
+        "create table t (a int primary key)",
+        f"alter role {role} set role = 'pg_read_all_settings'",
+        f"grant pg_read_all_settings to {role}",
+    )
+    with pytest.raises(PrivilegeError, match="role pg_read_all_settings may not create") as caught:
+        check_source(as_role(dsn, role), pipeline())
+    assert f"ALTER ROLE {role} RESET role; or GRANT" in caught.value.hint
 
 
 def test_publishing_needs_ownership_and_create(pg, dsn, run, role):
@@ -169,6 +181,8 @@ def strict_server():
                 "wal_level": "replica",
                 "max_replication_slots": "2",
                 "max_wal_senders": "2",
+                "max_connections": "20",
+                "max_locks_per_transaction": "10",
             },
         )
         server.create()
@@ -190,6 +204,16 @@ def test_a_wrong_password_says_what_to_check_and_keeps_the_secret(strict_server)
     assert "wrong-pass" not in str(caught.value)
     with pytest.raises(SourceConnectionError, match="check user and password"):
         check_server(strict_server.dsn(user="secret"))
+
+
+def test_partitions_that_the_servers_lock_table_has_no_room_for_are_counted(strict_server):
+    many = "do $$ begin for n in 1..200 loop execute format('create table p%s partition of p for values in"
+    with fresh_database(strict_server) as dsn, closing_connection(dsn) as own, own.cursor() as cursor:
+        cursor.execute("create table p (a int primary key) partition by list (a)")
+        for begin in range(0, 2000, 200):
+            cursor.execute(f"{many} (%s)', {begin} + n, {begin} + n); end loop; end $$")
+        with pytest.raises(ServerSettingError, match=r"locks 2001 tables .* is 10"):
+            check_source(dsn, pipeline())
 
 
 def test_wal_level_slots_and_senders_are_reported_together(strict_server):

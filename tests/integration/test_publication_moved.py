@@ -17,6 +17,8 @@ from tests.support.landed import Landed
 from tests.support.received import EAGER, wait_until_seen
 from tests.support.replicated import execute, wait_until
 
+pytestmark = pytest.mark.slow
+
 RESNAPSHOT = "resnapshot it"
 MAKE = "create table s.{}(id int primary key, v text)"
 
@@ -158,6 +160,27 @@ def assert_moves_stop_their_tables(
         assert reason in result.error, table
         assert RESNAPSHOT in result.hint, table
     assert (results["u"].error is not None) == (FEWER_KINDS in moves.values())
+
+
+def test_tables_that_change_places_both_stop_though_one_is_not_written(source, tmp_path):
+    watched = Watched(source, tmp_path).start()
+    swap = ("alter table s.t rename to x", "alter table s.u rename to t", "alter table s.x rename to u")
+    watched.execute("; ".join(swap), "insert into s.t values (100, 'that was u')")
+    watched.receive()
+    results = watched.results()
+    for name, other in (("t", "u"), ("u", "t")):
+        says = f"the table was renamed or moved to s.{other}, and another one has its name"
+        assert says in (results[name].error or "")
+        assert f"--tables 's.{name}'" in results[name].hint
+
+
+def test_a_table_that_is_renamed_and_back_between_two_looks_goes_on(source, tmp_path):
+    watched = Watched(source, tmp_path).start()
+    watched.execute(
+        "alter table s.t rename to x; alter table s.x rename to t", "insert into s.t values (100, 'x')"
+    )
+    watched.receive()
+    assert [result.error for result in watched.results().values()] == [None, None]
 
 
 @pytest.mark.differs_by_major(

@@ -16,6 +16,8 @@ from tests.support.readers import READERS, Condition, read_all_ways
 from tests.support.replicated import execute
 from tests.support.written_tables import WRITTEN, T, lake_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("written", WRITTEN)
 def test_every_reader_finds_rows_by_each_type(

@@ -35,6 +35,8 @@ from tests.support.landed import Landed
 from tests.support.received import wait_until_seen
 from tests.support.replicated import OWN_COLUMNS
 
+pytestmark = pytest.mark.slow
+
 Moment = tuple[LSN, list[str], Counter[tuple[Any, ...]]]
 
 T = "public.t"

@@ -21,6 +21,8 @@ from airflow_provider_pgrepl.replication.source.connection import Connection
 from tests.support.landed import Landed
 from tests.support.replicated import OWN_COLUMNS
 
+pytestmark = pytest.mark.slow
+
 Rows = Counter[tuple[Any, ...]]
 
 TABLES = ("public.doc", "public.heap", "public.stock")

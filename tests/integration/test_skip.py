@@ -38,6 +38,8 @@ from tests.support.encoded_database import NOT_UTF8, encoded_database, insert_by
 from tests.support.kept import Kept
 from tests.support.replicated import execute
 
+pytestmark = pytest.mark.slow
+
 T, U = "public.t", "public.u"
 
 

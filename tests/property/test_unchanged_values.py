@@ -22,6 +22,8 @@ from tests.support.changes import commit_ts
 from tests.support.examples import examples
 from tests.support.histories import Known
 
+pytestmark = pytest.mark.slow
+
 Row = tuple[str | None, ...]
 _LARGE = "x" * 600
 _COLUMNS = (

@@ -185,7 +185,10 @@ def wait_for_failures(received: Received, count: int = 1) -> None:
         return received.log.read_bytes().count(b"tried again in")
 
     wanted = failures() + count
-    wait_until(lambda: failures() >= wanted, what=f"{count} more failed attempts to connect")
+    try:
+        wait_until(lambda: failures() >= wanted, what=f"{count} more failed attempts to connect")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; the log ends with:\n{received.log_tail()}") from None
 
 
 def published_more(received: Received, count: int) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yaml"
-OURS = {"spark-master", "spark-worker", "airflow"}
+OURS = {"spark-master", "spark-worker", "airflow", "pgrepl"}
 BUILT = OURS | {"store"}
 """What the Dockerfile makes."""
 
@@ -51,16 +52,17 @@ def test_a_file_against_the_specification_is_refused(compose, tmp_path):
 
 
 def test_every_service_has_a_health_check(services):
-    assert [
-        name for name, service in services.items() if not service.get("healthcheck", {}).get("test")
-    ] == []
+    kept_up = {name: service for name, service in services.items() if "profiles" not in service}
+    assert [name for name, one in kept_up.items() if not one.get("healthcheck", {}).get("test")] == []
 
 
 def bases() -> set[str]:
     """What the Dockerfile builds on, but for stages of its own."""
     dockerfile = (ROOT / "Dockerfile").read_text()
     stages = re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.M)
-    return set(re.findall(r"^FROM (\S+)", dockerfile, re.M)) - set(stages)
+    given = dict(re.findall(r"^ARG (\w+)=(\S+)$", dockerfile, re.M))
+    images = {given.get(name.strip("${}"), name) for name in re.findall(r"^FROM (\S+)", dockerfile, re.M)}
+    return images - set(stages)
 
 
 def test_every_image_names_a_version(services):
@@ -165,10 +167,31 @@ def test_the_version_of_the_image_is_the_packages(services):
     assert services["airflow"]["image"].endswith(f":{__version__}")
 
 
-def test_the_dockerfile_copies_only_what_is_there():
+def copied(stage: str) -> set[str]:
+    """Return what a stage of the Dockerfile copies from the repository."""
     dockerfile = (ROOT / "Dockerfile").read_text()
-    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
-    for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.M):
-        for source in sources.split():
-            assert (ROOT / source).exists()
-            assert source.rstrip("/") in allowed
+    text = re.split(r"^FROM ", dockerfile.partition(f" AS {stage}\n")[2], maxsplit=1, flags=re.M)[0]
+    lines = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.M)
+    return {source.rstrip("/") for line in lines for source in line.split()}
+
+
+def test_the_dockerfile_copies_only_what_is_there_and_let_through():
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    sources = copied("jars") | copied("wheel") | copied("pgrepl")
+    assert {"setup", "airflow_provider_pgrepl", "uv.lock"} <= sources
+    assert {source for source in sources if not (ROOT / source).exists()} == set()
+    assert sources <= allowed
+
+
+def test_the_image_has_all_that_the_wheel_is_made_of():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
+    wanted = set(wheel["force-include"]) | set(wheel.get("packages", [])) | {"pyproject.toml", "LICENSE"}
+    assert wanted
+    assert wanted - copied("wheel") == set()
+
+
+def test_the_image_has_the_package_from_its_wheel_alone():
+    """A process that starts in a folder with the sources would import, and compile, these."""
+    assert copied("pgrepl") == {"pyproject.toml", "uv.lock"}

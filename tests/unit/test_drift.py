@@ -252,6 +252,20 @@ def test_a_renamed_type_is_no_drift() -> None:
     assert find_drift(with_type(composite(("a", INT))), announced(now)) is None
 
 
+def test_a_type_that_took_the_name_of_another_is_told_by_oid_and_labels() -> None:
+    mood, other = (
+        PgType(oid, name="mood", kind="e", labels=labels)
+        for oid, labels in ((9000, ((1, "sad"), (2, "ok"))), (9100, ((3, "sad"), (4, "happy"))))
+    )
+    before, now = (
+        columns(ID, Column("m", 2, type_.oid, -1, "public.mood", "e", type=type_)) for type_ in (mood, other)
+    )
+    assert find_drift(before, announced(now)) == (
+        "another type took the name public.mood, that of the type of column m: its oid was 9000 and is 9100;"
+        " labels added: 'happy'; labels removed: 'ok'"
+    )
+
+
 GENERATED = Column("g", 4, 25, -1, "text")
 UNCHANGED_VALUE = replace(RECORDED, unpublished=(GENERATED,))
 
@@ -259,7 +273,12 @@ UNCHANGED_VALUE = replace(RECORDED, unpublished=(GENERATED,))
 @pytest.mark.parametrize(
     ("before", "now", "says"),
     [
-        (UNCHANGED_VALUE, columns(ID, TOTAL, GENERATED), "generated column g is now published"),
+        (
+            UNCHANGED_VALUE,
+            columns(ID, TOTAL, GENERATED),
+            "column g, which was generated, is now published: it is"
+            " no longer generated (DROP EXPRESSION), or the publication publishes generated columns",
+        ),
         (columns(ID, TOTAL, GENERATED), UNCHANGED_VALUE, "generated column g is no longer published"),
         (
             UNCHANGED_VALUE,

@@ -360,7 +360,8 @@ def test_a_renamed_table_is_taken_under_its_new_name() -> None:
         'change public.goods to sales."Orders" in every setting of the pipeline file that names it or a'
         " column of it (exclude_columns, per_table and so on), remove public.goods from the pipeline,"
         """ then add sales."Orders": pgrepl snapshot FILE.json --add"""
-        """ 'sales."Orders"', or PgAddTablesOperator"""
+        """ 'sales."Orders"', or PgAddTablesOperator; but if the two changed places, resnapshot both:"""
+        """ --tables 'public.goods,sales."Orders"'"""
     )
     verdict = judge_catalog(BEFORE, moved, PIPELINE.choices(BEFORE.table))
     assert verdict.hint == f"name it back, then retry the table; or {added}"

@@ -34,6 +34,8 @@ from tests.support.changes import column, relation, table_of
 from tests.support.model import Change
 from tests.support.partitioned import check_partitions, files_by_partition
 
+pytestmark = pytest.mark.slow
+
 APP = app_id("p", Epoch(1))
 OF = relation(column("id", "bigint", key=True), column("p"), column("v"))
 KEYED = relation(column("id", "bigint", key=True), column("p", key=True), column("v"))

@@ -158,6 +158,7 @@ def test_a_number_that_the_chosen_decimal_cannot_hold_is_refused_with_what_to_ch
         with_types(column(NUMERIC), CHOSEN).parse(pa.array([None, "1", text]))
     assert text not in str(caught.value)
     assert "a decimal that holds it, or string" in caught.value.hint
+    assert "pgrepl snapshot FILE.json --tables 'sales.orders'" in caught.value.hint
 
 
 def test_what_is_no_number_is_not_taken_for_one_that_is_too_wide():
@@ -232,7 +233,14 @@ def test_the_lake_schema_is_the_columns_and_then_the_bookkeeping_that_is_wanted(
     assert lake_schema(relation, BARE.choices(relation.table)).names == ["id", "s"]
 
 
-@pytest.mark.parametrize("names", [("A", "a"), ("x", "_PGREPL_COMMIT_LSN")])
+def test_a_column_with_the_name_of_one_of_the_lakes_own_is_refused_with_its_setting():
+    relation = Relation(1, TableName("public", "t"), (column(TEXT, name="_PGREPL_COMMIT_LSN"),))
+    with pytest.raises(TableError, match="column _pgrepl_commit_lsn has the name of") as caught:
+        lake_schema(relation, PIPELINE.choices(relation.table))
+    assert "set commit_lsn_column to false" in caught.value.hint
+
+
+@pytest.mark.parametrize("names", [("A", "a"), ("x", "X")])
 def test_names_that_the_lake_cannot_tell_apart_are_refused(names):
     relation = Relation(1, TableName("public", "t"), tuple(column(TEXT, name=name) for name in names))
     with pytest.raises(TableError, match=f'public.t.*"{names[-1]}"'):

@@ -1,4 +1,4 @@
-"""What the source's own statements suffer from a pipeline, for status and drift check to say."""
+"""What is wrong between a pipeline and its source while both work, for status and drift check to say."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
 from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
@@ -21,9 +22,14 @@ from airflow_provider_pgrepl.replication.state.table_state import TableState
 def source_problems(
     source: Connection, pipeline: Pipeline, refused: Mapping[TableName, RefusedChanges]
 ) -> tuple[str, ...]:
-    """Return them in sentences; `refused` is what `published_refused` found."""
+    """Return in sentences what the source's own statements suffer; `refused` from `published_refused`."""
     synchronous = synchronous_problem(source, pipeline.slot)
     return (*([synchronous] if synchronous else []), *map(str, refused.values()))
+
+
+def source_warnings(source: Connection, records: Mapping[TableName, TableRecord]) -> tuple[str, ...]:
+    """Return in sentences what may be meant to be so: rows that the lake does not get."""
+    return tuple(inherited_warnings(source, _oids(records)))
 
 
 def published_refused(
@@ -33,12 +39,17 @@ def published_refused(
 
     Those of another's publication that the pipeline does not replicate count, too.
     """
-    oids = {
-        record.relation.oid: table
-        for table, record in records.items()
-        if record.relation is not None and record.state is not TableState.REMOVED
-    }
+    oids = _oids(records)
     current = list(read_relations(source, oids, pipeline.publication).values())
     current += others_published(source, pipeline, current)
     found = refused_tables(source, pipeline, [relation for relation in current if relation.membership_oid])
     return {oids.get(oid, refused.table): refused for oid, refused in found.items()}
+
+
+def _oids(records: Mapping[TableName, TableRecord]) -> dict[int, TableName]:
+    """Return the tables by oid."""
+    return {
+        record.relation.oid: table
+        for table, record in records.items()
+        if record.relation is not None and record.state is not TableState.REMOVED
+    }

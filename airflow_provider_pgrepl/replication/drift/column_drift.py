@@ -56,7 +56,10 @@ class ColumnJudge:
         unpublished = {column.attnum: column for column in self.current.unpublished}
         for column in self.recorded.unpublished:
             if column.attnum in published:
-                yield DriftFinding(f"generated column {show_identifier(column.name)} is now published")
+                yield DriftFinding(
+                    f"column {show_identifier(column.name)}, which was generated, is now published: it is no"
+                    " longer generated (DROP EXPRESSION), or the publication publishes generated columns"
+                )
             elif (now := unpublished.pop(column.attnum, None)) and self.in_lake(column):
                 yield from self._renamed(column, now.name)
                 yield from self._retyped(column, now)
@@ -125,9 +128,21 @@ def is_of_other_type(before: Column, now: Column) -> bool:
 
 
 def type_change(before: Column, now: Column) -> str:
-    """In a sentence."""
+    """Return the change in words; a type that took another's name is told by its oid and labels."""
     name = show_identifier(before.name)
-    return f"the type of column {name} changed from {one_line(before.type_name)} to {one_line(now.type_name)}"
+    was, type_name = one_line(before.type_name), one_line(now.type_name)
+    if before.type_oid == now.type_oid or was != type_name:
+        return f"the type of column {name} changed from {was} to {type_name}"
+    text = (
+        f"another type took the name {type_name}, that of the type of column {name}: its oid was"
+        f" {before.type_oid} and is {now.type_oid}"
+    )
+    old, new = ({label for _, label in _labels(column.type)} for column in (before, now))
+    for what, labels in (("added", new - old), ("removed", old - new)):
+        if labels:
+            shown = [one_line(f"'{label}'") for label in sorted(labels)]
+            text += f"; labels {what}: {', '.join(shown[:10])}{' …' if len(shown) > 10 else ''}"
+    return text
 
 
 def is_rewritten_for(before: Column, now: Column) -> bool:

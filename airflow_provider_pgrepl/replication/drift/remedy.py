@@ -42,4 +42,5 @@ class DriftFinding:
         resnapshot = hints.resnapshot(table)
         renamed = hints.rename_settings(table, self.moved_to)
         added = f"{renamed}, remove {table} from the pipeline, then {hints.add(self.moved_to)}"
+        added += f"; but if the two changed places, resnapshot both: --tables '{table},{self.moved_to}'"
         return _WORDS[self.way_out(was_sent=was_sent)].format(resnapshot=resnapshot, added=added)

@@ -42,6 +42,9 @@ def standing_findings(recorded: Relation, standing: PublicationStanding) -> Iter
         yield DriftFinding("the table was dropped", Remedy.GONE)
     elif standing.oid != recorded.oid:
         yield DriftFinding(MADE_AGAIN)
+    elif standing.moved_to not in (None, recorded.table):
+        text = f"the table was renamed or moved to {standing.moved_to}, and another one has its name"
+        yield DriftFinding(text)
     else:
         yield from _publication_findings(recorded, standing)
 

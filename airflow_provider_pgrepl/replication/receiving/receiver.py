@@ -107,6 +107,8 @@ class Receiver:
         connections.callback(self._catalog.close)
         # Before the slot is asked for: what another database answers is no word on this pipeline's.
         continuity.check_source(self._catalog, read_epoch(changelog_uri(pipeline.lake_root)))
+        # Of an invalidated slot the server says on the stream that it can no longer be accessed, and not why.
+        continuity.check_slot(self._catalog, pipeline.slot)
         pass_gaps(self._catalog, pipeline)
         self._stream = connections.enter_context(
             ReplicationStream(

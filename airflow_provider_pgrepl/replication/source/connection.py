@@ -42,6 +42,9 @@ PINNED_SETTINGS: dict[str, str] = {
     "quote_all_identifiers": "off",
     # A policy would filter a copy in silence; off makes the server refuse instead.
     "row_security": "off",
+    # Settings of the role or database that are meant for its other sessions.
+    "default_transaction_read_only": "off",
+    "default_transaction_isolation": "read committed",
     # If our own walsender is a synchronous standby, commits would wait for it, also before it is there.
     "synchronous_commit": "local",
     # Parallel workers are few, and the application's.
@@ -83,6 +86,14 @@ _TCP_LIMITS = {
 }
 _MAX_APPLICATION_NAME = 63
 
+LOCKS_SETTING = "max_locks_per_transaction"
+RETRIED_CLASSES = ("08", "53", "57", "58")
+"""Classes of SQLSTATE that pass: a lost connection, a lack of resources, a shutdown, an error of the system.
+
+https://www.postgresql.org/docs/current/errcodes-appendix.html
+"""
+_TEXTS_WITH_VALUES = ("22", "23", "P0")
+
 
 def pin_statement() -> str:
     """One SQL text that pins every setting the server knows, for any kind of connection.
@@ -109,6 +120,21 @@ def application_name(role: str) -> str:
 def stream_role(slot: str) -> str:
     """Return the role of the session that reads a slot."""
     return f"receive {slot}"
+
+
+def acting_role_hint(connection: Connection) -> str:
+    """Return how a session that acts as another role than it logged in as gets its own back; "" for others.
+
+    ALTER ROLE … SET role makes it one. Rights that the other role lacks should rarely be granted to it.
+    Raises psycopg2's errors.
+    """
+    login, acting = row(
+        connection,
+        "SELECT pg_catalog.quote_ident(session_user::text), pg_catalog.quote_ident(current_user::text)",
+    )
+    if login == acting:
+        return ""
+    return f"{login} acts as {acting} because of its setting role: ALTER ROLE {login} RESET role; or "
 
 
 def current_database(connection: Connection) -> str:
@@ -275,28 +301,35 @@ def source_errors(doing: str) -> Iterator[None]:
 def translate(error: Any, doing: str) -> PgReplError:
     """Our error for a psycopg2 error of a running connection, without row values."""
     code = error.pgcode or ""
-    text = f"{doing}: {describe(error)}"
+    text, hint = f"{doing}: {describe(error)}", _server_hint(error)
     if code == "42501":
         return PrivilegeError(text, "grant the right, or use another role")
-    if code == "53400":
-        return ServerSettingError(text)
+    if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
+        return ServerSettingError(text, hint)
     if code[:2] == ROLLED_BACK:
         return BusyError(
             text, "it can be tried again: the server ended it for another session, or for replay"
         )
-    if code[:2] in ("08", "53", "57", "58"):
-        return SourceConnectionError(text)
+    if code[:2] in RETRIED_CLASSES:
+        return SourceConnectionError(text, hint)
     if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
         return SourceConnectionError(text, "the connection was lost")
     if not code and type(error) is psycopg2.DatabaseError:
         return SourceConnectionError(text, "the connection was lost")
-    return SourceError(text)
+    return SourceError(text, hint)
+
+
+def _server_hint(error: Any) -> str:
+    """Return PostgreSQL's own hint, but for errors of data and code, whose texts may quote values."""
+    if (error.pgcode or "")[:2] in _TEXTS_WITH_VALUES or not error.diag:
+        return ""
+    return one_line(" ".join((error.diag.message_hint or "").split()))
 
 
 def describe(error: Any) -> str:
     """PostgreSQL's message and SQLSTATE; for data errors the SQLSTATE alone: their text quotes values."""
     code = error.pgcode or ""
-    if code[:2] in ("22", "23", "P0"):
+    if code[:2] in _TEXTS_WITH_VALUES:
         return f"{type(error).__name__} (SQLSTATE {code})"
     message = (error.diag.message_primary if error.diag else None) or str(error)
     return one_line(" ".join(message.split())) + (f" (SQLSTATE {code})" if code else "")

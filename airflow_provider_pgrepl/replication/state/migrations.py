@@ -7,7 +7,13 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError, one_line
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    acting_role_hint,
+    row,
+    rows,
+    source_errors,
+)
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership
 
 SCHEMA = STATE_SCHEMA
@@ -268,13 +274,15 @@ def _roll_back(connection: Connection) -> None:
 
 def _missing_right(connection: Connection) -> PrivilegeError:
     role, database = row(connection, "SELECT current_user::text, pg_catalog.current_database()::text")
+    acting = acting_role_hint(connection)
     if _exists(connection):
         return PrivilegeError(
             f"role {role} may not set up the tables of schema _pgrepl in database {database}",
-            f'GRANT USAGE, CREATE ON SCHEMA _pgrepl TO "{role}", or let the schema\'s owner run this once',
+            f'{acting}GRANT USAGE, CREATE ON SCHEMA _pgrepl TO "{role}", or let the schema\'s owner run this'
+            " once",
         )
     return PrivilegeError(
         f"role {role} may not create schema _pgrepl in database {database}: it lacks CREATE on the database",
-        f'GRANT CREATE ON DATABASE "{database}" TO "{role}", or give another database: state_conn_id, or'
-        " PGREPL_STATE_DSN",
+        f'{acting}GRANT CREATE ON DATABASE "{database}" TO "{role}", or give another database: state_conn_id,'
+        " or PGREPL_STATE_DSN",
     )

@@ -54,6 +54,13 @@ def lake_schema(relation: Relation, choices: TableChoices) -> pa.Schema:
     Raises TableError when two names differ only in case, which a lake table cannot hold; ConfigError.
     """
     fields = [pa.field(typed.name, typed.lake_type) for typed in typed_columns(relation, choices)]
+    taken = {field.name.casefold() for field in fields}
+    for own, option in ((COMMIT_LSN, "commit_lsn_column"), (COMMIT_TS, "commit_ts_column")):
+        if own in taken and getattr(choices, option):
+            raise TableError(
+                f"{relation.table}: column {own} has the name of a column that the lake table gets",
+                f"set {option} to false, rename the column, or leave it out with exclude_columns",
+            )
     if any(field.name.casefold() == PARTITION for field in fields):
         raise TableError(f"{relation.table}: {RESERVED}", "rename it, or leave it out with exclude_columns")
     if choices.policy.deletes == "soft":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, ValueRangeError, one_line
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.names import TableName, show_identifier
@@ -59,7 +60,7 @@ class TypedColumn:
         raise ValueRangeError(
             f'column "{one_line(self.name)}" of {self.table} ({one_line(self.column.type_name)}) holds a'
             f" value that lake type {self.lake_type} cannot: {reason}",
-            hint,
+            hints.named(hint, self.table),
         )
 
 

@@ -20,7 +20,11 @@ from airflow_provider_pgrepl.replication.app.drift_check.source_protection impor
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.ownership import check_ours
 from airflow_provider_pgrepl.replication.app.requested_tables import new_tables
-from airflow_provider_pgrepl.replication.app.source_problems import published_refused, source_problems
+from airflow_provider_pgrepl.replication.app.source_problems import (
+    published_refused,
+    source_problems,
+    source_warnings,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.continuity import check_publication
 from airflow_provider_pgrepl.replication.drift.judge import judge_catalog
@@ -94,7 +98,8 @@ def check_drift(access: Access, mark_errored: bool = True) -> DriftReport:
             protect_source(source, store, pipeline, refused)
         new = _new_tables(source, pipeline, records)
         problems = source_problems(source, pipeline, refused)
-    return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables, problems)
+        warnings = source_warnings(source, records)
+    return DriftReport(pipeline.name, len(watched), tables, new, pipeline.new_tables, problems, warnings)
 
 
 def find_drift(

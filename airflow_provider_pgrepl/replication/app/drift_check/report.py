@@ -50,8 +50,8 @@ class TableDrift:
 class DriftReport:
     """The findings of a check. `tables` are those that changed, of `checked` that were looked at.
 
-    `problems` are of the pipeline as a whole. `new_tables` are those that its patterns match and that it does
-    not have, unless it is to ignore them.
+    `problems` are of the pipeline as a whole; so are `warnings`, of what may be meant to be so. `new_tables`
+    are those that its patterns match and that it does not have, unless it is to ignore them.
     """
 
     pipeline: str
@@ -60,6 +60,7 @@ class DriftReport:
     new_tables: tuple[str, ...] = ()
     new_tables_policy: NewTables = "add"
     problems: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def unsafe(self) -> tuple[TableDrift, ...]:
@@ -83,12 +84,12 @@ class DriftReport:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
         tables = tuple(TableDrift(**table) for table in fields["tables"])
-        named = {name: tuple(fields[name]) for name in ("new_tables", "problems")}
+        named = {name: tuple(fields.get(name, ())) for name in ("new_tables", "problems", "warnings")}
         return cls(**{**fields, "tables": tables, **named})
 
     def to_text(self) -> str:
         """For people: a line for each table, and what to do about it."""
-        lines = [f"pipeline {self.pipeline}: {self._summary()}", *self.problems]
+        lines = [f"pipeline {self.pipeline}: {self._summary()}", *self.problems, *self.warnings]
         lines += [table.to_text() for table in self.tables]
         if self.new_tables:
             lines.append(f"new: {', '.join(self.new_tables)}: {_NEW_TABLES[self.new_tables_policy]}")

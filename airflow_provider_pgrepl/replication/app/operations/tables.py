@@ -156,7 +156,8 @@ def _not_resumable(record: TableRecord) -> PgReplError | None:
 def _must_be(record: TableRecord, done: str, states: tuple[TableState, ...]) -> PgReplError | None:
     if record.state in states:
         return None
-    return StateError(f"{record.table}: is {record.state}, and cannot be {done}", _INSTEAD[record.state])
+    instead = hints.named(_INSTEAD[record.state], record.table)
+    return StateError(f"{record.table}: is {record.state}, and cannot be {done}", instead)
 
 
 def _wake(access: Access) -> None:

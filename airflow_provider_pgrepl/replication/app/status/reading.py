@@ -16,7 +16,11 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.app.evidence import gather
 from airflow_provider_pgrepl.replication.app.lost_lake import lost_lake
 from airflow_provider_pgrepl.replication.app.ownership import differences
-from airflow_provider_pgrepl.replication.app.source_problems import published_refused, source_problems
+from airflow_provider_pgrepl.replication.app.source_problems import (
+    published_refused,
+    source_problems,
+    source_warnings,
+)
 from airflow_provider_pgrepl.replication.app.status.changelog import ChangelogStatus, changelog_status
 from airflow_provider_pgrepl.replication.app.status.publishers import PublisherStatus, read_publisher
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
@@ -197,7 +201,8 @@ def _source_problems(
 ) -> tuple[str, ...]:
     records = {record.table: record for record in tables}
     try:
-        return source_problems(source, pipeline, published_refused(source, pipeline, records))
+        refused = published_refused(source, pipeline, records)
+        return (*source_problems(source, pipeline, refused), *source_warnings(source, records))
     except PgReplError as error:
         return (f"the source could not be looked at: {error.message}",)
 

@@ -118,7 +118,8 @@ def _slot(status: PipelineStatus) -> list[str]:
         return [_line("slot", "is not at this source: see the problems below")]
     if slot is None:
         return [_line("slot", "is gone: it takes a new epoch (pgrepl snapshot FILE.json --new-epoch)")]
-    lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, holds {show_bytes(slot.held_bytes)} of WAL")]
+    held = "holds no WAL" if slot.invalidation else f"holds {show_bytes(slot.held_bytes)} of WAL"
+    lines = [_line("slot", f"{slot.name}, {_slot_state(slot)}, {held}")]
     if slot.active and not (status.app and is_recent(status.app.reported_at)):
         sender = f"select pg_terminate_backend({slot.active_pid})"
         lines += _wrapped(f"hint: if no app of this pipeline runs any more, free the slot: {sender}")

@@ -114,11 +114,11 @@ class JetStreamLink:
             self._error = self._error or self._reasons.away("the connection ended")
             lost = [*self._sendings.values()]
             self._sendings.clear()
-        # Not with the lock: what is cancelled now may have reasons of its own to tell.
-        self._runner.close()
+        # Before the loop is closed, which waits for tasks of the client: the publisher must not wait with it.
         for sending in lost:
             sending.fail(self._error)
         self._ready.set()
+        self._runner.close()
 
     async def _live(self) -> None:
         connecting = nats.connect(

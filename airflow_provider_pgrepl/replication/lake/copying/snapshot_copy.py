@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_RETRY_HINT = f"mend it, then {hints.RESNAPSHOT}"
-
 
 class SnapshotCopy:
     """Copies the keeper's tables, which are `snapshotting`. An errored table does not keep the others from
@@ -199,7 +197,7 @@ class SnapshotCopy:
             TableState.ERRORED,
             error=type(error).__name__,
             reason=error.message,
-            hint=error.hint or _RETRY_HINT,
+            hint=error.hint or f"mend it, then {hints.resnapshot(relation.table)}",
             remedy=error.remedy,
             lsn=self._position,
             trace=error.trace,

@@ -26,6 +26,9 @@ SELECT p.oid::bigint, p.xmin::text,
     (SELECT pg_catalog.string_agg(known.oid::text, ',' ORDER BY known.oid)
      FROM pg_catalog.unnest(%(oids)s::bigint[]) AS known (oid)
      WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = known.oid)),
+    (SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', c.oid, c.relnamespace, c.relname), ','
+                                  ORDER BY c.oid)
+     FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])),
     (SELECT pg_catalog.string_agg(i.inhrelid::text || ' ' || i.xmin::text, ','
                                   ORDER BY i.inhrelid, i.inhparent)
      FROM pg_catalog.pg_inherits i WHERE i.inhrelid IN (SELECT above.published FROM above))
@@ -57,8 +60,9 @@ SELECT pg_catalog.string_agg(pg_catalog.concat_ws(' ', oid, parent, link, relkin
 """
 
 _PRESENT = """
-SELECT c.oid::bigint, c.relkind::text, c.relpersistence::text
-FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
+SELECT c.oid::bigint, c.relkind::text, c.relpersistence::text, n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])
 """
 
 Names = Callable[[int], Collection[TableName]]
@@ -90,14 +94,16 @@ class Publishing:
         with source_errors(f"looking at publication {self.publication}"):
             members = memberships(connection, oids, self.publication, planned=False)
             present = {oid: more for oid, *more in rows(connection, _PRESENT, {"oids": oids})}
-            partitioned = [oid for oid, (relkind, _) in present.items() if relkind == "p"]
+            partitioned = [oid for oid, (relkind, *_) in present.items() if relkind == "p"]
             leaves = leaves_of(connection, partitioned) if partitioned else {}
         found = {}
         for oid, member in members.items():
             if oid in present:
                 partitions = tuple(_without_file(leaf) for leaf in leaves.get(oid, ()))
                 place = (member.publication_oid, member.publication_xmin, member.oid, member.xmin)
-                found[oid] = PublicationStanding(oid, *place, member.links, present[oid][1], partitions)
+                _, persistence, *name = present[oid]
+                moved_to = _moved_to(connection, oid, TableName(*name), names(oid))
+                found[oid] = PublicationStanding(oid, *place, member.links, persistence, partitions, moved_to)
             else:
                 found[oid] = PublicationStanding(_successor(connection, names(oid)))
         return found
@@ -106,6 +112,14 @@ class Publishing:
 def _without_file(leaf: Leaf) -> Partition:
     """A file moves with a TRUNCATE that the stream has yet to tell of."""
     return replace(leaf.partition, relfilenode=0, xmin=0)
+
+
+def _moved_to(
+    connection: Connection, oid: int, name: TableName, names: Collection[TableName]
+) -> TableName | None:
+    """Return the relation's name if another relation has one now that it had, which no stream tells of."""
+    is_taken = any(_successor(connection, [former]) not in (0, oid) for former in names if former != name)
+    return name if is_taken else None
 
 
 def _successor(connection: Connection, names: Collection[TableName]) -> int:

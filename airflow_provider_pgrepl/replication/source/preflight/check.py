@@ -9,6 +9,7 @@ from airflow_provider_pgrepl.errors import PgReplError
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source.catalog.inherited_children import inherited_warnings
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.server_problems import (
@@ -20,6 +21,7 @@ from airflow_provider_pgrepl.replication.source.preflight.server_problems import
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from airflow_provider_pgrepl.replication.source.preflight.table_problems import (
     code_problems,
+    lock_problems,
     publication_problems,
     right_problems,
 )
@@ -68,11 +70,15 @@ def check_source(
         except PgReplError as error:
             problems.append(error)
         problems += right_problems(connection, relations)
+        problems += lock_problems(connection, dsn, relations)
         problems += publication_problems(connection, pipeline, server, relations)
         problems += code_problems(connection, pipeline, relations)
         _raise(problems)
         for warning in server_warnings(connection, pipeline.slot):
             log.warning("%s", warning)
+        if requested is None:
+            for warning in inherited_warnings(connection, [relation.oid for relation in relations]):
+                log.warning("%s", warning)
         return relations
     finally:
         connection.close()

@@ -26,7 +26,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     source_errors,
 )
 from airflow_provider_pgrepl.replication.source.server import Server
-from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, read_slot
+from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, read_slot, why_invalidated
 
 OLDEST_VERSION = 140000
 _DECODING_ON_STANDBY_SINCE = 160000
@@ -157,7 +157,4 @@ def slot_problems(connection: Connection, pipeline: Pipeline, *, new_epoch: bool
         )
     # A new epoch drops the slot, whatever became of it.
     elif slot.invalidation and not new_epoch:
-        yield SlotError(
-            f"slot {slot.name} was invalidated by the server ({slot.invalidation}): changes are lost",
-            hints.NEW_EPOCH,
-        )
+        yield SlotError(why_invalidated(connection, slot), hints.NEW_EPOCH)

@@ -7,6 +7,14 @@ from collections.abc import Iterator
 from airflow_provider_pgrepl.replication.source.catalog.synchronous_standbys import synchronous_problem
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, source_errors
 
+# The second is there since PostgreSQL 18.
+_SLOT_LIMITS = """
+SELECT max(setting::bigint) FILTER (WHERE name = 'max_slot_wal_keep_size'),
+    pg_catalog.current_setting('max_slot_wal_keep_size', true),
+    max(setting::bigint) FILTER (WHERE name = 'idle_replication_slot_timeout'),
+    pg_catalog.current_setting('idle_replication_slot_timeout', true)
+FROM pg_catalog.pg_settings WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')
+"""
 _SENDABLE = (
     "UTF8 LATIN1 LATIN2 LATIN4 LATIN5 LATIN6 LATIN7 LATIN8 LATIN9 LATIN10 WIN866 WIN1256 KOI8R KOI8U"
     " ISO_8859_5"
@@ -32,6 +40,7 @@ def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
             f"{first % 10000} a slot that is moved may lose what it needs of the catalog, so that"
             " replication ends with an error of the server's: upgrade it"
         )
+    yield from _slot_limits(connection)
     with source_errors("asking for the encoding"):
         encoding = row(connection, "SELECT pg_catalog.current_setting('server_encoding')")[0]
     if encoding not in ALWAYS_SENDABLE:
@@ -39,4 +48,21 @@ def server_warnings(connection: Connection, slot: str) -> Iterator[str]:
             f"the database's encoding is {encoding}, in which PostgreSQL takes texts that it cannot convert"
             " into UTF-8. One such value in a published table ends the replication of the whole pipeline at"
             " its transaction, until somebody gets past it; a copy of the table stops at it, too"
+        )
+
+
+def _slot_limits(connection: Connection) -> Iterator[str]:
+    """Settings of the server by which it invalidates the slot of a pipeline that stands still."""
+    with source_errors("asking for limits of slots"):
+        kept, kept_shown, idle, idle_shown = row(connection, _SLOT_LIMITS)
+    if kept is not None and kept >= 0:
+        yield (
+            f"max_slot_wal_keep_size is {kept_shown}: the server invalidates the slot of a pipeline that is"
+            " behind by more, which then needs a new epoch"
+        )
+    if idle:
+        yield (
+            f"idle_replication_slot_timeout is {idle_shown}: the server invalidates a slot that nobody reads"
+            " for as long, as during a long snapshot or while the pipeline is stopped; it then needs a new"
+            " epoch"
         )

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError, one_line
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    PrivilegeError,
+    PublicationError,
+    ServerSettingError,
+    one_line,
+)
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import (
+    LOCKS_SETTING,
+    Connection,
+    acting_role_hint,
+    row,
+    rows,
+    source_errors,
+)
+from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.server import Server
 
+# https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
+_LOCKS = """
+SELECT own.locks * sum(s.setting::bigint)::bigint,
+    own.locks
+FROM pg_catalog.pg_settings s,
+    (SELECT pg_catalog.current_setting('max_locks_per_transaction')::bigint AS locks) own
+WHERE s.name IN ('max_connections', 'max_prepared_transactions', 'max_worker_processes', 'max_wal_senders',
+    'autovacuum_max_workers')
+GROUP BY own.locks
+"""
 _RIGHTS = """
 SELECT c.oid::bigint, pg_catalog.format('%%I', n.nspname), pg_catalog.format('%%I.%%I', n.nspname, c.relname),
     pg_catalog.has_schema_privilege(n.oid, 'USAGE'), pg_catalog.has_table_privilege(c.oid, 'SELECT'),
@@ -35,22 +59,53 @@ def right_problems(connection: Connection, relations: Iterable[Relation]) -> Pro
     with source_errors("reading the rights"):
         found = rows(connection, _RIGHTS, (oids,))
         role = row(connection, "SELECT pg_catalog.quote_ident(current_user::text)")[0]
+        acting = acting_role_hint(connection)
     closed = sorted({one_line(schema) for _, schema, _, usage, *_ in found if not usage})
     unreadable = [one_line(table) for _, _, table, _, select, *_ in found if not select]
     filtered = [one_line(table) for *_, table, _, _, policy, _ in found if policy]
     if closed:
         schemas = ", ".join(closed)
         yield PrivilegeError(
-            f"role {role} lacks USAGE on schema {schemas}", f"GRANT USAGE ON SCHEMA {schemas} TO {role}"
+            f"role {role} lacks USAGE on schema {schemas}",
+            f"{acting}GRANT USAGE ON SCHEMA {schemas} TO {role}",
         )
     if unreadable:
         tables = ", ".join(unreadable)
-        yield PrivilegeError(f"role {role} lacks SELECT on {tables}", f"GRANT SELECT ON {tables} TO {role}")
+        yield PrivilegeError(
+            f"role {role} lacks SELECT on {tables}", f"{acting}GRANT SELECT ON {tables} TO {role}"
+        )
     if filtered:
         yield PrivilegeError(
             f"row-level security would hide rows of {', '.join(filtered)} from role {role}",
             f"ALTER ROLE {role} BYPASSRLS, or use the tables' owner",
         )
+
+
+def lock_problems(connection: Connection, dsn: str, relations: list[Relation]) -> Problems:
+    """Whether the server has room for locks on all tables and partitions, which a snapshot takes at once.
+
+    How much room there is depends on more than settings: where it may be short, the locks are tried.
+    """
+    needed = len(_with_leaves(connection, relations))
+    with source_errors("reading the room for locks"):
+        room, setting = row(connection, _LOCKS)
+    if needed <= room // 2:
+        return
+    with source_errors("trying locks"), connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        try:
+            lock_tables(connection, dsn, relations, "ACCESS SHARE", 0)
+        except ServerSettingError:
+            yield ServerSettingError(
+                f"a snapshot locks {needed} tables and partitions, more than the server has room for:"
+                f" {LOCKS_SETTING} is {setting}",
+                f"raise {LOCKS_SETTING} (needs a restart) to {2 * -(-setting * needed // room)}, or leave"
+                " partitioned tables out",
+            )
+        except PgReplError:
+            return  # somebody's lock is in the way, which the snapshot waits for
+        finally:
+            cursor.execute("ROLLBACK")
 
 
 def code_problems(connection: Connection, pipeline: Pipeline, relations: Iterable[Relation]) -> Problems:
@@ -125,12 +180,13 @@ def _created_publication_problems(
         return
     with source_errors("reading the rights"):
         role, database, may_create = row(connection, _CREATE_RIGHT)
+        acting = acting_role_hint(connection)
         found = rows(connection, _RIGHTS, ([relation.oid for relation in relations],))
     if publication is None and not may_create:
         yield PrivilegeError(
             f"role {role} may not create a publication: it lacks CREATE on database {database}",
-            f'GRANT CREATE ON DATABASE "{database}" TO "{role}", or let its owner create the publication, and'
-            " set publication_mode to use",
+            f'{acting}GRANT CREATE ON DATABASE "{database}" TO "{role}", or let its owner create the'
+            " publication, and set publication_mode to use",
         )
     published = frozenset() if publication is None else publication.tables
     unpublished = {relation.oid for relation in relations if relation.table not in published}
@@ -138,6 +194,6 @@ def _created_publication_problems(
     if foreign:
         yield PrivilegeError(
             f"role {role} may not publish {', '.join(foreign)}: only a table's owner may",
-            f'GRANT the owning role TO "{role}", or let the owner create the publication, and set'
+            f'{acting}GRANT the owning role TO "{role}", or let the owner create the publication, and set'
             " publication_mode to use",
         )

@@ -11,6 +11,7 @@ from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     current_database,
+    row,
     rows,
     source_errors,
 )
@@ -27,6 +28,17 @@ SELECT slot_name::text, plugin::text, database::text, active, active_pid, confir
              CASE WHEN wal_status = 'lost' THEN 'wal_removed'
                   WHEN pg_catalog.to_jsonb(s) ->> 'conflicting' = 'true' THEN 'conflict' END)
 FROM pg_catalog.pg_replication_slots s WHERE slot_name = %s
+"""
+
+
+_INVALIDATING_SETTINGS = {
+    "wal_removed": "max_slot_wal_keep_size",
+    "idle_timeout": "idle_replication_slot_timeout",
+    "wal_level_insufficient": "wal_level",
+}
+"""The setting of the server behind each reason for which it invalidates slots.
+
+https://www.postgresql.org/docs/current/view-pg-replication-slots.html
 """
 
 
@@ -53,6 +65,17 @@ def read_slot(connection: Connection, name: str) -> Slot | None:
         return None
     slot, plugin, database, active, pid, confirmed, restart, wal_status, invalidation = found[0]
     return Slot(slot, plugin, database, active, pid, _lsn(confirmed), _lsn(restart), wal_status, invalidation)
+
+
+def why_invalidated(connection: Connection, slot: Slot) -> str:
+    """Return in a sentence why the server invalidated a slot, with the setting that made it do so."""
+    text = f"the server has invalidated the replication slot {slot.name} ({slot.invalidation}"
+    setting = _INVALIDATING_SETTINGS.get(slot.invalidation or "")
+    if setting is not None:
+        with source_errors(f"reading {setting}"):
+            (value,) = row(connection, "SELECT pg_catalog.current_setting(%s, true)", (setting,))
+        text += f"; {setting} is {value}"
+    return f"{text}): it no longer keeps the changes that are missing"
 
 
 def reason_to_keep(connection: Connection, slot: Slot) -> str | None:

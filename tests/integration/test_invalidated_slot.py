@@ -1,0 +1,60 @@
+"""A slot that the server has invalidated: the error names the reason and the setting, and so do warnings."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_pgrepl.errors import SlotError
+from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from demo.postgres import Server
+from tests.conftest import closing_connection
+from tests.support.received import Received
+from tests.support.replicated import execute, wait_until
+
+
+@pytest.fixture
+def impatient() -> Iterator[Server]:
+    """A server that invalidates slots after a second without a reader."""
+    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
+        Path(folder).chmod(0o755)
+        settings = {
+            "fsync": "off",
+            "idle_replication_slot_timeout": "1s",
+            "max_slot_wal_keep_size": "1GB",
+            "checkpoint_timeout": "1h",
+        }
+        server = Server(Path(folder) / "data", settings=settings)
+        server.create()
+        server.start()
+        yield server
+        server.stop(immediate=True)
+
+
+def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path: Path) -> None:
+    dsn = impatient.dsn()
+    execute(dsn, "create table t(id int primary key)")
+    received = Received(dsn, tmp_path, ("public.t",))
+    received.begin()
+    connection = connect(dsn, "test")
+    with closing_connection(dsn) as looking, looking.cursor() as cursor:
+
+        def invalidated() -> bool:
+            cursor.execute("checkpoint")
+            cursor.execute("select invalidation_reason is not null from pg_replication_slots")
+            return bool(cursor.fetchone()[0])
+
+        wait_until(invalidated, what="the slot to be invalidated")
+    with pytest.raises(SlotError) as caught, received.receiving():
+        pass
+    assert f"slot {received.pipeline.slot} (idle_timeout; idle_replication_slot_timeout is 1s)" in str(
+        caught.value
+    )
+    warnings = "\n".join(server_warnings(connection, received.pipeline.slot))
+    connection.close()
+    assert "idle_replication_slot_timeout is 1s: the server invalidates a slot that nobody reads" in warnings
+    assert "max_slot_wal_keep_size is 1GB" in warnings
