@@ -131,7 +131,8 @@ def test_new_table_leaves_the_publication_when_the_walsender_cannot_be_renewed(k
         take(kept, taking, C)
 
 
-def test_new_table_leaves_the_publication_when_its_state_cannot_be_recorded(kept, taking, monkeypatch):
+def test_tables_are_as_before_when_a_state_cannot_be_recorded(kept, taking, monkeypatch):
+    kept.set_states(A, TableState.PAUSED)
     set_state = type(taking.store).set_state
 
     def fails(store: Any, name: str, table: TableName, state: TableState, **more: Any) -> None:
@@ -140,8 +141,9 @@ def test_new_table_leaves_the_publication_when_its_state_cannot_be_recorded(kept
         set_state(store, name, table, state, **more)
 
     monkeypatch.setattr(type(taking.store), "set_state", fails)
-    with unchanged(kept):
-        take(kept, taking, C)
+    for table in (A, C):
+        with unchanged(kept):
+            take(kept, taking, table)
 
 
 def test_walsender_is_renewed_for_a_table_that_a_killed_run_published(kept, taking, monkeypatch):

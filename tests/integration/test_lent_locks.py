@@ -20,6 +20,8 @@ from tests.integration.test_publication import relation
 from tests.support.replicated import wait_until
 
 WHOLE, CUT = 1 << 30, 8192
+MANY_ROWS = "insert into t select g, repeat('v', 100) from generate_series(20001, 200000) g"
+"""More than what is on the way to a client that does not read."""
 
 
 @pytest.fixture
@@ -74,8 +76,7 @@ STATEMENTS = (
 
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_statement_goes_first_and_the_copy_goes_on(pg, dsn, run, owner, statement):
-    # More than what is on the way to a client that does not read.
-    run("insert into t select g, repeat('v', 100) from generate_series(20001, 200000) g")
+    run(MANY_ROWS)
     with copying(dsn, pg) as (held, whole):
         assert not held.renew()
         with pytest.raises(PgReplError), open_copy(dsn, held.snapshot, whole) as stream:
@@ -132,18 +133,26 @@ def test_lock_that_another_session_keeps_is_waited_for_only_so_long(pg, dsn, run
         run("rollback")
 
 
-def test_copies_of_two_pipelines_leave_each_other_alone(pg, dsn, owner, caplog):
-    """The second does without the lock, and copies the table whole."""
+def test_copies_of_two_pipelines_leave_each_other_alone(pg, dsn, run, owner, caplog):
+    """The second does without the lock, and copies the table whole. It goes on when the first lends."""
+    run(MANY_ROWS)
     caplog.set_level(logging.INFO)
     with (
         copying(dsn, pg) as (held, whole),
         keeping(dsn, pg) as other,
         other.hold(other.relations[0]) as second,
     ):
-        assert [part.is_planned for part in second.plan(second.relation, CUT)] == [False]
-        held.check()
+        (part,) = second.plan(second.relation, CUT)
+        assert not part.is_planned
+        second.watch()
         assert not held.renew()
-        assert read(dsn, held, whole) == read(dsn, second, whole) == 20_000
+        with open_copy(dsn, second.snapshot, part) as stream:
+            stream.read(10)
+            Application(dsn, "analyze t").assert_done()
+            assert held.renew()
+            assert len((b"1," + stream.read()).splitlines()) == 200_000
+        second.check()
+        assert read(dsn, held, whole) == 200_000
 
 
 def test_table_joins_the_publication_of_another_pipeline_while_it_is_copied(pg, dsn, run, owner):

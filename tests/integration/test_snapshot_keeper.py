@@ -312,7 +312,7 @@ def endless(dsn):
 def copiers(pg):
     with pg.cursor() as cursor:
         cursor.execute(
-            "select pid from pg_stat_activity where application_name = 'pgrepl copy'"
+            "select pid from pg_stat_activity where application_name like 'pgrepl copy %'"
             " and datname = current_database()"
         )
         return [pid for (pid,) in cursor.fetchall()]

@@ -339,7 +339,7 @@ def test_ranges_that_are_finished_are_kept_when_others_fail(replicated, monkeypa
         with closing_connection(replicated.dsn) as connection, connection.cursor() as cursor:
             while not is_said() and not stop.wait(0.002):
                 cursor.execute(
-                    "select pid from pg_stat_activity where application_name = 'pgrepl copy'"
+                    "select pid from pg_stat_activity where application_name like 'pgrepl copy %'"
                     " and datname = current_database() and state = 'active' and query like 'COPY%b%'"
                     " and pg_terminate_backend(pid)"
                 )

@@ -92,7 +92,7 @@ class CopyStates:
         """What fails here is logged: the error of the block is the one that is raised."""
         try:
             records = self._store.read_tables(self._pipeline.name)
-            begun = {table for table in self._before if _is_under_way(records.get(table))}
+            begun = {table for table in self._before if self._is_begun(records.get(table), table)}
             restored = set() if self._is_copying else set(filter(self._is_restorable, begun))
             self._unpublish(self._joined - (begun - restored) | set(filter(self._was_out, restored)))
             for table in sorted(begun):
@@ -102,6 +102,12 @@ class CopyStates:
                     self.mark_errored(table, _cause(error))
         except PgReplError as failure:
             log.warning("the states of tables that were not copied could not be recorded: %s", failure)
+
+    def _is_begun(self, now: TableRecord | None, table: TableName) -> bool:
+        before = self._before[table]
+        # A paused table is not set to `snapshotting` in one step.
+        is_resumed = before is not None and before.state is TableState.PAUSED and not self._is_copying
+        return _is_under_way(now) or (is_resumed and now is not None and now.state is TableState.CATCHING_UP)
 
     def _is_restorable(self, table: TableName) -> bool:
         before = self._before[table]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
+import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, SnapshotError, SourceConnectionError, TableSnapshotError
@@ -31,6 +32,33 @@ CONFLICT_HINT = (
     "nothing needs to be done: it is copied again. If this repeats on a standby, set hot_standby_feedback to"
     " on there, or max_standby_streaming_delay to longer than the copy of the table takes"
 )
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A session that exports a snapshot. When it has ended, nothing can import the snapshot."""
+
+    connection: Connection
+    snapshot: str
+    pid: int
+
+    def shut(self) -> None:
+        """Return when nothing can import the snapshot any more. Can be called again."""
+        with suppress(psycopg2.Error):
+            if not self.connection.closed:
+                self.connection.cursor().execute("ROLLBACK")
+            self.connection.close()
+
+
+def open_gate(dsn: str, snapshot: str) -> Gate:
+    """Import a snapshot in a session of its own, and export it again."""
+    connection = connect(dsn, "keeper")
+    try:
+        import_snapshot(connection, snapshot)
+        return Gate(connection, export_again(connection), connection.info.backend_pid)
+    except BaseException:
+        connection.close()
+        raise
 
 
 def lost(reason: str, kind: type[SnapshotError] = SnapshotError) -> SnapshotError:

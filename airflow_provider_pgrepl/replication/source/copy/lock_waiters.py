@@ -11,15 +11,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import one_line
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    application_name,
+    rows,
+    source_errors,
+)
 
 # pg_stat_activity is read once a transaction, unless told otherwise; what it hides from the role is NULL.
 _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"
 _COPIES = """
-SELECT l.pid FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-WHERE l.locktype = 'relation' AND l.granted AND l.relation = ANY (%(oids)s::oid[])
-    AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-    AND a.application_name = 'pgrepl copy' AND a.usename = current_user
+SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = current_user
 """
 # Another pipeline's copy of the table does without the lock against code of its owner when it has to wait.
 _WAITERS = """{refresh}
@@ -68,29 +70,40 @@ class LockWaiter:
         )
 
 
+def copy_role(snapshot: str) -> str:
+    """Return the role of the sessions that copy under a snapshot: its name is of one table's gate."""
+    return f"copy {snapshot}"
+
+
 def read_waiters(
-    connection: Connection, oids: Iterable[int] = (), pids: Iterable[int] = ()
+    connection: Connection, oids: Iterable[int] = (), pids: Iterable[int] = (), snapshot: str = ""
 ) -> list[LockWaiter]:
-    """Return the sessions that wait for this one, for `pids`, or for a copy that has locked one of `oids`.
+    """Return the sessions that wait for this one, for `pids`, or for a copy under `snapshot`.
 
     Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
     On a standby, replay that waits for one of `oids` counts.
     """
     with source_errors("looking for sessions that wait for the copy"):
-        found = rows(connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids)})
+        found = rows(
+            connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids), **_copies(snapshot)}
+        )
     return [
         LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""), ends_copy)
         for pid, role, application, mode, query, ends_copy in found
     ]
 
 
-def end_copies(connection: Connection, oids: Iterable[int]) -> None:
-    """End this role's copy sessions that have a lock on one of these relations, and wait until they are gone.
+def end_copies(connection: Connection, snapshot: str) -> None:
+    """End the sessions that copy under a snapshot, and wait until they are gone.
 
     A cancel would not reach a session whose client reads nothing.
     """
     with source_errors("ending the copies of a table"):
-        rows(connection, _filled(_END_COPIES), {"oids": list(oids)})
+        rows(connection, _filled(_END_COPIES), _copies(snapshot))
+
+
+def _copies(snapshot: str) -> dict[str, str]:
+    return {"copies": application_name(copy_role(snapshot))}
 
 
 def _filled(query: str) -> str:

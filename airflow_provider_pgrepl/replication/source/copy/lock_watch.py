@@ -11,8 +11,12 @@ import psycopg2
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row
-from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import lost
-from airflow_provider_pgrepl.replication.source.copy.lock_waiters import end_copies, read_waiters
+from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Gate, lost
+from airflow_provider_pgrepl.replication.source.copy.lock_waiters import (
+    LockWaiter,
+    end_copies,
+    read_waiters,
+)
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S
 from airflow_provider_pgrepl.trace import log_unexpected
 
@@ -37,7 +41,7 @@ class LockWatch:
         name: str,
         oids: Collection[int] = (),
         kind: type[SnapshotError] = SnapshotError,
-        gate: Connection | None = None,
+        gate: Gate | None = None,
         release: Callable[[Connection], None] | None = None,
     ) -> None:
         self.failure: PgReplError | None = None
@@ -50,7 +54,6 @@ class LockWatch:
         self._oids = oids
         self._kind = kind
         self._gate = gate
-        self._pids = [] if gate is None else [gate.info.backend_pid]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"lock watch {name}", daemon=True)
 
@@ -73,10 +76,9 @@ class LockWatch:
         if self.failure is not None:
             raise self.failure
 
-    def resume(self, gate: Connection) -> None:
+    def resume(self, gate: Gate) -> None:
         """Let copies begin again, at another gate; to be called with `turn` and the lock taken back."""
-        self._gate, self._pids = gate, [gate.info.backend_pid]
-        self.is_lent = False
+        self._gate, self.is_lent = gate, False
 
     def close(self) -> None:
         """Stop watching, and end the session. Can be called again."""
@@ -91,7 +93,7 @@ class LockWatch:
         try:
             while not self._stop.wait(POLL_S):
                 with self.turn:
-                    waiters = read_waiters(self._connection, self._oids, self._pids)
+                    waiters = self._read_waiters()
                     if any(waiter.ends_copy or self._release is None for waiter in waiters):
                         self._give_way("; ".join(map(str, waiters)))
                         return
@@ -110,6 +112,11 @@ class LockWatch:
             with contextlib.suppress(psycopg2.Error):
                 self._connection.close()
 
+    def _read_waiters(self) -> list[LockWaiter]:
+        if self._gate is None:
+            return read_waiters(self._connection)
+        return read_waiters(self._connection, self._oids, [self._gate.pid], self._gate.snapshot)
+
     def _give_way(self, waiters: str) -> None:
         self.failure = self._kind(
             f"{self._name}: the copy was given up for {waiters}",
@@ -117,22 +124,19 @@ class LockWatch:
             " snapshot when no DDL runs on the table",
         )
         log.warning("%s", self.failure.message)
-        self._shut_gate()
-        if self._oids:
-            end_copies(self._connection, self._oids)
+        self._end_copies()
 
     def _lend(self, waiters: str, release: Callable[[Connection], None]) -> None:
         log.info("%s: ranges that are being copied begin again after %s", self._name, waiters)
         self.is_lent = True
-        self._shut_gate()
-        end_copies(self._connection, self._oids)
+        self._end_copies()
         release(self._connection)
 
+    def _end_copies(self) -> None:
+        if self._gate is not None:
+            self._gate.shut()
+            end_copies(self._connection, self._gate.snapshot)
+
     def _shut_gate(self) -> None:
-        """Return when nothing can import the snapshot any more."""
-        if self._gate is None:
-            return
-        with contextlib.suppress(psycopg2.Error):
-            if not self._gate.closed:
-                self._gate.cursor().execute("ROLLBACK")
-            self._gate.close()
+        if self._gate is not None:
+            self._gate.shut()

@@ -31,6 +31,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     translate,
 )
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import CONFLICT_HINT
+from airflow_provider_pgrepl.replication.source.copy.lock_waiters import copy_role
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from airflow_provider_pgrepl.trace import log_unexpected, traced
@@ -75,7 +76,7 @@ def open_copy(dsn: str, snapshot: str, copy_range: CopyRange) -> Iterator[Binary
 
 
 def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
-    connection = connect(dsn, "copy")
+    connection = connect(dsn, copy_role(snapshot))
     try:
         with connection.cursor() as cursor:
             cursor.execute(_REFUSE_VIEWS)

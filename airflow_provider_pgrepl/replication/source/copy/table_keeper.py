@@ -17,11 +17,12 @@ from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
 )
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
+    Gate,
     Shape,
     check_unaltered,
-    export_again,
     import_snapshot,
     losses,
+    open_gate,
 )
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
@@ -49,8 +50,7 @@ class TableKeeper:
         dsn: str,
         connection: Connection,
         kept: str,
-        gate: Connection,
-        snapshot: str,
+        gate: Gate,
         relation: Relation,
         oids: set[int],
         lock_timeout_s: float,
@@ -58,7 +58,7 @@ class TableKeeper:
         trusts_owners: bool,
     ) -> None:
         self.connection = connection
-        self.snapshot = snapshot
+        self.snapshot = gate.snapshot
         self.relation = relation
         self._dsn = dsn
         self._kept = kept
@@ -145,7 +145,8 @@ class TableKeeper:
             self._watch.raise_failure()
             if not self._has_shut_out(self._leaves, _RENEWAL_WAIT_MS):
                 raise BusyError(f"{self.relation.table}: another session holds the lock that it was lent")
-            gate, self.snapshot = _open_gate(self._dsn, self._kept)
+            gate = open_gate(self._dsn, self._kept)
+            self.snapshot = gate.snapshot
             self._watch.resume(gate)
 
     def close(self) -> None:
@@ -189,7 +190,7 @@ def keep_table(
             check_unaltered(dsn, [relation], then)
         except SnapshotError as error:
             raise TableSnapshotError(error.message, error.hint) from None
-        gate, exported = _open_gate(dsn, snapshot)
+        gate = open_gate(dsn, snapshot)
     except BaseException:
         connection.close()
         raise
@@ -199,19 +200,8 @@ def keep_table(
         connection,
         snapshot,
         gate,
-        exported,
         relation,
         oids,
         lock_timeout_s,
         trusts_owners=trusts_owners,
     )
-
-
-def _open_gate(dsn: str, snapshot: str) -> tuple[Connection, str]:
-    gate = connect(dsn, "keeper")
-    try:
-        import_snapshot(gate, snapshot)
-        return gate, export_again(gate)
-    except BaseException:
-        gate.close()
-        raise
