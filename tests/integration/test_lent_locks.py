@@ -50,10 +50,10 @@ def copying(dsn, pg) -> Iterator[tuple[TableKeeper, CopyRange]]:
 
 
 @contextmanager
-def keeping(dsn, pg) -> Iterator[Keeper]:
+def keeping(dsn, pg, table="t") -> Iterator[Keeper]:
     with (
         export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as exported,
-        keep(dsn, exported.snapshot, [relation(pg, "t")], "p", 60.0) as keeper,
+        keep(dsn, exported.snapshot, [relation(pg, table)], "p", 60.0) as keeper,
     ):
         exported.close()
         yield keeper

@@ -105,6 +105,7 @@ SITES: dict[Site, str] = {
     ("replication/source/ddl_capture/event_trigger_sql.py", "drop_triggers", "DROP"): "event trigger",
     ("replication/source/ddl_capture/event_trigger_sql.py", "drop_function", "DROP"): "event trigger",
     ("replication/source/catalog/refused_changes.py", "_leave", "DROP"): _HINT,
+    ("replication/source/publication.py", "_drop_again", "drop_publication"): "just made",
     ("replication/source/publication.py", "_take_out", "drop_tables"): "just made",
     ("replication/source/publication.py", "drop_publication", "DROP"): _CALLER,
     ("replication/source/slot/creation.py", "_wait_until_gone", "drop_slot"): "just made",

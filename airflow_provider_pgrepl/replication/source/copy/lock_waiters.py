@@ -23,7 +23,6 @@ _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"
 _COPIES = """
 SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = current_user
 """
-# Another pipeline's copy of the table does without the lock against code of its owner when it has to wait.
 _WAITERS = """{refresh}
 WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION SELECT unnest(%(pids)s::int[]) UNION {copies})
 SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode,
@@ -31,7 +30,6 @@ SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode,
     w.locktype = 'virtualxid' OR w.mode = 'AccessExclusiveLock'
 FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
 WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
-    AND (a.application_name IS DISTINCT FROM 'pgrepl keeper' OR w.mode <> 'ShareUpdateExclusiveLock')
     AND (pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours) OR {replay})
 """
 # Replay of DDL waits for a lock like a session, but is no backend of which pg_blocking_pids knows. No session

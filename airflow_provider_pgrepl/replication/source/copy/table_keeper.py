@@ -9,7 +9,7 @@ from airflow_provider_pgrepl.errors import BusyError, SnapshotError, TableSnapsh
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
-    LOCK_WAIT_MS,
+    LOCK_TRIES,
     let_owners_in,
     refused_code,
     shut_owners_out,
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 MOST_LOANS = 20
 """How often a table lends its lock against code of its owner while it is copied."""
-_RENEWAL_WAIT_MS = 250
-"""The watch does not look while the lock is waited for."""
 
 
 class TableKeeper:
@@ -83,7 +81,7 @@ class TableKeeper:
     def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         ranges = plan_ranges(self.connection, relation, range_bytes)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
-        if self._trusts_owners or not leaves or self._has_shut_out(leaves, LOCK_WAIT_MS):
+        if self._trusts_owners or not leaves or self._has_shut_out(leaves, LOCK_TRIES):
             self._leaves = leaves
             return ranges
         whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
@@ -96,10 +94,10 @@ class TableKeeper:
         )
         return whole
 
-    def _has_shut_out(self, leaves: dict[int, TableName], wait_ms: int) -> bool:
+    def _has_shut_out(self, leaves: dict[int, TableName], tries: int) -> bool:
         check = connect(self._dsn, "keeper check")
         try:
-            code = shut_owners_out(self.connection, check, leaves, wait_ms)
+            code = shut_owners_out(self.connection, check, leaves, tries)
             if code:
                 found = [one for of_leaf in code.values() for one in of_leaf]
                 raise refused_code(check, self.relation.table, found)
@@ -143,7 +141,7 @@ class TableKeeper:
     def _take_back(self) -> None:
         with self._watch.turn:
             self._watch.raise_failure()
-            if not self._has_shut_out(self._leaves, _RENEWAL_WAIT_MS):
+            if not self._has_shut_out(self._leaves, 1):
                 raise BusyError(f"{self.relation.table}: another session holds the lock that it was lent")
             gate = open_gate(self._dsn, self._kept)
             self.snapshot = gate.snapshot
@@ -177,7 +175,7 @@ def keep_table(
         # too, might end as the victim of a deadlock.
         import_snapshot(connection, snapshot)
         try:
-            lock_tables(connection, dsn, [relation], "ACCESS SHARE", 0, lock_timeout_s)
+            lock_tables(connection, dsn, [relation], lock_timeout_s)
         except SnapshotError as error:
             if not connection.closed:
                 with source_errors("ending the transaction of the keeper"):
