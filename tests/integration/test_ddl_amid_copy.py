@@ -19,35 +19,10 @@ from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep,
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
+from tests.support.application import HANGS_S, Application, waits
 from tests.support.replicated import wait_until
 
-HANGS_S = 120
 RANGE_BYTES = 300_000
-
-
-class Application(threading.Thread):
-    """One statement of the application's, which nobody limits."""
-
-    def __init__(self, dsn: str, sql: str) -> None:
-        super().__init__(daemon=True)
-        self.connection = psycopg2.connect(dsn + " application_name=migration")
-        self.connection.autocommit = True
-        self.pid = self.connection.info.backend_pid
-        self.error: BaseException | None = None
-        self._sql = sql
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.connection.cursor().execute(self._sql)
-        except psycopg2.Error as error:
-            self.error = error
-
-    def assert_done(self) -> None:
-        self.join(HANGS_S)
-        assert not self.is_alive(), f"still waiting: {self._sql}"
-        assert self.error is None
-        self.connection.close()
 
 
 @pytest.fixture
@@ -74,12 +49,6 @@ def keeping(dsn: str, pg: psycopg2.extensions.connection, *names: str) -> Iterat
     ):
         exported.close()
         yield keeper
-
-
-def waits(pg: psycopg2.extensions.connection, pid: int) -> bool:
-    with pg.cursor() as cursor:
-        cursor.execute("select 1 from pg_locks where pid = %s and not granted", (pid,))
-        return bool(cursor.fetchall())
 
 
 STATEMENTS = {

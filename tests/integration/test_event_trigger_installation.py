@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql im
 )
 from demo.postgres import Server, binaries
 from tests.conftest import closing_connection
-from tests.integration.test_ddl_amid_copy import Application, waits
+from tests.support.application import Application, waits
 from tests.support.replicated import execute, wait_until
 from tests.support.watched import Watched, function, weak_role
 

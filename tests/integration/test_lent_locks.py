@@ -15,8 +15,8 @@ from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, Ke
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.publication import add_tables
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
-from tests.integration.test_ddl_amid_copy import Application, waits
 from tests.integration.test_publication import relation
+from tests.support.application import Application, waits
 from tests.support.replicated import wait_until
 
 WHOLE, CUT = 1 << 30, 8192

@@ -376,6 +376,39 @@ def test_ddl_goes_before_the_copy_of_its_table_which_is_repeated(replicated, mon
     replicated.assert_equal("public.a", "public.b")
 
 
+def test_copy_goes_on_after_a_statement_to_which_it_lent_its_lock(
+    spark, dsn, tmp_path, monkeypatch, pg, role
+):
+    execute(dsn, *table("b", 3000), f"create role {role}_owner", f"grant {role}_owner to {role}")
+    execute(dsn, f"alter table b owner to {role}_owner", "create publication p for table b")
+    replicated = InProcess(
+        spark,
+        dsn.replace("user=postgres", f"user={role}"),
+        tmp_path,
+        ("public.b",),
+        publication="p",
+        publication_mode="use",
+        trust_table_owners=False,
+        snapshot_range_bytes=65536,
+    )
+    run = snapshot_copy.RangeCopies.run  # type: ignore[attr-defined]
+
+    def run_after_analyze(copies, ranges):
+        if len(ranges) > 1:
+            execute(dsn, "analyze b")
+        return run(copies, ranges)
+
+    monkeypatch.setattr(snapshot_copy.RangeCopies, "run", run_after_analyze)  # type: ignore[attr-defined]
+    replicated.snapshot()
+    assert (
+        "public.b: ranges that are being copied begin again after a statement of"
+        in replicated.log.read_text()
+    )
+    assert "given up" not in replicated.log.read_text()
+    replicated.assert_equal("public.b")
+    execute(dsn, f"drop owned by {role}_owner cascade", f"drop role {role}_owner")
+
+
 def test_table_whose_copy_never_comes_to_its_end_is_errored_by_the_name_of_the_statement(
     replicated, monkeypatch
 ):

@@ -107,7 +107,7 @@ SITES: dict[Site, str] = {
     ("replication/source/catalog/refused_changes.py", "_leave", "DROP"): _HINT,
     ("replication/source/publication.py", "_drop_again", "drop_publication"): "just made",
     ("replication/source/publication.py", "_take_out", "drop_tables"): "just made",
-    ("replication/source/publication.py", "drop_publication", "DROP"): _CALLER,
+    ("replication/source/publication.py", "attempt", "DROP"): _CALLER,
     ("replication/source/slot/creation.py", "_wait_until_gone", "drop_slot"): "just made",
     ("replication/source/slot/export.py", "close", "DROP_REPLICATION_SLOT"): "just made",
     ("replication/source/slot/permanent.py", "create_slot", "drop_unused"): "just made",

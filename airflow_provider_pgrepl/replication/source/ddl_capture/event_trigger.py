@@ -73,8 +73,8 @@ _MADE_BY_ANOTHER = (
 def install(connection: Connection, pipeline: Pipeline) -> None:
     """Have the event triggers there, as this program wants them; nothing is written when they are.
 
-    DDL that runs meanwhile neither fails nor waits. Raises PrivilegeError when the role may not create them,
-    ServerSettingError on a standby, ConfigError when an event trigger of one of these names is another
+    DDL that runs at that time neither fails nor waits. Raises PrivilegeError when the role may not create
+    them, ServerSettingError on a standby, ConfigError when an event trigger of one of these names is another
     program's.
     """
     for name, function in read_foreign(connection, pipeline.name):
@@ -137,9 +137,9 @@ def keep_installed(connection: Connection, pipeline: Pipeline) -> None:
 def uninstall(connection: Connection, pipeline: str) -> None:
     """Take away what `install` made, the schema too when nothing else is in it. May be called again.
 
-    A trigger of one of its names that calls a function outside of our schema stays. DDL that runs meanwhile
-    neither fails nor waits. Raises PrivilegeError when the role may not; BusyError when transactions with DDL
-    do not end in time, which are the last that read the key.
+    A trigger of one of its names that calls a function outside of our schema stays. DDL that runs at that
+    time neither fails nor waits. Raises PrivilegeError when the role may not; BusyError when transactions
+    with DDL, which have read the key, do not end in time.
     """
     if not is_present(connection, pipeline):
         return

@@ -51,8 +51,8 @@ _CHECK_OWNERS = """DO $$BEGIN
 END$$"""
 
 
-# A statement whose event triggers fire just now has looked the function up by its oid, and would fail without
-# it. One that takes longer than this looks up its event triggers again at its end.
+# A statement whose event triggers are firing has looked the function up by its oid: it would fail without it.
+# A statement that takes longer than this looks its event triggers up again at its end.
 AWAIT_DDL = """DO $$DECLARE
     running text[] := ARRAY(SELECT l.virtualxid FROM pg_catalog.pg_locks l
         JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
@@ -142,7 +142,7 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
         f"GRANT SELECT ON {key} TO {reader}",
         f"GRANT USAGE ON SCHEMA {SCHEMA} TO {reader}",
         _MAKE_KEY.replace("<key>", key),
-        # Replaced and not made anew: DDL that runs at this time may have looked it up by its oid.
+        # Replaced and not dropped: DDL that runs at this time may have looked it up by its oid.
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER"
         f" {settings_sql()} AS '{text}'",
         f"ALTER FUNCTION {function}() OWNER TO CURRENT_USER",
