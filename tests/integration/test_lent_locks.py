@@ -174,3 +174,30 @@ def test_copy_that_needs_no_such_lock_lends_none(pg, dsn, owner):
         application.assert_done()
         with pytest.raises(TableSnapshotError):
             held.check()
+
+
+def test_copy_of_a_role_that_acts_as_another_gives_way(pg, dsn, run):
+    """As with ALTER ROLE … SET role: the copies are sessions of the role that logged in."""
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    run(
+        f"create role {role} login replication",
+        f"create role {role}_owner",
+        f"grant {role}_owner to {role}",
+        f"alter role {role} set role = {role}_owner",
+        "create table t (id int primary key, v text) with (autovacuum_enabled = false)",
+        "insert into t select g, repeat('v', 100) from generate_series(1, 200000) g",
+        f"alter table t owner to {role}_owner",
+        "create publication p for table t",
+    )
+    try:
+        reader = dsn.replace("user=postgres", f"user={role}")
+        with copying(reader, pg) as (held, whole):
+            with pytest.raises(PgReplError), open_copy(reader, held.snapshot, whole) as stream:
+                stream.read(10)
+                Application(dsn, "alter table t add later int").assert_done()
+                while stream.read(1 << 20):
+                    pass
+            with pytest.raises(TableSnapshotError, match="given up for"):
+                held.check()
+    finally:
+        run(f"drop owned by {role}_owner cascade", f"drop role {role}", f"drop role {role}_owner")

@@ -40,7 +40,7 @@ SELECT pg_catalog.current_setting('max_connections')::int
     CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
         - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
             WHERE a.usesysid = r.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int END
-FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+FROM pg_catalog.pg_roles r WHERE r.rolname = session_user
 """
 
 

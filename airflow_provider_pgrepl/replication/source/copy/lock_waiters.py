@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     application_name,
+    row,
     rows,
     source_errors,
 )
@@ -21,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
 # pg_stat_activity is read once a transaction, unless told otherwise; what it hides from the role is NULL.
 _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"
 _COPIES = """
-SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = current_user
+SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = session_user
 """
 _WAITERS = """{refresh}
 WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION SELECT unnest(%(pids)s::int[]) UNION {copies})
@@ -38,6 +39,7 @@ _REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock'
     AND w.relation = ANY (%(oids)s::oid[]) AND w.database =
         (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))"""
 _END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(c.pid, {patience}) FROM ({copies}) AS c"
+_ACT_AS = "SELECT current_user::text, pg_catalog.set_config('role', %s, true)"
 
 _ENDING_MS = 2000
 
@@ -97,7 +99,10 @@ def end_copies(connection: Connection, snapshot: str) -> None:
     A cancel would not reach a session whose client reads nothing.
     """
     with source_errors("ending the copies of a table"):
+        # A session belongs to the role that logged in. Another one that it acts as may not end it.
+        acting = row(connection, _ACT_AS, ("none",))[0]
         rows(connection, _filled(_END_COPIES), _copies(snapshot))
+        row(connection, _ACT_AS, (acting,))
 
 
 def _copies(snapshot: str) -> dict[str, str]:
