@@ -85,7 +85,6 @@ def keeping(dsn: str) -> Iterator[Keeper]:
 def test_copy_gives_way_to_replay_of_ddl(primary, standby):
     """Queries of the standby queue behind the replay, which no backend of pg_blocking_pids is."""
     with keeping(standby.dsn()) as keeper, keeper.hold(keeper.relations[0]) as held:
-        held.watch()
         execute(primary.dsn(), "alter table t add later int")
         wait_until_replayed(primary, standby)
         with pytest.raises(TableSnapshotError, match="the copy was given up for STANDBY REPLAY of pid"):

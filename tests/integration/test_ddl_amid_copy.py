@@ -15,6 +15,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
@@ -68,31 +69,44 @@ STATEMENTS = {
 @pytest.mark.differs_by_major("which locks and snapshots DDL waits for")
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_statement_goes_before_the_copy_of_its_table(pg, dsn, tables, statement):
-    with keeping(dsn, pg, STATEMENTS[statement]) as keeper:
-        keeper.watch()
-        with keeper.hold(keeper.relations[0]) as held:
-            first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
-            with (
-                suppress(PgReplError),  # a range that was read by then is not used either
-                open_copy(dsn, held.snapshot, first) as stream,
-            ):
-                stream.read(10)
-                application = Application(dsn, statement)
-                wait_until(lambda: waits(pg, application.pid) or not application.is_alive())
-                held.watch()
-                application.assert_done()
-                with pytest.raises(SnapshotError) as caught:
-                    held.check()
-                while stream.read(1 << 20):
-                    pass
+    with keeping(dsn, pg, STATEMENTS[statement]) as keeper, keeper.hold(keeper.relations[0]) as held:
+        first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+        with (
+            suppress(PgReplError),  # a range that was read by then is not used either
+            open_copy(dsn, held.snapshot, first) as stream,
+        ):
+            stream.read(10)
+            application = Application(dsn, statement)
+            wait_until(lambda: waits(pg, application.pid) or not application.is_alive())
+            application.assert_done()
+            with pytest.raises(SnapshotError) as caught:
+                held.check()
+            while stream.read(1 << 20):
+                pass
     assert isinstance(caught.value, TableSnapshotError)
     command = " ".join(statement.upper().split()[:2])
     named = f"{command} of pid {application.pid} (role postgres, application migration, waiting for "
     assert f"the copy was given up for {named}" in caught.value.message
 
 
-def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables):
+def test_table_is_given_up_before_its_copy_is_planned(pg, dsn, tables):
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        Application(dsn, "alter table t add later int").assert_done()
+        with pytest.raises(TableSnapshotError, match="given up for ALTER TABLE"):
+            held.plan(held.relation, RANGE_BYTES)
+
+
+def test_snapshot_is_given_up_before_a_table_is_copied(pg, dsn, tables):
+    with keeping(dsn, pg, "t") as keeper:
+        Application(dsn, "create index concurrently on other (id)").assert_done()
+        assert keeper.sessions(4)
+        with pytest.raises(SnapshotError, match="given up for CREATE INDEX"):
+            keeper.hold(keeper.relations[0])
+
+
+def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables, monkeypatch):
     """Were it to wait, it would wait for the statement, which waits for the session that keeps the table."""
+    monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
     with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
         application = Application(dsn, "alter table t add later int")
@@ -148,7 +162,6 @@ def test_table_that_waits_for_its_turn_is_not_locked(pg, dsn, run, tables):
 def test_application_reads_and_writes_a_table_that_is_copied(pg, dsn, run, tables):
     with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         ranges = held.plan(keeper.relations[0], RANGE_BYTES)
-        held.watch()
         with open_copy(dsn, held.snapshot, ranges[0]) as stream:
             stream.read(10)
             run(

@@ -45,7 +45,6 @@ def copying(dsn, pg) -> Iterator[tuple[TableKeeper, CopyRange]]:
     with keeping(dsn, pg) as keeper, keeper.hold(keeper.relations[0]) as held:
         (whole,) = held.plan(held.relation, WHOLE)
         assert len(held.plan(held.relation, CUT)) > 1
-        held.watch()
         yield held, whole
 
 
@@ -144,7 +143,6 @@ def test_copies_of_two_pipelines_leave_each_other_alone(pg, dsn, run, owner, cap
     ):
         (part,) = second.plan(second.relation, CUT)
         assert not part.is_planned
-        second.watch()
         assert not held.renew()
         with open_copy(dsn, second.snapshot, part) as stream:
             stream.read(10)
@@ -166,7 +164,6 @@ def test_table_joins_the_publication_of_another_pipeline_while_it_is_copied(pg, 
 def test_copy_that_needs_no_such_lock_lends_none(pg, dsn, owner):
     with keeping(dsn, pg) as keeper, keeper.hold(keeper.relations[0]) as held:
         held.plan(held.relation, WHOLE)
-        held.watch()
         Application(dsn, "analyze t").assert_done()
         assert not held.renew()
         application = Application(dsn, "truncate t")

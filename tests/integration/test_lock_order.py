@@ -13,6 +13,7 @@ import pytest
 
 from airflow_provider_pgrepl.errors import BusyError
 from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.publication import (
     add_tables,
     create_publication,
@@ -154,8 +155,9 @@ def test_publication_that_cannot_be_dropped_is_named(pg, dsn, run, tables):
         drop_publication(connection, "p", 0.1)
 
 
-def test_lock_against_owners_is_not_waited_for(pg, dsn, run, tables):
+def test_lock_against_owners_is_not_waited_for(pg, dsn, run, tables, monkeypatch):
     """It holds another lock on the table, so that the migration would fail by a deadlock."""
+    monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
     owner = f"owner_{uuid.uuid4().hex[:8]}"
     run(
         f"create role {owner}",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
 from airflow_provider_pgrepl.replication.source.connection import Connection
 from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
+
+T = TypeVar("T")
 
 SHORT_WAIT_S = 0.5
 """The longest single wait for a lock that keeps the application's statements waiting behind it."""
@@ -28,10 +31,10 @@ FROM pg_catalog.pg_settings WHERE name = 'deadlock_timeout'
 
 
 def with_short_waits(
-    attempt: Callable[[float], None],
+    attempt: Callable[[float], T],
     timeout_s: float,
     refusal: type[PgReplError] = SnapshotError,
-) -> None:
+) -> T:
     """Call `attempt` with how long it may wait for a lock, again and again for `timeout_s`, until it returns.
 
     Between two attempts the statements that came behind it get their turn. The last one waits longer, unless

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 import psycopg2
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
-from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row
+from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Gate, lost
 from airflow_provider_pgrepl.replication.source.copy.lock_waiters import (
     LockWaiter,
@@ -100,17 +100,19 @@ class LockWatch:
                     if waiters and self._release is not None and not self.is_lent:
                         self._lend("; ".join(map(str, waiters)), self._release)
         except PgReplError as error:
-            if not self._stop.is_set():
-                self.failure = self.failure or lost(error.message, self._kind)
+            self._give_up(error.message)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
             if not self._stop.is_set():
                 log_unexpected(log, f"watching the locks of {self._name}", error)
-                self.failure = self.failure or lost(type(error).__name__, self._kind)
-        finally:
-            # Without a watch no lock is held.
-            self._shut_gate()
-            with contextlib.suppress(psycopg2.Error):
-                self._connection.close()
+            self._give_up(type(error).__name__)
+
+    def _give_up(self, reason: str) -> None:
+        """End the session: without a watch no lock is held."""
+        if not self._stop.is_set():
+            self.failure = self.failure or lost(reason, self._kind)
+        self._shut_gate()
+        with contextlib.suppress(psycopg2.Error):
+            self._connection.close()
 
     def _read_waiters(self) -> list[LockWaiter]:
         if self._gate is None:
@@ -125,6 +127,9 @@ class LockWatch:
         )
         log.warning("%s", self.failure.message)
         self._end_copies()
+        # The connection stays open for the thread that uses it: what it reads is not used any more.
+        with source_errors("releasing the locks of a copy"):
+            self._connection.cursor().execute("ROLLBACK")
 
     def _lend(self, waiters: str, release: Callable[[Connection], None]) -> None:
         log.info("%s: ranges that are being copied begin again after %s", self._name, waiters)
