@@ -13,9 +13,10 @@ import pytest
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableSnapshotError
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source import connection
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
-from airflow_provider_pgrepl.replication.source.copy import lock_watch
+from airflow_provider_pgrepl.replication.source.copy import kept_snapshot, lock_watch
 from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
@@ -102,6 +103,20 @@ def test_snapshot_is_given_up_before_a_table_is_copied(pg, dsn, tables):
         assert keeper.sessions(4)
         with pytest.raises(SnapshotError, match="given up for CREATE INDEX"):
             keeper.hold(keeper.relations[0])
+
+
+def test_server_ends_the_sessions_of_a_process_that_hangs(pg, dsn, tables, monkeypatch):
+    """The gate goes first: a copy that began later would read what a rewriting ALTER has left."""
+    monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
+    monkeypatch.setattr(connection, "IDLE_LIMIT_S", 2)
+    monkeypatch.setattr(kept_snapshot, "GATE_IDLE_LIMIT_S", 0.5)
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+        Application(dsn, "alter table t alter id type bigint").assert_done()
+        with pytest.raises(SnapshotError, match="snapshot is gone"), open_copy(dsn, held.snapshot, first):
+            pass
+        with pytest.raises(TableSnapshotError, match="connection that kept the snapshot was lost"):
+            held.check()
 
 
 def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables, monkeypatch):

@@ -72,6 +72,8 @@ _PIN = (
     " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
     " pinned.name"
 )
+IDLE_LIMIT_S = 15
+"""How long a transaction that holds locks may send nothing. Then its process hangs; the server ends it."""
 ROLLED_BACK = "40"
 """The SQLSTATE class of what was ended in favor of another transaction: deadlocks, and conflicts with replay
 on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
@@ -135,6 +137,16 @@ def acting_role_hint(connection: Connection) -> str:
     if login == acting:
         return ""
     return f"{login} acts as {acting} because of its setting role: ALTER ROLE {login} RESET role; or "
+
+
+def limit_idleness(connection: Connection, limit_s: float | None = None) -> None:
+    """Have the server end the session if its transaction sends nothing for IDLE_LIMIT_S, or `limit_s`.
+
+    A process that hangs, or is stopped, keeps its connections. Raises psycopg2's errors.
+    """
+    limit_ms = int((IDLE_LIMIT_S if limit_s is None else limit_s) * 1000)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}")
 
 
 def current_database(connection: Connection) -> str:

@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConne
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     describe,
+    limit_idleness,
     pin_statement,
     row,
     source_errors,
@@ -43,6 +44,7 @@ def undone(connection: Connection) -> Iterator[None]:
     """A transaction that is rolled back, whatever happens, and seen to have been."""
     with source_errors("trying a migration"):
         _execute(connection, "BEGIN")
+        limit_idleness(connection)
         number = _transaction(connection)
     try:
         yield
@@ -87,6 +89,7 @@ def run_on_trial(connection: Connection, sql: str, lock_timeout_s: float, timeou
         _execute(connection, "RESET SESSION AUTHORIZATION")
         _execute(connection, "RESET ROLE")
         _execute(connection, pin_statement())
+        limit_idleness(connection)
 
 
 def _bare(sql: str) -> str:

@@ -15,7 +15,7 @@ from airflow_provider_pgrepl.errors import BusyError, SourceError
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Partition, Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import OwnerCode, shut_owners_out
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.connection import Connection, limit_idleness, rows
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 
 # `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
@@ -203,6 +203,7 @@ def _has_earlier_row(
         return True
     with connection.cursor() as cursor:
         cursor.execute("BEGIN READ ONLY")
+        limit_idleness(connection)
         try:
             cursor.execute(f"LOCK TABLE ONLY {part.table.sql} IN ACCESS SHARE MODE NOWAIT")
             # Any code, or that its owner can add some.

@@ -117,6 +117,8 @@ class LockWatch:
     def _read_waiters(self) -> list[LockWaiter]:
         if self._gate is None:
             return read_waiters(self._connection)
+        if not self.is_lent:
+            self._gate.keep_open()
         return read_waiters(self._connection, self._oids, [self._gate.pid], self._gate.snapshot)
 
     def _give_way(self, waiters: str) -> None:

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
     describe,
+    limit_idleness,
     row,
     translate,
 )
@@ -81,6 +82,7 @@ def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
         with connection.cursor() as cursor:
             cursor.execute(_REFUSE_VIEWS)
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            limit_idleness(connection)
             # First the lock, then the snapshot: its session, which holds the table, must still be there.
             # NOWAIT: behind a statement that waits for that session, this one would wait for itself.
             if copy_range.leaf_oid:
