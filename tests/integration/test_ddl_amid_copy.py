@@ -10,7 +10,12 @@ from contextlib import closing, contextmanager, suppress
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    SnapshotError,
+    SourceConnectionError,
+    TableSnapshotError,
+)
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import connection
@@ -117,6 +122,22 @@ def test_server_ends_the_sessions_of_a_process_that_hangs(pg, dsn, tables, monke
             pass
         with pytest.raises(TableSnapshotError, match="connection that kept the snapshot was lost"):
             held.check()
+
+
+def test_server_ends_a_copy_that_nobody_reads(pg, dsn, run, tables, monkeypatch):
+    """As of a host that vanished, which keepalives do not show while sent bytes are not acknowledged."""
+    monkeypatch.setitem(connection.PINNED_SETTINGS, "tcp_user_timeout", "1000")
+    run("insert into t select g, repeat('v', 100) from generate_series(20001, 200000) g")
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        (whole,) = held.plan(keeper.relations[0], 1 << 30)
+        with (
+            pytest.raises(SourceConnectionError, match="the connection was lost"),
+            open_copy(dsn, held.snapshot, whole) as stream,
+        ):
+            stream.read(10)
+            wait_until(lambda: not sessions(pg, f"pgrepl copy {held.snapshot}"))
+            while stream.read(1 << 20):
+                pass
 
 
 def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables, monkeypatch):

@@ -59,10 +59,12 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
+    # Keepalives are not sent while what the server has sent is not acknowledged.
+    "tcp_user_timeout": "60000",
     # Nor does one wait for a lock that nobody needs any more.
     "client_connection_check_interval": "2000",
 }
-_ONLY_ON_LINUX = ("client_connection_check_interval",)
+_ONLY_ON_LINUX = ("client_connection_check_interval", "tcp_user_timeout")
 """Other platforms refuse some of these by an error."""
 
 # Until it has been run, the path may have anybody's operators before PostgreSQL's own.
@@ -97,12 +99,14 @@ https://www.postgresql.org/docs/current/errcodes-appendix.html
 _TEXTS_WITH_VALUES = ("22", "23", "P0")
 
 
-def pin_statement() -> str:
+def pin_statement(*, is_stream: bool = False) -> str:
     """One SQL text that pins every setting the server knows, for any kind of connection.
 
-    Startup options will not do: a server that does not know one of them refuses the connection.
+    Startup options will not do: a server that does not know one of them refuses the connection. The client of
+    a stream may read nothing for longer than `tcp_user_timeout`; it has `wal_sender_timeout`.
     """
-    pairs = ", ".join(f"('{name.lower()}', {_pinned(name)})" for name in PINNED_SETTINGS)
+    names = [name for name in PINNED_SETTINGS if not (is_stream and name == "tcp_user_timeout")]
+    pairs = ", ".join(f"('{name.lower()}', {_pinned(name)})" for name in names)
     return _PIN.replace("%pairs%", pairs)
 
 
