@@ -34,10 +34,11 @@ WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT I
     AND (pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours) OR {replay})
 """
 # Replay of DDL waits for a lock like a session, but is no backend of which pg_blocking_pids knows. No session
-# of a standby can ask for this mode. Queries of the table queue behind it.
-_REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock'
-    AND w.relation = ANY (%(oids)s::oid[]) AND w.database =
-        (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))"""
+# of a standby can ask for this mode. Queries of the table queue behind it. It can be an index that is waited
+# for: planning a query locks the indexes of the table.
+_REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock' AND EXISTS (
+        SELECT FROM pg_catalog.pg_locks held JOIN ours ON ours.pid = held.pid WHERE held.granted
+            AND held.locktype = 'relation' AND held.database = w.database AND held.relation = w.relation))"""
 _END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(c.pid, {patience}) FROM ({copies}) AS c"
 _ACT_AS = "SELECT current_user::text, pg_catalog.set_config('role', %s, true)"
 
@@ -75,18 +76,14 @@ def copy_role(snapshot: str) -> str:
     return f"copy {snapshot}"
 
 
-def read_waiters(
-    connection: Connection, oids: Iterable[int] = (), pids: Iterable[int] = (), snapshot: str = ""
-) -> list[LockWaiter]:
+def read_waiters(connection: Connection, pids: Iterable[int] = (), snapshot: str = "") -> list[LockWaiter]:
     """Return the sessions that wait for this one, for `pids`, or for a copy under `snapshot`.
 
     Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
-    On a standby, replay that waits for one of `oids` counts.
+    On a standby, replay that waits for a relation that one of them has locked counts.
     """
     with source_errors("looking for sessions that wait for the copy"):
-        found = rows(
-            connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids), **_copies(snapshot)}
-        )
+        found = rows(connection, _filled(_WAITERS), {"pids": list(pids), **_copies(snapshot)})
     return [
         LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""), ends_copy)
         for pid, role, application, mode, query, ends_copy in found

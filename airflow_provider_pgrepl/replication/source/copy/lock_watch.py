@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import psycopg2
 
@@ -27,7 +27,7 @@ POLL_S = 0.25
 
 
 class LockWatch:
-    """Watches a session that holds a snapshot, and locks on `oids`, in a transaction of `connection`.
+    """Watches a session that holds a snapshot, and locks, in a transaction of `connection`.
 
     `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
     `gate`: the session that exports the snapshot to copies, which ends first: then no more of them can begin.
@@ -39,7 +39,6 @@ class LockWatch:
         self,
         connection: Connection,
         name: str,
-        oids: Collection[int] = (),
         kind: type[SnapshotError] = SnapshotError,
         gate: Gate | None = None,
         release: Callable[[Connection], None] | None = None,
@@ -51,7 +50,6 @@ class LockWatch:
         self._release = release
         self._connection = connection
         self._name = name
-        self._oids = oids
         self._kind = kind
         self._gate = gate
         self._stop = threading.Event()
@@ -119,7 +117,7 @@ class LockWatch:
             return read_waiters(self._connection)
         if not self.is_lent:
             self._gate.keep_open()
-        return read_waiters(self._connection, self._oids, [self._gate.pid], self._gate.snapshot)
+        return read_waiters(self._connection, [self._gate.pid], self._gate.snapshot)
 
     def _give_way(self, waiters: str) -> None:
         self.failure = self._kind(

@@ -53,7 +53,6 @@ class TableKeeper:
         kept: str,
         gate: Gate,
         relation: Relation,
-        oids: set[int],
         lock_timeout_s: float,
         *,
         trusts_owners: bool,
@@ -67,9 +66,7 @@ class TableKeeper:
         self._trusts_owners = trusts_owners
         self._leaves: dict[int, TableName] = {}
         self._loans = 0
-        self._watch = LockWatch(
-            connection, str(relation.table), oids, TableSnapshotError, gate, let_owners_in
-        )
+        self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
         self._watch.start()
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
@@ -210,14 +207,12 @@ def keep_table(
     except BaseException:
         connection.close()
         raise
-    oids = {relation.oid, *(leaf.oid for leaf in then.leaves[relation.oid])}
     return TableKeeper(
         dsn,
         connection,
         snapshot,
         gate,
         relation,
-        oids,
         lock_timeout_s,
         trusts_owners=trusts_owners,
     )
