@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg2
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConnectionError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     describe,
@@ -64,15 +64,15 @@ def _transaction(connection: Connection) -> str:
     return str(row(connection, "SELECT pg_catalog.pg_current_xact_id()::text")[0])
 
 
-def run_on_trial(connection: Connection, sql: str, lock_timeout_s: float, timeout_s: float) -> None:
+def run_on_trial(connection: Connection, sql: str, wait_s: float, timeout_s: float) -> None:
     """Run SQL of any number of statements inside `undone`; with the settings of a plain session.
 
-    Raises ConfigError, with the line where known, when it fails or cannot be tried; SourceConnectionError
-    when a lock is not to be had. Neither carries texts that may be values.
+    `wait_s`: how long each lock is waited for. Raises ConfigError, with the line where known, if it fails or
+    cannot be tried; BusyError when it does not get a lock. Neither carries texts that may be values.
     """
     with source_errors("preparing to try a migration"):
         _execute(connection, "SET LOCAL search_path TO DEFAULT")
-        for setting, seconds in (("lock_timeout", lock_timeout_s), ("statement_timeout", timeout_s)):
+        for setting, seconds in (("lock_timeout", wait_s), ("statement_timeout", timeout_s)):
             row(
                 connection,
                 "SELECT pg_catalog.set_config(%s, %s, true)",
@@ -105,9 +105,9 @@ def _failure(error: Any, sql: str) -> PgReplError:
     """What PostgreSQL said, without texts that may be values; and where, if it said that."""
     code = error.pgcode or ""
     if code in ("55P03", "40P01"):
-        return SourceConnectionError(
+        return BusyError(
             f"the migration could not be tried: {describe(error)}",
-            "others hold locks on its tables; try again",
+            "other sessions hold locks on its tables: try again when they have ended",
         )
     if not code or code[:2] in ("08", "53", "58") or code.startswith("57P"):
         return translate(error, "trying a migration")
