@@ -168,7 +168,7 @@ def test_running_ddl_keeps_its_table_from_being_copied(pg, dsn, run, exported):
         keeper.hold(keeper.relations[0]).close()
 
 
-def test_table_is_locked_against_ddl_and_not_against_writers_while_it_is_copied(
+def test_table_is_locked_against_ddl_but_not_against_writers_while_copied(
     pg, dsn, run, exported, monkeypatch
 ):
     monkeypatch.setattr(lock_watch, "POLL_S", 3600)  # does not give way
