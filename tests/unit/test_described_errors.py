@@ -20,7 +20,7 @@ class ServerError(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
-        self.pgcode, self.diag = code, SimpleNamespace(message_primary=message)
+        self.pgcode, self.diag = code, SimpleNamespace(message_primary=message, message_hint=None)
 
 
 @pytest.mark.parametrize("code", ["22P02", "23505", "23514", "P0001"])
