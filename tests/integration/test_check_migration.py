@@ -1,12 +1,17 @@
 """check_migration: a migration judged on a copy of the database, which it leaves as it was."""
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConnectionError, TableError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError, TableError
 from airflow_provider_pgrepl.replication.app.drift_check.migration_check import check_migration
 from airflow_provider_pgrepl.replication.config import Pipeline
+from tests.conftest import closing_connection
 from tests.support.recorded import Recorded
+from tests.support.replicated import wait_until
 
 SECRET = "canary-0Pen-sesame"
 PIPELINE = Pipeline(name="shop", lake="/nowhere", tables=("public.*",), lock_timeout_s=0.2)
@@ -204,9 +209,32 @@ def test_a_migration_that_takes_too_long_is_ended_even_if_it_lifts_the_limit(cop
 def test_a_lock_that_others_hold_is_not_waited_for_long(copy, left_alone, dsn):
     with psycopg2.connect(dsn) as other:
         other.cursor().execute("lock table a in access share mode")
-        with pytest.raises(SourceConnectionError, match="lock timeout"):
+        with pytest.raises(BusyError, match="lock timeout"):
             check(copy, "drop table a")
     other.close()
+
+
+def test_statements_go_first_while_a_lock_is_waited_for(copy, left_alone, dsn):
+    """They wait behind the lock that is waited for, so that it is asked for shortly."""
+    pipeline = replace(PIPELINE, lock_timeout_s=60)
+    with (
+        closing_connection(dsn) as report,
+        closing_connection(dsn) as application,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        report.cursor().execute("begin; lock table a in access share mode")
+        checking = pool.submit(check_migration, copy, pipeline, "drop table a")
+        wait_until(lambda: _is_waited_for(application, "a"))
+        application.cursor().execute("set lock_timeout = '10s'; select from a")
+        assert not checking.done()
+        report.cursor().execute("rollback")
+        assert kinds(checking.result()) == {"public.a": "unsafe"}
+
+
+def _is_waited_for(connection, table):
+    with connection.cursor() as cursor:
+        cursor.execute("select 1 from pg_locks where not granted and relation = %s::regclass", (table,))
+        return bool(cursor.fetchall())
 
 
 def test_a_publication_that_is_there_is_looked_at_too(copy, run):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import TableSnapshotError
+from airflow_provider_pgrepl.errors import PgReplError, TableSnapshotError
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
@@ -85,9 +85,21 @@ def keeping(dsn: str) -> Iterator[Keeper]:
 def test_copy_gives_way_to_replay_of_ddl(primary, standby):
     """Queries of the standby queue behind the replay, which no backend of pg_blocking_pids is."""
     with keeping(standby.dsn()) as keeper, keeper.hold(keeper.relations[0]) as held:
-        held.watch()
         execute(primary.dsn(), "alter table t add later int")
         wait_until_replayed(primary, standby)
+        with pytest.raises(TableSnapshotError, match="the copy was given up for STANDBY REPLAY of pid"):
+            held.check()
+
+
+def test_copy_gives_way_to_replay_that_needs_an_index(primary, standby):
+    """Planning a range's query has locked it."""
+    with keeping(standby.dsn()) as keeper, keeper.hold(keeper.relations[0]) as held:
+        first, *more = held.plan(keeper.relations[0], 1 << 20)
+        assert more
+        with suppress(PgReplError), open_copy(standby.dsn(), held.snapshot, first) as stream:
+            stream.read(10)
+            execute(primary.dsn(), "reindex index t_pkey")
+            wait_until_replayed(primary, standby)
         with pytest.raises(TableSnapshotError, match="the copy was given up for STANDBY REPLAY of pid"):
             held.check()
 

@@ -10,11 +10,18 @@ from contextlib import closing, contextmanager, suppress
 import psycopg2
 import pytest
 
-from airflow_provider_pgrepl.errors import PgReplError, SnapshotError, TableSnapshotError
+from airflow_provider_pgrepl.errors import (
+    PgReplError,
+    SnapshotError,
+    SourceConnectionError,
+    TableSnapshotError,
+)
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.source import connection
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy import kept_snapshot, lock_watch
 from airflow_provider_pgrepl.replication.source.copy.keeper import Keeper, keep, open_copy
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
@@ -68,31 +75,74 @@ STATEMENTS = {
 @pytest.mark.differs_by_major("which locks and snapshots DDL waits for")
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_statement_goes_before_the_copy_of_its_table(pg, dsn, tables, statement):
-    with keeping(dsn, pg, STATEMENTS[statement]) as keeper:
-        keeper.watch()
-        with keeper.hold(keeper.relations[0]) as held:
-            first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
-            with (
-                suppress(PgReplError),  # a range that was read by then is not used either
-                open_copy(dsn, held.snapshot, first) as stream,
-            ):
-                stream.read(10)
-                application = Application(dsn, statement)
-                wait_until(lambda: waits(pg, application.pid) or not application.is_alive())
-                held.watch()
-                application.assert_done()
-                with pytest.raises(SnapshotError) as caught:
-                    held.check()
-                while stream.read(1 << 20):
-                    pass
+    with keeping(dsn, pg, STATEMENTS[statement]) as keeper, keeper.hold(keeper.relations[0]) as held:
+        first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+        with (
+            suppress(PgReplError),  # a range that was read by then is not used either
+            open_copy(dsn, held.snapshot, first) as stream,
+        ):
+            stream.read(10)
+            application = Application(dsn, statement)
+            wait_until(lambda: waits(pg, application.pid) or not application.is_alive())
+            application.assert_done()
+            with pytest.raises(SnapshotError) as caught:
+                held.check()
+            while stream.read(1 << 20):
+                pass
     assert isinstance(caught.value, TableSnapshotError)
     command = " ".join(statement.upper().split()[:2])
     named = f"{command} of pid {application.pid} (role postgres, application migration, waiting for "
     assert f"the copy was given up for {named}" in caught.value.message
 
 
-def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables):
+def test_table_is_given_up_before_its_copy_is_planned(pg, dsn, tables):
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        Application(dsn, "alter table t add later int").assert_done()
+        with pytest.raises(TableSnapshotError, match="given up for ALTER TABLE"):
+            held.plan(held.relation, RANGE_BYTES)
+
+
+def test_snapshot_is_given_up_before_a_table_is_copied(pg, dsn, tables):
+    with keeping(dsn, pg, "t") as keeper:
+        Application(dsn, "create index concurrently on other (id)").assert_done()
+        assert keeper.sessions(4)
+        with pytest.raises(SnapshotError, match="given up for CREATE INDEX"):
+            keeper.hold(keeper.relations[0])
+
+
+def test_server_ends_the_sessions_of_a_process_that_hangs(pg, dsn, tables, monkeypatch):
+    """The gate goes first: a copy that began later would read what a rewriting ALTER has left."""
+    monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
+    monkeypatch.setattr(connection, "IDLE_LIMIT_S", 2)
+    monkeypatch.setattr(kept_snapshot, "GATE_IDLE_LIMIT_S", 0.5)
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
+        Application(dsn, "alter table t alter id type bigint").assert_done()
+        with pytest.raises(SnapshotError, match="snapshot is gone"), open_copy(dsn, held.snapshot, first):
+            pass
+        with pytest.raises(TableSnapshotError, match="connection that kept the snapshot was lost"):
+            held.check()
+
+
+def test_server_ends_a_copy_that_nobody_reads(pg, dsn, run, tables, monkeypatch):
+    """As of a host that vanished, which keepalives do not show while sent bytes are not acknowledged."""
+    monkeypatch.setitem(connection.PINNED_SETTINGS, "tcp_user_timeout", "1000")
+    run("insert into t select g, repeat('v', 100) from generate_series(20001, 200000) g")
+    with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
+        (whole,) = held.plan(keeper.relations[0], 1 << 30)
+        with (
+            pytest.raises(SourceConnectionError, match="the connection was lost"),
+            open_copy(dsn, held.snapshot, whole) as stream,
+        ):
+            stream.read(10)
+            wait_until(lambda: not sessions(pg, f"pgrepl copy {held.snapshot}"))
+            while stream.read(1 << 20):
+                pass
+
+
+def test_range_that_begins_behind_a_waiting_statement_fails_at_once(pg, dsn, tables, monkeypatch):
     """Were it to wait, it would wait for the statement, which waits for the session that keeps the table."""
+    monkeypatch.setattr(lock_watch, "POLL_S", HANGS_S)
     with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         first, *_ = held.plan(keeper.relations[0], RANGE_BYTES)
         application = Application(dsn, "alter table t add later int")
@@ -148,7 +198,6 @@ def test_table_that_waits_for_its_turn_is_not_locked(pg, dsn, run, tables):
 def test_application_reads_and_writes_a_table_that_is_copied(pg, dsn, run, tables):
     with keeping(dsn, pg, "t") as keeper, keeper.hold(keeper.relations[0]) as held:
         ranges = held.plan(keeper.relations[0], RANGE_BYTES)
-        held.watch()
         with open_copy(dsn, held.snapshot, ranges[0]) as stream:
             stream.read(10)
             run(

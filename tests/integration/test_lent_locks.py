@@ -45,15 +45,14 @@ def copying(dsn, pg) -> Iterator[tuple[TableKeeper, CopyRange]]:
     with keeping(dsn, pg) as keeper, keeper.hold(keeper.relations[0]) as held:
         (whole,) = held.plan(held.relation, WHOLE)
         assert len(held.plan(held.relation, CUT)) > 1
-        held.watch()
         yield held, whole
 
 
 @contextmanager
-def keeping(dsn, pg) -> Iterator[Keeper]:
+def keeping(dsn, pg, table="t") -> Iterator[Keeper]:
     with (
         export_snapshot(dsn, f"s_{uuid.uuid4().hex[:12]}", timeout_s=30) as exported,
-        keep(dsn, exported.snapshot, [relation(pg, "t")], "p", 60.0) as keeper,
+        keep(dsn, exported.snapshot, [relation(pg, table)], "p", 60.0) as keeper,
     ):
         exported.close()
         yield keeper
@@ -144,7 +143,6 @@ def test_copies_of_two_pipelines_leave_each_other_alone(pg, dsn, run, owner, cap
     ):
         (part,) = second.plan(second.relation, CUT)
         assert not part.is_planned
-        second.watch()
         assert not held.renew()
         with open_copy(dsn, second.snapshot, part) as stream:
             stream.read(10)
@@ -166,7 +164,6 @@ def test_table_joins_the_publication_of_another_pipeline_while_it_is_copied(pg, 
 def test_copy_that_needs_no_such_lock_lends_none(pg, dsn, owner):
     with keeping(dsn, pg) as keeper, keeper.hold(keeper.relations[0]) as held:
         held.plan(held.relation, WHOLE)
-        held.watch()
         Application(dsn, "analyze t").assert_done()
         assert not held.renew()
         application = Application(dsn, "truncate t")
@@ -174,3 +171,30 @@ def test_copy_that_needs_no_such_lock_lends_none(pg, dsn, owner):
         application.assert_done()
         with pytest.raises(TableSnapshotError):
             held.check()
+
+
+def test_copy_of_a_role_that_acts_as_another_gives_way(pg, dsn, run):
+    """As with ALTER ROLE … SET role: the copies are sessions of the role that logged in."""
+    role = f"reader_{uuid.uuid4().hex[:8]}"
+    run(
+        f"create role {role} login replication",
+        f"create role {role}_owner",
+        f"grant {role}_owner to {role}",
+        f"alter role {role} set role = {role}_owner",
+        "create table t (id int primary key, v text) with (autovacuum_enabled = false)",
+        "insert into t select g, repeat('v', 100) from generate_series(1, 200000) g",
+        f"alter table t owner to {role}_owner",
+        "create publication p for table t",
+    )
+    try:
+        reader = dsn.replace("user=postgres", f"user={role}")
+        with copying(reader, pg) as (held, whole):
+            with pytest.raises(PgReplError), open_copy(reader, held.snapshot, whole) as stream:
+                stream.read(10)
+                Application(dsn, "alter table t add later int").assert_done()
+                while stream.read(1 << 20):
+                    pass
+            with pytest.raises(TableSnapshotError, match="given up for"):
+                held.check()
+    finally:
+        run(f"drop owned by {role}_owner cascade", f"drop role {role}", f"drop role {role}_owner")

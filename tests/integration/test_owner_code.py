@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation, read_relation
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect
+from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.copy.keeper import CopyRange, keep, open_copy
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper
 from airflow_provider_pgrepl.replication.source.preflight.check import check_role, check_source, table_faults
@@ -247,8 +248,9 @@ def test_code_of_a_table_that_it_is_a_partition_of_counts(house):
 @pytest.mark.parametrize(
     "making", ["create index on app.t ((v || app.spy('here')))", *CODE["a statistics object"]]
 )
-def test_while_a_table_is_cut_its_owner_cannot_add_code(house, making):
-    """The role may lock it, as a member of the owning role: it stays so until the copy ends."""
+def test_while_a_table_is_cut_its_owner_cannot_add_code(house, making, monkeypatch):
+    """The role may lock it, as a member of the owning role: it stays so until the copy ends, or lends it."""
+    monkeypatch.setattr(lock_watch, "POLL_S", 3600)
     house.member_of_owner()
     with keeper_of(house) as keeper:
         relation = keeper.relation

@@ -19,6 +19,7 @@ from airflow_provider_pgrepl.errors import (
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.connection import connect
+from airflow_provider_pgrepl.replication.source.copy import lock_watch
 from airflow_provider_pgrepl.replication.source.copy.keeper import (
     CopyRange,
     Keeper,
@@ -187,7 +188,10 @@ def test_running_ddl_keeps_its_table_from_being_copied(pg, dsn, run, exported):
         keeper.hold(keeper.relations[0]).close()
 
 
-def test_table_is_locked_against_ddl_and_not_against_writers_while_it_is_copied(pg, dsn, run, exported):
+def test_table_is_locked_against_ddl_but_not_against_writers_while_copied(
+    pg, dsn, run, exported, monkeypatch
+):
+    monkeypatch.setattr(lock_watch, "POLL_S", 3600)  # does not give way
     with (
         keeper_of(dsn, pg, exported, "t", "part") as keeper,
         keeper.hold(keeper.relations[0]),

@@ -59,10 +59,12 @@ PINNED_SETTINGS: dict[str, str] = {
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
+    # Keepalives are not sent while what the server has sent is not acknowledged.
+    "tcp_user_timeout": "60000",
     # Nor does one wait for a lock that nobody needs any more.
     "client_connection_check_interval": "2000",
 }
-_ONLY_ON_LINUX = ("client_connection_check_interval",)
+_ONLY_ON_LINUX = ("client_connection_check_interval", "tcp_user_timeout")
 """Other platforms refuse some of these by an error."""
 
 # Until it has been run, the path may have anybody's operators before PostgreSQL's own.
@@ -72,6 +74,8 @@ _PIN = (
     " JOIN pg_catalog.pg_settings AS known ON pg_catalog.lower(known.name) OPERATOR(pg_catalog.=)"
     " pinned.name"
 )
+IDLE_LIMIT_S = 15
+"""How long a transaction that holds locks may send nothing. Then its process hangs; the server ends it."""
 ROLLED_BACK = "40"
 """The SQLSTATE class of what was ended in favor of another transaction: deadlocks, and conflicts with replay
 on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
@@ -106,12 +110,14 @@ _LANGUAGES = frozenset(("plpy_elog.c", "plperl.c", "pltcl.c"))
 """Files of PostgreSQL in which procedural languages pass on what a function raises."""
 
 
-def pin_statement() -> str:
+def pin_statement(*, is_stream: bool = False) -> str:
     """One SQL text that pins every setting the server knows, for any kind of connection.
 
-    Startup options will not do: a server that does not know one of them refuses the connection.
+    Startup options will not do: a server that does not know one of them refuses the connection. The client of
+    a stream may read nothing for longer than `tcp_user_timeout`; it has `wal_sender_timeout`.
     """
-    pairs = ", ".join(f"('{name.lower()}', {_pinned(name)})" for name in PINNED_SETTINGS)
+    names = [name for name in PINNED_SETTINGS if not (is_stream and name == "tcp_user_timeout")]
+    pairs = ", ".join(f"('{name.lower()}', {_pinned(name)})" for name in names)
     return _PIN.replace("%pairs%", pairs)
 
 
@@ -146,6 +152,16 @@ def acting_role_hint(connection: Connection) -> str:
     if login == acting:
         return ""
     return f"{login} acts as {acting} because of its setting role: ALTER ROLE {login} RESET role; or "
+
+
+def limit_idleness(connection: Connection, limit_s: float | None = None) -> None:
+    """Have the server end the session if its transaction sends nothing for IDLE_LIMIT_S, or `limit_s`.
+
+    A process that hangs, or is stopped, keeps its connections. Raises psycopg2's errors.
+    """
+    limit_ms = int((IDLE_LIMIT_S if limit_s is None else limit_s) * 1000)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET LOCAL idle_in_transaction_session_timeout = {limit_ms}")
 
 
 def current_database(connection: Connection) -> str:

@@ -9,11 +9,12 @@ from typing import Any
 
 import psycopg2
 
-from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SourceConnectionError
+from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     describe,
     describe_by_code,
+    limit_idleness,
     pin_statement,
     row,
     source_errors,
@@ -46,6 +47,7 @@ def undone(connection: Connection) -> Iterator[None]:
     """A transaction that is rolled back, whatever happens, and seen to have been."""
     with source_errors("trying a migration"):
         _execute(connection, "BEGIN")
+        limit_idleness(connection)
         number = _transaction(connection)
     try:
         yield
@@ -65,15 +67,15 @@ def _transaction(connection: Connection) -> str:
     return str(row(connection, "SELECT pg_catalog.pg_current_xact_id()::text")[0])
 
 
-def run_on_trial(connection: Connection, sql: str, lock_timeout_s: float, timeout_s: float) -> None:
+def run_on_trial(connection: Connection, sql: str, wait_s: float, timeout_s: float) -> None:
     """Run SQL of any number of statements inside `undone`; with the settings of a plain session.
 
-    Raises ConfigError, with the line where known, when it fails or cannot be tried; SourceConnectionError
-    when a lock is not to be had. Neither carries texts that may be values.
+    `wait_s`: how long each lock is waited for. Raises ConfigError, with the line where known, if it fails or
+    cannot be tried; BusyError when it does not get a lock. Neither carries texts that may be values.
     """
     with source_errors("preparing to try a migration"):
         _execute(connection, "SET LOCAL search_path TO DEFAULT")
-        for setting, seconds in (("lock_timeout", lock_timeout_s), ("statement_timeout", timeout_s)):
+        for setting, seconds in (("lock_timeout", wait_s), ("statement_timeout", timeout_s)):
             row(
                 connection,
                 "SELECT pg_catalog.set_config(%s, %s, true)",
@@ -90,6 +92,7 @@ def run_on_trial(connection: Connection, sql: str, lock_timeout_s: float, timeou
         _execute(connection, "RESET SESSION AUTHORIZATION")
         _execute(connection, "RESET ROLE")
         _execute(connection, pin_statement())
+        limit_idleness(connection)
 
 
 def _bare(sql: str) -> str:
@@ -105,9 +108,9 @@ def _failure(error: Any, sql: str) -> PgReplError:
     """What PostgreSQL said, without texts that may be values; and where, if it said that."""
     code = error.pgcode or ""
     if code in ("55P03", "40P01"):
-        return SourceConnectionError(
+        return BusyError(
             f"the migration could not be tried: {describe(error)}",
-            "others hold locks on its tables; try again",
+            "other sessions hold locks on its tables: try again when they have ended",
         )
     if not code or code[:2] in ("08", "53", "58") or code.startswith("57P"):
         return translate(error, "trying a migration")

@@ -6,16 +6,17 @@ import logging
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg2.errors
 
-from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SnapshotError
+from airflow_provider_pgrepl.errors import BusyError, PgReplError, PublicationError, SnapshotError
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source import time_limit
 from airflow_provider_pgrepl.replication.source.catalog.relations import (
     COLUMN_LISTS_SINCE,
     GENERATED_COLUMNS_SINCE,
+    read_leaves,
 )
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
@@ -23,8 +24,13 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
-from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
+from airflow_provider_pgrepl.replication.source.copy.table_locks import Mode, lock_command, lock_errors
+from airflow_provider_pgrepl.replication.source.short_waits import (
+    SHORT_WAIT_S,
+    execute_together,
+    execute_within,
+    with_short_waits,
+)
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 
 log = logging.getLogger(__name__)
@@ -143,35 +149,49 @@ def create_publication(
     stored generated columns where the server can.
 
     `made_for`: the pipeline, which the publication's comment then names. Raises PublicationError when the
-    name is taken, PrivilegeError when a right is missing, SnapshotError when a lock was not had in time, as
-    while a table is altered or vacuumed.
+    name is taken, PrivilegeError when a right is missing, SnapshotError when a lock on a table was not had
+    within `lock_timeout_s`, as while it is altered or vacuumed. The publication is not there then.
     """
     options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
     if connection.server_version >= GENERATED_COLUMNS_SINCE:
         options += ", publish_generated_columns = stored"
-    command = f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {_listed(relations)} WITH ({options})"
+    commands = [f"CREATE PUBLICATION {quote_identifier(name)} WITH ({options})"]
     if made_for is not None:
-        command += f"; COMMENT ON PUBLICATION {quote_identifier(name)} IS '{_comment(made_for)}'"
-
-    def attempt(wait_s: float) -> None:
-        try:
-            execute_within(connection, command, wait_s)
-        except psycopg2.errors.LockNotAvailable:
-            raise SnapshotError(
-                f"publication {name} was not created, because a lock on one of its tables was not had:"
-                " another session alters or vacuums it",
-                "try again when that is done, or raise lock_timeout_s",
-            ) from None
-
+        commands.append(f"COMMENT ON PUBLICATION {quote_identifier(name)} IS '{_comment(made_for)}'")
     with source_errors(f"creating publication {name}"):
         try:
-            with_short_waits(attempt, lock_timeout_s)
+            _execute(connection, "; ".join(commands))
         except psycopg2.errors.DuplicateObject:
             raise PublicationError(
                 f"a publication named {name} exists already",
                 "give the pipeline another publication name, or publication_mode: use to replicate what that"
                 " one publishes",
             ) from None
+        try:
+            # One by one: whoever holds a lock while it waits for another may deadlock the application.
+            for relation in relations:
+                with_short_waits(partial(_publish, connection, name, relation), lock_timeout_s)
+        except BaseException:
+            _drop_again(connection, name)
+            raise
+
+
+def _drop_again(connection: Connection, name: str) -> None:
+    try:
+        drop_publication(connection, name)
+    except PgReplError as error:
+        log.warning("%s", error)
+
+
+def _publish(connection: Connection, name: str, relation: Relation, wait_s: float) -> None:
+    try:
+        execute_within(connection, _addition(name, relation), wait_s)
+    except psycopg2.errors.LockNotAvailable:
+        raise SnapshotError(
+            f"publication {name} was not created, because a lock on {relation.table} was not had: another"
+            " session alters or vacuums it",
+            "try again when that is done, or raise lock_timeout_s",
+        ) from None
 
 
 def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_s: float) -> list[Relation]:
@@ -216,44 +236,59 @@ def _take_out(dsn: str, name: str, tables: list[TableName], lock_timeout_s: floa
 
 
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:
+    mode: Mode = "SHARE ROW EXCLUSIVE"
+    commands = [lock_command([relation], mode), _addition(name, relation)]
+
     def attempt(wait_s: float) -> None:
-        try:
-            _try_to_add(connection, dsn, name, relation, wait_s, lock_timeout_s)
-        except SnapshotError:
-            with source_errors(f"adding {relation.table} to publication {name}"):
-                _execute(connection, "ROLLBACK")
-            raise
+        with (
+            source_errors(f"adding {relation.table} to publication {name}"),
+            lock_errors(connection, dsn, [relation], mode, lock_timeout_s),
+        ):
+            if wait_s > SHORT_WAIT_S:
+                _end_autovacuum(connection, relation, wait_s)
+            try:
+                execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
+            except psycopg2.errors.DuplicateObject:
+                raise SnapshotError(
+                    f"publication {name} is being altered by another session at the same time", "try again"
+                ) from None
 
     # Writers that come while the lock is waited for wait behind it.
     with_short_waits(attempt, lock_timeout_s)
 
 
-def _try_to_add(
-    connection: Connection, dsn: str, name: str, relation: Relation, wait_s: float, lock_timeout_s: float
-) -> None:
-    with source_errors(f"adding {relation.table} to publication {name}"):
-        _execute(connection, "BEGIN")
-        lock_tables(connection, dsn, [relation], "SHARE ROW EXCLUSIVE", wait_s, lock_timeout_s)
+def _end_autovacuum(connection: Connection, relation: Relation, wait_s: float) -> None:
+    """Wait for each partition by itself, in a mode that writers do not notice: no other lock is held."""
+    for leaf in read_leaves(connection, relation.oid):
+        execute_within(connection, f"LOCK TABLE ONLY {leaf.table.sql} IN SHARE UPDATE EXCLUSIVE MODE", wait_s)
+
+
+def _addition(name: str, relation: Relation) -> str:
+    # ONLY: a child by plain inheritance is a table of its own, and taken in when it is asked for.
+    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}"
+
+
+_DROP_WAIT_S = 0.01
+
+
+def drop_publication(connection: Connection, name: str, lock_timeout_s: float = 10.0) -> None:
+    """Drop a publication, if there is one. Raises BusyError when a transaction that drops one of its tables,
+    or alters the publication, does not end within `lock_timeout_s`."""
+
+    def attempt(_: float) -> None:
+        # It locks the membership of each table, which waits for transactions that drop the table. Hence
+        # DROP TABLE of another table would wait for them, too.
         try:
-            command = f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {_listed([relation])}"
-            with time_limit.patience(connection, wait_s + time_limit.ANSWER_LIMIT_S):
-                _execute(connection, command)
-            _execute(connection, "COMMIT")
-        except (psycopg2.errors.LockNotAvailable, psycopg2.errors.DuplicateObject):
-            raise SnapshotError(
-                f"publication {name} is being altered by somebody else at the same time", "try again"
+            execute_within(connection, f"DROP PUBLICATION IF EXISTS {quote_identifier(name)}", _DROP_WAIT_S)
+        except psycopg2.errors.LockNotAvailable:
+            raise BusyError(
+                f"publication {name} was not dropped within {lock_timeout_s:g} s: a transaction that has"
+                " dropped one of its tables, or altered the publication, has not ended",
+                "try again when it has",
             ) from None
 
-
-def drop_publication(connection: Connection, name: str) -> None:
-    """Drop it; one that is not there is as good as dropped."""
     with source_errors(f"dropping publication {name}"):
-        _execute(connection, f"DROP PUBLICATION IF EXISTS {quote_identifier(name)}")
-
-
-def _listed(relations: Iterable[Relation]) -> str:
-    # ONLY: a child by plain inheritance is a table of its own, and taken in when it is asked for.
-    return ", ".join(f"ONLY {relation.table.sql}" for relation in relations)
+        with_short_waits(attempt, lock_timeout_s, BusyError)
 
 
 def _execute(connection: Connection, command: str) -> None:

@@ -86,7 +86,7 @@ class ReplicationStream:
         """Whether the server has ended the stream; nobody hears a status any more. `read` says why."""
         self._lost: SourceConnectionError | None = None
         try:
-            self._execute(pin_statement(), pq.ExecStatus.TUPLES_OK)
+            self._execute(pin_statement(is_stream=True), pq.ExecStatus.TUPLES_OK)
             self._execute(_start_command(slot, publication, messages), pq.ExecStatus.COPY_BOTH)
             # What cannot be sent at once is sent with what comes next: nothing here waits for the line.
             self._connection.nonblocking = 1

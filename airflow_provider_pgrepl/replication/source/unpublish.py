@@ -34,30 +34,31 @@ def table_names(connection: Connection, oids: Iterable[int]) -> set[TableName]:
 def drop_tables(
     connection: Connection, name: str, tables: Iterable[TableName], lock_timeout_s: float
 ) -> list[TableName]:
-    """Take these tables out of the publication, all or none; says which of them were in it.
+    """Take these tables out of the publication, in the order of their names; return those that were in it.
 
-    Raises BusyError when a table is locked for longer than the timeout, PrivilegeError.
+    Raises BusyError when a table is locked for longer than the timeout, and PrivilegeError: those before it
+    are out then.
     """
     with source_errors(f"taking tables out of publication {name}"):
         members = {TableName(*member) for member in rows(connection, _MEMBERS, (name,))}
         leaving = sorted(members & set(tables))
-        if leaving:
-            _drop(connection, name, leaving, lock_timeout_s)
+        # One by one: whoever holds a lock while it waits for another may deadlock the application.
+        for table in leaving:
+            _drop(connection, name, table, lock_timeout_s)
     return leaving
 
 
-def _drop(connection: Connection, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
-    listed = ", ".join(f"ONLY {table.sql}" for table in tables)
-    command = f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE {listed}"
+def _drop(connection: Connection, name: str, table: TableName, lock_timeout_s: float) -> None:
+    command = f"ALTER PUBLICATION {quote_identifier(name)} DROP TABLE ONLY {table.sql}"
 
     def attempt(wait_s: float) -> None:
         try:
             execute_within(connection, command, wait_s)
         except psycopg2.errors.LockNotAvailable:
             raise BusyError(
-                f"{', '.join(map(str, tables))}: not taken out of publication {name}, because a lock was not"
-                f" had within {lock_timeout_s:g} s",
-                "somebody alters or vacuums one of them: run the same again when that is done",
+                f"{table}: not taken out of publication {name}, because a lock was not had within"
+                f" {lock_timeout_s:g} s: another session alters or vacuums the table",
+                "run the same again when that is done",
             ) from None
 
     with_short_waits(attempt, lock_timeout_s, BusyError)

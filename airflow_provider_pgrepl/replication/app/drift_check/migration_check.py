@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import PublicationError
+from airflow_provider_pgrepl.errors import BusyError, PublicationError
 from airflow_provider_pgrepl.replication.app.drift_check.check import (
     TableFinding,
     current_relations,
@@ -38,6 +38,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.publication import read_identity
+from airflow_provider_pgrepl.replication.source.short_waits import SHORT_WAIT_S, with_short_waits
 
 _HAS_ROW = "SELECT EXISTS (SELECT FROM ONLY {})"
 _TABLES = "SELECT oid::bigint FROM pg_catalog.pg_class WHERE relkind = 'r'"
@@ -49,14 +50,23 @@ def check_migration(dsn: str, pipeline: Pipeline, sql: str, timeout_s: float = 3
     Meant for a copy, as CI has one: it takes the migration's locks while it runs, and numbers that it draws
     from sequences stay drawn. The publication need not be there. Raises ConfigError, with the line where
     known, when the SQL fails or cannot be tried; TableError when the database lacks tables of the pipeline;
-    SourceConnectionError, also when a lock is not to be had.
+    SourceConnectionError; BusyError when it does not get a lock within `lock_timeout_s` of the pipeline.
     """
+
+    def attempt(wait_s: float) -> DriftReport:
+        return _try(dsn, pipeline, sql, min(wait_s, SHORT_WAIT_S), timeout_s)
+
+    # Statements that come while a lock is waited for wait behind it.
+    return with_short_waits(attempt, pipeline.lock_timeout_s, BusyError)
+
+
+def _try(dsn: str, pipeline: Pipeline, sql: str, wait_s: float, timeout_s: float) -> DriftReport:
     with closing(connect(dsn, f"migration {pipeline.name}")) as connection, undone(connection):
         before = resolve_tables(connection, pipeline)
         publication = read_identity(connection, pipeline.publication)
         holders = _tables_with_rows(connection)
         refused_before = _refused(connection, pipeline, before)
-        run_on_trial(connection, sql, pipeline.lock_timeout_s, timeout_s)
+        run_on_trial(connection, sql, wait_s, timeout_s)
         current = current_relations(
             connection, pipeline, before, planned=pipeline.publication_mode == "create"
         )

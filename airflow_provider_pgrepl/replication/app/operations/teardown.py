@@ -215,7 +215,7 @@ class _Teardown:
             self.result.kept.append(f"publication {name}: drop it on the primary")
             return
         if not dry_run:
-            drop_publication(self.source, name)
+            drop_publication(self.source, name, self.pipeline.lock_timeout_s)
         self._done(f"publication {name}")
 
     @property

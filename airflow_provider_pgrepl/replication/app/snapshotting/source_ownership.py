@@ -107,7 +107,7 @@ class SourceOwnership:
         oid = None if known is None else known.publication_oid
         kept = publication.reason_to_keep(self.source, former.publication, pipeline.name, oid)
         if kept is None and publication.read_identity(self.source, former.publication) is not None:
-            publication.drop_publication(self.source, former.publication)
+            publication.drop_publication(self.source, former.publication, self.pipeline.lock_timeout_s)
             log.info("dropped the publication of the epoch that is given up: %s", former.publication)
 
     def drop_slot(self) -> None:
@@ -148,7 +148,7 @@ class SourceOwnership:
         found = publication.read_publication(self.source, pipeline.publication)
         if pipeline.publication_mode == "create":
             if found is not None:
-                publication.drop_publication(self.source, pipeline.publication)
+                publication.drop_publication(self.source, pipeline.publication, pipeline.lock_timeout_s)
             publication.create_publication(
                 self.source,
                 pipeline.publication,

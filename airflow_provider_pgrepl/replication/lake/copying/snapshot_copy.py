@@ -92,7 +92,6 @@ class SnapshotCopy:
         }
         sessions = self._keeper.sessions(AT_ONCE)
         self._ranges_at_once = sessions.ranges
-        self._keeper.watch()
         return copy_tables(
             list(relations),
             lambda table: self._copy(relations[table]),
@@ -136,7 +135,6 @@ class SnapshotCopy:
         self._check_replaceable(relation.table)
         with self._keeper.hold(relation) as keeper:
             ranges = self._plan(keeper, relation)
-            keeper.watch()
             if self._pipeline.choices(relation.table).policy.history:
                 prepare_history(relation, self._pipeline, *self._moment)
             files = self._copy_ranges(keeper, relation, ranges)

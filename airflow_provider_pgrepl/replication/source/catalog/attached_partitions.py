@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import psycopg2
 
-from airflow_provider_pgrepl.errors import SourceError
+from airflow_provider_pgrepl.errors import BusyError, SourceError
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Partition, Relation
-from airflow_provider_pgrepl.replication.source.catalog.owner_code import shut_owners_out
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.catalog.owner_code import OwnerCode, shut_owners_out
+from airflow_provider_pgrepl.replication.source.connection import Connection, limit_idleness, rows
+from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 
 # `born` is the table's row of pg_attribute for a system column, which is never touched again; that of pg_type
 # is replaced by RENAME, often in the transaction that attaches. ATTACH replaces those of all other columns:
@@ -74,6 +75,7 @@ _MOST_PAGES = 64
 _MOST_BYTES = _MOST_PAGES * 8192
 _MOST_TABLES = 32
 _XIDS = 1 << 32
+_LOCK_TRIES_S = 0.9
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,11 @@ def _has_earlier_row(
         return True
     with connection.cursor() as cursor:
         cursor.execute("BEGIN READ ONLY")
+        limit_idleness(connection)
         try:
             cursor.execute(f"LOCK TABLE ONLY {part.table.sql} IN ACCESS SHARE MODE NOWAIT")
             # Any code, or that its owner can add some.
-            if not trusts_owners and shut_owners_out(connection, connection, {part.oid: part.table}) != {}:
+            if not trusts_owners and _read_code(connection, part) != {}:
                 return True
             may_lack_rows = _may_be_unsent(connection) or (
                 bool(told_by) and _may_be_there_again(leaf, links, told_by)
@@ -220,6 +223,13 @@ def _has_earlier_row(
         finally:
             if not connection.closed:
                 cursor.execute("ROLLBACK")
+
+
+def _read_code(connection: Connection, part: Partition) -> dict[int, list[OwnerCode]] | None:
+    def attempt(_: float) -> dict[int, list[OwnerCode]] | None:
+        return shut_owners_out(connection, connection, {part.oid: part.table})
+
+    return with_short_waits(attempt, _LOCK_TRIES_S, BusyError)
 
 
 def _keeps_its_first_row(connection: Connection, part: Partition, leaf: _Node) -> bool:

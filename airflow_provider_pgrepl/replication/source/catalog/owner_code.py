@@ -12,17 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import psycopg2
+import psycopg2.errors
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import TableError, one_line
+from airflow_provider_pgrepl.errors import BusyError, TableError, one_line
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
 
 _REFERENCE = hints.reference("connection")
-LOCK_WAIT_MS = 900
-"""Less than the second after which the server looks for deadlocks, whose victim may be the application's
-transaction, and ends an autovacuum that is waited for."""
 
 # An extension's owner may take functions of his own into it, so that membership in one says nothing. Objects
 # that every database has are not in pg_depend. Who made an operator class was a superuser.
@@ -143,17 +140,16 @@ def shut_owners_out(
     connection: Connection,
     check: Connection,
     leaves: Mapping[int, TableName],
-    wait_ms: int = LOCK_WAIT_MS,
 ) -> dict[int, list[OwnerCode]] | None:
     """The code that these tables have, and that nobody who is not trusted can add to until the transaction
     of `connection` ends, which locks them, or `let_owners_in` releases the lock.
 
-    None when others can: the role may not lock the tables against it, or did not get the lock within
-    `wait_ms`. `check` reads the catalog as it is now.
+    None when others can: the role may not lock the tables against it. `check` reads the catalog as it is now.
+    Raises BusyError when another session has a lock that is in the way.
     """
     with source_errors("asking who owns the tables"):
         owners_trusted, places_firm = row(check, _STANDING, (list(leaves),))
-        if not places_firm or not (owners_trusted or _lock(connection, leaves.values(), wait_ms)):
+        if not places_firm or not (owners_trusted or _lock(connection, leaves.values())):
             return None
     return read_owner_code(check, leaves)
 
@@ -164,18 +160,23 @@ def let_owners_in(connection: Connection) -> None:
         cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
 
 
-def _lock(connection: Connection, tables: Iterable[TableName], wait_ms: int) -> bool:
-    """Lock against CREATE INDEX and CREATE STATISTICS; writers do not notice. Whether it was had."""
+def _lock(connection: Connection, tables: Iterable[TableName]) -> bool:
+    """Lock against CREATE INDEX and CREATE STATISTICS; writers do not notice. Return False if that cannot be.
+
+    The lock is not waited for: the transaction has others, for which one of the application may wait, and
+    that one would fail by a deadlock.
+    """
     names = ", ".join(f"ONLY {table.sql}" for table in tables)
     with connection.cursor() as cursor:
         cursor.execute("SAVEPOINT unlocked")
         try:
-            cursor.execute(f"SET LOCAL lock_timeout = {wait_ms}")
-            cursor.execute(f"LOCK TABLE {names} IN SHARE UPDATE EXCLUSIVE MODE")
-        except psycopg2.Error:
-            # No right to, a standby, somebody in the way: in any case the lock is not there.
+            cursor.execute(f"LOCK TABLE {names} IN SHARE UPDATE EXCLUSIVE MODE NOWAIT")
+        except psycopg2.Error as error:
             if connection.closed:
                 raise
             cursor.execute("ROLLBACK TO SAVEPOINT unlocked")
+            if isinstance(error, psycopg2.errors.LockNotAvailable):
+                raise BusyError("another session alters, vacuums or analyzes the table") from None
+            # No right to, or a standby.
             return False
     return True

@@ -41,7 +41,7 @@ SELECT pg_catalog.current_setting('max_connections')::int
     CASE WHEN r.rolconnlimit >= 0 AND NOT r.rolsuper THEN r.rolconnlimit
         - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity a
             WHERE a.usesysid = r.oid AND a.backend_type IS DISTINCT FROM 'walsender')::int END
-FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+FROM pg_catalog.pg_roles r WHERE r.rolname = session_user
 """
 
 
@@ -57,7 +57,8 @@ class Keeper:
     """A transaction that holds a snapshot until it is closed.
 
     `snapshot` is the name under which it is imported, `relations` the tables as they were in it. It locks no
-    table: `hold` does, when the table's turn has come.
+    table: `hold` does, when the table's turn has come. As soon as a session of the source waits for its end,
+    as CREATE INDEX CONCURRENTLY on any table does, the snapshot is given up, and `hold` raises SnapshotError.
     """
 
     def __init__(
@@ -111,10 +112,7 @@ class Keeper:
         return CopySessions(tables, max(1, half // tables - _OF_TABLE))
 
     def watch(self) -> None:
-        """Give the snapshot up as soon as a session of the source waits for its end.
-
-        CREATE INDEX CONCURRENTLY does, on any table of the database. To be called once.
-        """
+        """Begin to look for sessions that wait. To be called once."""
         self._watch.start()
 
     def close(self) -> None:
@@ -157,7 +155,9 @@ def keep(
         connection.close()
         raise
     kept = [then.relations[relation.oid] for relation in relations]
-    return Keeper(dsn, connection, exported, kept, then, lock_timeout_s, trusts_owners=trusts_owners)
+    keeper = Keeper(dsn, connection, exported, kept, then, lock_timeout_s, trusts_owners=trusts_owners)
+    keeper.watch()
+    return keeper
 
 
 def _check_published(then: Shape) -> None:

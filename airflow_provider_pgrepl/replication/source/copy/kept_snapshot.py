@@ -16,7 +16,13 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import (
     read_leaves,
     read_relations,
 )
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, source_errors
+from airflow_provider_pgrepl.replication.source.connection import (
+    Connection,
+    connect,
+    limit_idleness,
+    row,
+    source_errors,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,10 @@ CONFLICT_HINT = (
 )
 
 
+GATE_IDLE_LIMIT_S = 10
+"""Shorter than that of the session that holds the lock: no copy may begin when the lock is not held."""
+
+
 @dataclass(frozen=True)
 class Gate:
     """A session that exports a snapshot. When it has ended, nothing can import the snapshot."""
@@ -41,6 +51,11 @@ class Gate:
     connection: Connection
     snapshot: str
     pid: int
+
+    def keep_open(self) -> None:
+        """Tell the server that this process does not hang. To be called every few seconds."""
+        with source_errors("keeping the snapshot"):
+            row(self.connection, "SELECT 1")
 
     def shut(self) -> None:
         """Return when nothing can import the snapshot any more. Can be called again."""
@@ -54,7 +69,7 @@ def open_gate(dsn: str, snapshot: str) -> Gate:
     """Import a snapshot in a session of its own, and export it again."""
     connection = connect(dsn, "keeper")
     try:
-        import_snapshot(connection, snapshot)
+        import_snapshot(connection, snapshot, GATE_IDLE_LIMIT_S)
         return Gate(connection, export_again(connection), connection.info.backend_pid)
     except BaseException:
         connection.close()
@@ -83,12 +98,16 @@ def losses(kind: type[SnapshotError] = SnapshotError) -> Iterator[None]:
         raise TableSnapshotError(error.message, CONFLICT_HINT) from None
 
 
-def import_snapshot(connection: Connection, snapshot: str) -> None:
-    """Begin a read-only transaction that sees the snapshot. Raises SnapshotError if it is gone."""
+def import_snapshot(connection: Connection, snapshot: str, idle_limit_s: float | None = None) -> None:
+    """Begin a read-only transaction that sees the snapshot, with a limit as of `limit_idleness`.
+
+    Raises SnapshotError if it is gone.
+    """
     with source_errors("importing the snapshot"), connection.cursor() as cursor:
         try:
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
             cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
+            limit_idleness(connection, idle_limit_s)
         except (psycopg2.errors.InvalidParameterValue, psycopg2.errors.UndefinedObject):
             raise SnapshotError("the exported snapshot is gone: its connection was closed or lost") from None
 

@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.errors import one_line
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     application_name,
+    row,
     rows,
     source_errors,
 )
@@ -21,9 +22,8 @@ from airflow_provider_pgrepl.replication.source.connection import (
 # pg_stat_activity is read once a transaction, unless told otherwise; what it hides from the role is NULL.
 _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"
 _COPIES = """
-SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = current_user
+SELECT pid FROM pg_catalog.pg_stat_activity WHERE application_name = %(copies)s AND usename = session_user
 """
-# Another pipeline's copy of the table does without the lock against code of its owner when it has to wait.
 _WAITERS = """{refresh}
 WITH ours (pid) AS (SELECT pg_catalog.pg_backend_pid() UNION SELECT unnest(%(pids)s::int[]) UNION {copies})
 SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode,
@@ -31,15 +31,16 @@ SELECT DISTINCT ON (w.pid) w.pid, a.usename::text, a.application_name, w.mode,
     w.locktype = 'virtualxid' OR w.mode = 'AccessExclusiveLock'
 FROM pg_catalog.pg_locks w LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
 WHERE NOT w.granted AND w.locktype IN ('relation', 'virtualxid') AND w.pid NOT IN (SELECT pid FROM ours)
-    AND (a.application_name IS DISTINCT FROM 'pgrepl keeper' OR w.mode <> 'ShareUpdateExclusiveLock')
     AND (pg_catalog.pg_blocking_pids(w.pid) && ARRAY(SELECT pid FROM ours) OR {replay})
 """
 # Replay of DDL waits for a lock like a session, but is no backend of which pg_blocking_pids knows. No session
-# of a standby can ask for this mode. Queries of the table queue behind it.
-_REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock'
-    AND w.relation = ANY (%(oids)s::oid[]) AND w.database =
-        (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database()))"""
+# of a standby can ask for this mode. Queries of the table queue behind it. It can be an index that is waited
+# for: planning a query locks the indexes of the table.
+_REPLAY = """(pg_catalog.pg_is_in_recovery() AND w.mode = 'AccessExclusiveLock' AND EXISTS (
+        SELECT FROM pg_catalog.pg_locks held JOIN ours ON ours.pid = held.pid WHERE held.granted
+            AND held.locktype = 'relation' AND held.database = w.database AND held.relation = w.relation))"""
 _END_COPIES = "{refresh} SELECT pg_catalog.pg_terminate_backend(c.pid, {patience}) FROM ({copies}) AS c"
+_ACT_AS = "SELECT current_user::text, pg_catalog.set_config('role', %s, true)"
 
 _ENDING_MS = 2000
 
@@ -75,18 +76,14 @@ def copy_role(snapshot: str) -> str:
     return f"copy {snapshot}"
 
 
-def read_waiters(
-    connection: Connection, oids: Iterable[int] = (), pids: Iterable[int] = (), snapshot: str = ""
-) -> list[LockWaiter]:
+def read_waiters(connection: Connection, pids: Iterable[int] = (), snapshot: str = "") -> list[LockWaiter]:
     """Return the sessions that wait for this one, for `pids`, or for a copy under `snapshot`.
 
     Waits for locks on relations count, and waits for a transaction's end, as of CREATE INDEX CONCURRENTLY.
-    On a standby, replay that waits for one of `oids` counts.
+    On a standby, replay that waits for a relation that one of them has locked counts.
     """
     with source_errors("looking for sessions that wait for the copy"):
-        found = rows(
-            connection, _filled(_WAITERS), {"oids": list(oids), "pids": list(pids), **_copies(snapshot)}
-        )
+        found = rows(connection, _filled(_WAITERS), {"pids": list(pids), **_copies(snapshot)})
     return [
         LockWaiter(pid, role or "unknown", application or "", mode, _command(query or ""), ends_copy)
         for pid, role, application, mode, query, ends_copy in found
@@ -99,7 +96,10 @@ def end_copies(connection: Connection, snapshot: str) -> None:
     A cancel would not reach a session whose client reads nothing.
     """
     with source_errors("ending the copies of a table"):
+        # A session belongs to the role that logged in. Another one that it acts as may not end it.
+        acting = row(connection, _ACT_AS, ("none",))[0]
         rows(connection, _filled(_END_COPIES), _copies(snapshot))
+        row(connection, _ACT_AS, (acting,))
 
 
 def _copies(snapshot: str) -> dict[str, str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 import psycopg2
 
 from airflow_provider_pgrepl.errors import PgReplError, SnapshotError
-from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row
+from airflow_provider_pgrepl.replication.source.connection import Connection, describe, row, source_errors
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import Gate, lost
 from airflow_provider_pgrepl.replication.source.copy.lock_waiters import (
     LockWaiter,
@@ -27,7 +27,7 @@ POLL_S = 0.25
 
 
 class LockWatch:
-    """Watches a session that holds a snapshot, and locks on `oids`, in a transaction of `connection`.
+    """Watches a session that holds a snapshot, and locks, in a transaction of `connection`.
 
     `failure` is what ended it early. `name` and `kind`: of what is given up, and the error that says so.
     `gate`: the session that exports the snapshot to copies, which ends first: then no more of them can begin.
@@ -39,7 +39,6 @@ class LockWatch:
         self,
         connection: Connection,
         name: str,
-        oids: Collection[int] = (),
         kind: type[SnapshotError] = SnapshotError,
         gate: Gate | None = None,
         release: Callable[[Connection], None] | None = None,
@@ -51,7 +50,6 @@ class LockWatch:
         self._release = release
         self._connection = connection
         self._name = name
-        self._oids = oids
         self._kind = kind
         self._gate = gate
         self._stop = threading.Event()
@@ -100,22 +98,26 @@ class LockWatch:
                     if waiters and self._release is not None and not self.is_lent:
                         self._lend("; ".join(map(str, waiters)), self._release)
         except PgReplError as error:
-            if not self._stop.is_set():
-                self.failure = self.failure or lost(error.message, self._kind)
+            self._give_up(error.message)
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody watches any more
             if not self._stop.is_set():
                 log_unexpected(log, f"watching the locks of {self._name}", error)
-                self.failure = self.failure or lost(type(error).__name__, self._kind)
-        finally:
-            # Without a watch no lock is held.
-            self._shut_gate()
-            with contextlib.suppress(psycopg2.Error):
-                self._connection.close()
+            self._give_up(type(error).__name__)
+
+    def _give_up(self, reason: str) -> None:
+        """End the session: without a watch no lock is held."""
+        if not self._stop.is_set():
+            self.failure = self.failure or lost(reason, self._kind)
+        self._shut_gate()
+        with contextlib.suppress(psycopg2.Error):
+            self._connection.close()
 
     def _read_waiters(self) -> list[LockWaiter]:
         if self._gate is None:
             return read_waiters(self._connection)
-        return read_waiters(self._connection, self._oids, [self._gate.pid], self._gate.snapshot)
+        if not self.is_lent:
+            self._gate.keep_open()
+        return read_waiters(self._connection, [self._gate.pid], self._gate.snapshot)
 
     def _give_way(self, waiters: str) -> None:
         self.failure = self._kind(
@@ -125,6 +127,9 @@ class LockWatch:
         )
         log.warning("%s", self.failure.message)
         self._end_copies()
+        # The connection stays open for the thread that uses it: what it reads is not used any more.
+        with source_errors("releasing the locks of a copy"):
+            self._connection.cursor().execute("ROLLBACK")
 
     def _lend(self, waiters: str, release: Callable[[Connection], None]) -> None:
         log.info("%s: ranges that are being copied begin again after %s", self._name, waiters)

@@ -27,6 +27,7 @@ from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
     describe,
+    limit_idleness,
     row,
     translate,
 )
@@ -48,6 +49,8 @@ WHERE name = 'restrict_nonsystem_relation_kind'
 _FOUND = "SELECT coalesce(pg_catalog.to_regclass(%s)::oid::bigint, -1)"
 _END_GRACE_S = 10.0
 _CANCEL_INTERVAL_S = 0.25
+_UNREAD_LIMIT_S = 60
+"""As `tcp_user_timeout`: the server may have sent the last bytes long before the reader takes them."""
 STALL_LIMIT_S = 300.0
 """How long a COPY may bring nothing. A range has 128 MB of a table; a filter may leave out most of it."""
 
@@ -81,6 +84,7 @@ def _connect(dsn: str, snapshot: str, copy_range: CopyRange) -> Connection:
         with connection.cursor() as cursor:
             cursor.execute(_REFUSE_VIEWS)
             cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            limit_idleness(connection, _UNREAD_LIMIT_S)
             # First the lock, then the snapshot: its session, which holds the table, must still be there.
             # NOWAIT: behind a statement that waits for that session, this one would wait for itself.
             if copy_range.leaf_oid:

@@ -9,7 +9,6 @@ from airflow_provider_pgrepl.errors import BusyError, SnapshotError, TableSnapsh
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
-    LOCK_WAIT_MS,
     let_owners_in,
     refused_code,
     shut_owners_out,
@@ -31,10 +30,9 @@ from airflow_provider_pgrepl.replication.source.short_waits import with_short_wa
 
 log = logging.getLogger(__name__)
 
+_LOCK_TRIES_S = 0.9
 MOST_LOANS = 20
 """How often a table lends its lock against code of its owner while it is copied."""
-_RENEWAL_WAIT_MS = 250
-"""The watch does not look while the lock is waited for."""
 
 
 class TableKeeper:
@@ -43,6 +41,9 @@ class TableKeeper:
     `snapshot` is the name under which the table's copies import it, from the session `gate`, which ends
     before the lock is released. So a copy that has locked the table, and then imports the snapshot, reads the
     table as it was, and runs no code that its owner adds later.
+
+    As soon as a session of the source waits for the table, it is given up: its copies that run are ended, and
+    `check` raises.
     """
 
     def __init__(
@@ -52,7 +53,6 @@ class TableKeeper:
         kept: str,
         gate: Gate,
         relation: Relation,
-        oids: set[int],
         lock_timeout_s: float,
         *,
         trusts_owners: bool,
@@ -66,9 +66,8 @@ class TableKeeper:
         self._trusts_owners = trusts_owners
         self._leaves: dict[int, TableName] = {}
         self._loans = 0
-        self._watch = LockWatch(
-            connection, str(relation.table), oids, TableSnapshotError, gate, let_owners_in
-        )
+        self._watch = LockWatch(connection, str(relation.table), TableSnapshotError, gate, let_owners_in)
+        self._watch.start()
 
     def plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         """`plan_ranges` within the snapshot, so that a partition attached since is not copied.
@@ -77,13 +76,17 @@ class TableKeeper:
         TableError when it has such code, or cannot be copied without a SELECT; TableSnapshotError when the
         connection is lost.
         """
-        with losses(TableSnapshotError):
-            return self._plan(relation, range_bytes)
+        try:
+            with losses(TableSnapshotError):
+                return self._plan(relation, range_bytes)
+        finally:
+            # What was read after the table was given up is no reason for anything else.
+            self._watch.raise_failure()
 
     def _plan(self, relation: Relation, range_bytes: int) -> list[CopyRange]:
         ranges = plan_ranges(self.connection, relation, range_bytes)
         leaves = {part.leaf_oid: part.leaf for part in ranges if part.is_planned}
-        if self._trusts_owners or not leaves or self._has_shut_out(leaves, LOCK_WAIT_MS):
+        if self._trusts_owners or not leaves or self._can_shut_out(leaves):
             self._leaves = leaves
             return ranges
         whole = plan_ranges(self.connection, relation, range_bytes, whole=True)
@@ -96,23 +99,27 @@ class TableKeeper:
         )
         return whole
 
-    def _has_shut_out(self, leaves: dict[int, TableName], wait_ms: int) -> bool:
+    def _can_shut_out(self, leaves: dict[int, TableName]) -> bool:
+        def attempt(_: float) -> bool:
+            with self._watch.turn:
+                self._watch.raise_failure()
+                return self._has_shut_out(leaves)
+
+        try:
+            return with_short_waits(attempt, _LOCK_TRIES_S, BusyError)
+        except BusyError:
+            return False
+
+    def _has_shut_out(self, leaves: dict[int, TableName]) -> bool:
         check = connect(self._dsn, "keeper check")
         try:
-            code = shut_owners_out(self.connection, check, leaves, wait_ms)
+            code = shut_owners_out(self.connection, check, leaves)
             if code:
                 found = [one for of_leaf in code.values() for one in of_leaf]
                 raise refused_code(check, self.relation.table, found)
         finally:
             check.close()
         return code is not None
-
-    def watch(self) -> None:
-        """Give the table up as soon as a session of the source waits for it; `check` then raises.
-
-        Its copies that run are ended. To be called once, after `plan`.
-        """
-        self._watch.start()
 
     def check(self) -> None:
         """Raise TableSnapshotError if the table was given up, or the connection was lost.
@@ -143,8 +150,14 @@ class TableKeeper:
     def _take_back(self) -> None:
         with self._watch.turn:
             self._watch.raise_failure()
-            if not self._has_shut_out(self._leaves, _RENEWAL_WAIT_MS):
-                raise BusyError(f"{self.relation.table}: another session holds the lock that it was lent")
+            try:
+                is_shut = self._has_shut_out(self._leaves)
+            except BusyError:
+                raise BusyError(
+                    f"{self.relation.table}: another session holds the lock that it was lent"
+                ) from None
+            if not is_shut:
+                raise TableSnapshotError(f"{self.relation.table}: the role may not lock it any more")
             gate = open_gate(self._dsn, self._kept)
             self.snapshot = gate.snapshot
             self._watch.resume(gate)
@@ -177,7 +190,7 @@ def keep_table(
         # too, might end as the victim of a deadlock.
         import_snapshot(connection, snapshot)
         try:
-            lock_tables(connection, dsn, [relation], "ACCESS SHARE", 0, lock_timeout_s)
+            lock_tables(connection, dsn, [relation], lock_timeout_s)
         except SnapshotError as error:
             if not connection.closed:
                 with source_errors("ending the transaction of the keeper"):
@@ -194,14 +207,12 @@ def keep_table(
     except BaseException:
         connection.close()
         raise
-    oids = {relation.oid, *(leaf.oid for leaf in then.leaves[relation.oid])}
     return TableKeeper(
         dsn,
         connection,
         snapshot,
         gate,
         relation,
-        oids,
         lock_timeout_s,
         trusts_owners=trusts_owners,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import psycopg2.errors
@@ -17,7 +18,6 @@ from airflow_provider_pgrepl.replication.source.connection import (
     rows,
     source_errors,
 )
-from airflow_provider_pgrepl.replication.source.time_limit import ANSWER_LIMIT_S, patience
 
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
 
@@ -52,44 +52,46 @@ WHERE l.locktype = 'relation' AND l.relation = ANY (%(oids)s::oid[]) AND l.mode 
 
 
 def lock_tables(
-    connection: Connection,
-    dsn: str,
-    relations: Sequence[Relation],
-    mode: Mode,
-    wait_s: float,
-    timeout_s: float | None = None,
+    connection: Connection, dsn: str, relations: Sequence[Relation], timeout_s: float = 0
 ) -> None:
-    """Lock tables, with all their partitions, within a transaction that has begun.
+    """Lock tables against DDL, with all their partitions, within a transaction that has begun; do not wait.
 
-    `wait_s`: how long to wait for each lock; 0 for not at all. `timeout_s`: how long this is tried in all,
-    for the message. Raises SnapshotError when a lock is not had in time, naming who holds one that is in the
-    way, or when a table is no longer there; PrivilegeError when the role may not.
+    `timeout_s`: for how long the caller tries this, for the message. Raises as `lock_errors` does.
     """
-    if not relations:
-        return
-    milliseconds, nowait = max(1, int(wait_s * 1000)), "" if wait_s else " NOWAIT"
-    patient = patience(connection, wait_s + ANSWER_LIMIT_S)
-    with source_errors("locking the tables"), patient, connection.cursor() as cursor:
-        try:
-            cursor.execute("SELECT pg_catalog.set_config('lock_timeout', %s, true)", (str(milliseconds),))
-            cursor.execute(f"LOCK TABLE {', '.join(map(_locked, relations))} IN {mode} MODE{nowait}")
-        except psycopg2.errors.LockNotAvailable:
-            raise SnapshotError(
-                f"{', '.join(str(relation.table) for relation in relations)}: could not be locked ({mode})"
-                f" within {timeout_s or wait_s:g} s, because of {_holders(connection, dsn, relations, mode)}",
-                "try again when that is done, or raise lock_timeout_s",
-            ) from None
-        except psycopg2.errors.DeadlockDetected:
-            raise SnapshotError(
-                "locking the tables met a deadlock with other sessions", "try again"
-            ) from None
-        except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName) as error:
-            raise SnapshotError(f"a table was dropped or renamed meanwhile: {describe(error)}") from None
+    if relations:
+        with (
+            source_errors("locking the tables"),
+            lock_errors(connection, dsn, relations, "ACCESS SHARE", timeout_s),
+            connection.cursor() as cursor,
+        ):
+            cursor.execute(lock_command(relations, "ACCESS SHARE") + " NOWAIT")
 
 
-def _locked(relation: Relation) -> str:
+def lock_command(relations: Iterable[Relation], mode: Mode) -> str:
+    """Return the LOCK TABLE of tables with all their partitions."""
     # Without ONLY a lock reaches the partitions, and also the children by inheritance, which are not ours.
-    return relation.table.sql if relation.relkind == "p" else f"ONLY {relation.table.sql}"
+    listed = (one.table.sql if one.relkind == "p" else f"ONLY {one.table.sql}" for one in relations)
+    return f"LOCK TABLE {', '.join(listed)} IN {mode} MODE"
+
+
+@contextmanager
+def lock_errors(
+    connection: Connection, dsn: str, relations: Sequence[Relation], mode: Mode, timeout_s: float
+) -> Iterator[None]:
+    """Raise SnapshotError for a lock that `connection` does not get, with the sessions that are in the way,
+    and for a table that is no longer there."""
+    try:
+        yield
+    except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
+        raise SnapshotError(
+            f"{', '.join(str(relation.table) for relation in relations)}: could not be locked ({mode})"
+            f" within {timeout_s:g} s, because of {_holders(connection, dsn, relations, mode)}",
+            "try again when that is done, or raise lock_timeout_s",
+        ) from None
+    except psycopg2.errors.DeadlockDetected:
+        raise SnapshotError("locking the tables met a deadlock with other sessions", "try again") from None
+    except (psycopg2.errors.UndefinedTable, psycopg2.errors.InvalidSchemaName) as error:
+        raise SnapshotError(f"a table was dropped or renamed meanwhile: {describe(error)}") from None
 
 
 def _holders(connection: Connection, dsn: str, relations: Iterable[Relation], mode: Mode) -> str:
@@ -109,4 +111,4 @@ def _holders(connection: Connection, dsn: str, relations: Iterable[Relation], mo
         )
     finally:
         control.close()
-    return "; ".join(one_line(text) for (text,) in found) or "somebody who has just let go of it"
+    return "; ".join(one_line(text) for (text,) in found) or "a session that has released it since"

@@ -94,7 +94,7 @@ def lock_problems(connection: Connection, dsn: str, relations: list[Relation]) -
     with source_errors("trying locks"), connection.cursor() as cursor:
         cursor.execute("BEGIN")
         try:
-            lock_tables(connection, dsn, relations, "ACCESS SHARE", 0)
+            lock_tables(connection, dsn, relations)
         except ServerSettingError:
             yield ServerSettingError(
                 f"a snapshot locks {needed} tables and partitions, more than the server has room for:"
