@@ -8,9 +8,9 @@ from airflow_provider_pgrepl.replication.source.connection import (
     connect,
     connect_replication,
     pin_statement,
-    source_errors,
     stream_conninfo,
 )
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from demo.postgres import free_port
 
 HOSTILE = {

@@ -1,4 +1,4 @@
-"""source/connection.py: what is said of PostgreSQL's errors."""
+"""source/server_errors.py: what is said of PostgreSQL's errors."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, Retry, TableSnapshotError
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.source.connection import _refused, describe, translate
+from airflow_provider_pgrepl.replication.source.connection import _refused
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
 from airflow_provider_pgrepl.replication.source.copy.stream import _failed
+from airflow_provider_pgrepl.replication.source.server_errors import describe, translate
 
 SECRET = "ann@example.com"
 

@@ -16,7 +16,7 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     SourceError,
 )
-from airflow_provider_pgrepl.replication.source.connection import translate
+from airflow_provider_pgrepl.replication.source.server_errors import translate
 
 LOCKS = "You might need to increase max_locks_per_transaction."
 

@@ -12,16 +12,14 @@ import psycopg2.extensions
 import psycopg2.extras
 
 from airflow_provider_pgrepl.errors import (
-    BusyError,
     ConfigError,
-    PgReplError,
     PrivilegeError,
     ServerSettingError,
     SourceConnectionError,
     SourceError,
-    one_line,
 )
 from airflow_provider_pgrepl.replication.source.root_certificates import with_system_certificates
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors, translate
 from airflow_provider_pgrepl.replication.source.time_limit import (
     ANSWER_LIMIT_S,
     LimitedConnection,
@@ -76,9 +74,6 @@ _PIN = (
 )
 IDLE_LIMIT_S = 15
 """How long a transaction that holds locks may send nothing. Then its process hangs; the server ends it."""
-ROLLED_BACK = "40"
-"""The SQLSTATE class of what was ended in favor of another transaction: deadlocks, and conflicts with replay
-on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
 CONNECT_TIMEOUT_S = 15
 # Likewise we of the server; a DSN may say otherwise. What arrives, and is not passed on, they do not notice:
 # that is what `time_limit` and `liveness` are for.
@@ -89,25 +84,6 @@ _TCP_LIMITS = {
     "tcp_user_timeout": 60_000,
 }
 _MAX_APPLICATION_NAME = 63
-
-LOCKS_SETTING = "max_locks_per_transaction"
-RETRIED_CLASSES = ("08", "53", "57", "58")
-"""Classes of SQLSTATE that pass: a lost connection, a lack of resources, a shutdown, an error of the system.
-
-https://www.postgresql.org/docs/current/errcodes-appendix.html
-"""
-# fmt: off
-_NAMES_AND_NUMBERS = frozenset((
-    "08", "0A", "0L", "0P", "25", "26", "28", "2B", "2D", "2F", "34", "3B", "3D", "3F", "40", "42", "53",
-    "54", "55", "57", "58", "F0", "XX",
-))
-# fmt: on
-"""Classes of SQLSTATE under which the server's own texts hold names and numbers, never values of rows.
-
-Errors of data (22), constraints (23, 44), functions (38, 39, P0) and foreign servers (HV) are not among them.
-"""
-_LANGUAGES = frozenset(("plpy_elog.c", "plperl.c", "pltcl.c"))
-"""Files of PostgreSQL in which procedural languages pass on what a function raises."""
 
 
 def pin_statement(*, is_stream: bool = False) -> str:
@@ -313,70 +289,6 @@ def _refused(dsn: str, text: str) -> SourceError:
 def _without_password(text: str, dsn: str) -> str:
     password = _parse(dsn).get("password")
     return text.replace(password, "***") if password and len(password) > 2 else text
-
-
-@contextmanager
-def source_errors(doing: str) -> Iterator[None]:
-    """Turn psycopg2's errors inside the block into ours; `doing` says what was tried."""
-    try:
-        yield
-    except psycopg2.Error as error:
-        # Without a cause: the DETAIL of PostgreSQL's error may hold row values, and tracebacks are logged.
-        raise translate(error, doing) from None
-
-
-def translate(error: Any, doing: str) -> PgReplError:
-    """Our error for a psycopg2 error of a running connection, without row values."""
-    code = error.pgcode or ""
-    text, hint = f"{doing}: {describe(error)}", _server_hint(error)
-    if code == "42501":
-        return PrivilegeError(text, "grant the right, or use another role")
-    if code == "53400" or (code == "53200" and LOCKS_SETTING in hint):
-        return ServerSettingError(text, hint)
-    if code[:2] == ROLLED_BACK:
-        return BusyError(
-            text, "it can be tried again: the server ended it for another session, or for replay"
-        )
-    if code[:2] in RETRIED_CLASSES:
-        return SourceConnectionError(text, hint)
-    if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
-        return SourceConnectionError(text, "the connection was lost")
-    if not code and type(error) is psycopg2.DatabaseError:
-        return SourceConnectionError(text, "the connection was lost")
-    return SourceError(text, hint)
-
-
-def _server_hint(error: Any) -> str:
-    """Return PostgreSQL's own hint, but for errors whose texts may quote values."""
-    if _may_hold_values(error) or not error.diag:
-        return ""
-    return one_line(" ".join((error.diag.message_hint or "").split()))
-
-
-def describe(error: Any) -> str:
-    """PostgreSQL's message and SQLSTATE; the SQLSTATE alone where the text may quote values."""
-    code = error.pgcode or ""
-    if _may_hold_values(error):
-        return describe_by_code(error)
-    message = (error.diag.message_primary if error.diag else None) or str(error)
-    return one_line(" ".join(message.split())) + (f" (SQLSTATE {code})" if code else "")
-
-
-def describe_by_code(error: Any) -> str:
-    """The SQLSTATE of an error, and what psycopg2 calls it."""
-    return f"{type(error).__name__} (SQLSTATE {error.pgcode})"
-
-
-def _may_hold_values(error: Any) -> bool:
-    """Return True unless the text is one of the server's own, of a class that quotes no values.
-
-    A function can raise any text under any SQLSTATE, and give any hint.
-    """
-    if not error.pgcode:
-        return False
-    diag = error.diag
-    is_raised = diag.source_function == "exec_stmt_raise" or diag.source_file in _LANGUAGES
-    return is_raised or error.pgcode[:2] not in _NAMES_AND_NUMBERS
 
 
 def rows(connection: Connection, query: str, parameters: Any = None) -> list[tuple[Any, ...]]:

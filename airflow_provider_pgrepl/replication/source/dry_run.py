@@ -12,11 +12,13 @@ import psycopg2
 from airflow_provider_pgrepl.errors import BusyError, ConfigError, PgReplError
 from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
-    describe,
-    describe_by_code,
     limit_idleness,
     pin_statement,
     row,
+)
+from airflow_provider_pgrepl.replication.source.server_errors import (
+    describe,
+    describe_by_code,
     source_errors,
     translate,
 )

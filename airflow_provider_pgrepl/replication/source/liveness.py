@@ -13,7 +13,8 @@ from collections.abc import Callable
 from contextlib import closing
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
-from airflow_provider_pgrepl.replication.source.connection import connect, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import connect, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 log = logging.getLogger(__name__)
 

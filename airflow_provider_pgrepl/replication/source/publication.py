@@ -18,13 +18,9 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import (
     GENERATED_COLUMNS_SINCE,
     read_leaves,
 )
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
 from airflow_provider_pgrepl.replication.source.copy.table_locks import Mode, lock_command, lock_errors
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import (
     SHORT_WAIT_S,
     execute_together,

@@ -10,7 +10,8 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, row
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 _SERVER = """
 SELECT pg_catalog.current_setting('server_version_num')::int,

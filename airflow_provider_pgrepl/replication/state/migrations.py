@@ -7,13 +7,8 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError, one_line
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    acting_role_hint,
-    row,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership
 
 SCHEMA = STATE_SCHEMA

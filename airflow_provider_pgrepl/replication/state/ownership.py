@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import StateError, one_line
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 # A superuser is a member of every role, as far as pg_has_role() is concerned. What is asked is who was made
 # one. What every database has is not in pg_depend: our own tables depend on nothing else.

@@ -22,13 +22,8 @@ from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, RewoundE
 from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import (
     all_tables_publications,
 )
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    row,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.state import migrations
 from airflow_provider_pgrepl.replication.state.ownership import check_ownership
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
 from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
 from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 
 log = logging.getLogger(__name__)

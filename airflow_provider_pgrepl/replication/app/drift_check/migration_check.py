@@ -20,13 +20,7 @@ from airflow_provider_pgrepl.replication.drift.kind import Kind
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    row,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, rows
 from airflow_provider_pgrepl.replication.source.dry_run import run_on_trial, undone
 from airflow_provider_pgrepl.replication.source.preflight.refused_tables import (
     others_published,
@@ -38,6 +32,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     select_tables,
 )
 from airflow_provider_pgrepl.replication.source.publication import read_identity
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import SHORT_WAIT_S, with_short_waits
 
 _HAS_ROW = "SELECT EXISTS (SELECT FROM ONLY {})"

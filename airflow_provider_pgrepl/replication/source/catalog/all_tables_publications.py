@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import PublicationError, one_line
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 # Which publications a slot's reader uses is recorded nowhere.
 _PUBLICATIONS = """

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import psycopg2
 
 from airflow_provider_pgrepl.replication.names import TableName
-from airflow_provider_pgrepl.replication.source.connection import Connection, describe, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 
 log = logging.getLogger(__name__)
 

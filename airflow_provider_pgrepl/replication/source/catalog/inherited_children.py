@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from airflow_provider_pgrepl.errors import one_line
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 _SHOWN = 3
 _CHUNKS = "_timescaledb_internal"

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Partition
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 # Plain reads, like those of relations: they obey the transaction's snapshot. A table's row of pg_attribute
 # for a system column is never touched again, unlike those of pg_class and pg_type: its xmin is the maker's.

@@ -15,7 +15,8 @@ from airflow_provider_pgrepl.replication.source.catalog.publication_membership i
     memberships,
 )
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 # Rows that are altered, or made again, have another xmin; one that is frozen or moved keeps it.
 _PUBLISHED = """{above}

@@ -19,7 +19,8 @@ from airflow_provider_pgrepl.replication.source.catalog.publication_membership i
     Membership,
     memberships,
 )
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 _TABLES = """
 SELECT c.oid::bigint, n.nspname::text, c.relname::text, c.relreplident::text,

@@ -23,7 +23,8 @@ from airflow_provider_pgrepl.replication.source.catalog.publication_membership i
     memberships,
 )
 from airflow_provider_pgrepl.replication.source.catalog.types import Room, Types
-from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, one_moment, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 __all__ = [
     "COLUMN_LISTS_SINCE",

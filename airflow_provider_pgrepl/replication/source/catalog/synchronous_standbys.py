@@ -15,9 +15,9 @@ from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     application_name,
     row,
-    source_errors,
     stream_role,
 )
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 _SETTING = "SELECT pg_catalog.current_setting('synchronous_standby_names')"
 _METHOD = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((.*)\)\s*$", re.IGNORECASE | re.DOTALL)

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from airflow_provider_pgrepl.errors import PublicationError
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, row
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     Shape,
     check_as_selected,
@@ -21,6 +21,7 @@ from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.source.copy.stream import open_copy
 from airflow_provider_pgrepl.replication.source.copy.table_keeper import TableKeeper, keep_table
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 __all__ = ["CopyRange", "Keeper", "keep", "open_copy", "plan_ranges"]
 

@@ -16,13 +16,8 @@ from airflow_provider_pgrepl.replication.source.catalog.relations import (
     read_leaves,
     read_relations,
 )
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    limit_idleness,
-    row,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, limit_idleness, row
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from airflow_provider_pgrepl.errors import one_line
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    application_name,
-    row,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, application_name, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 # pg_stat_activity is read once a transaction, unless told otherwise; what it hides from the role is NULL.
 _REFRESH = "SELECT pg_catalog.pg_stat_clear_snapshot();"

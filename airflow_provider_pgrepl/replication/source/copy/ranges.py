@@ -8,7 +8,8 @@ from typing import Any
 from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import COLUMN_LISTS_SINCE, Leaf, read_leaves
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 _SIZES = """
 SELECT c.oid::bigint, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_table_size(c.oid),

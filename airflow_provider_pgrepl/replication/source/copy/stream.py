@@ -22,18 +22,11 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     TableSnapshotError,
 )
-from airflow_provider_pgrepl.replication.source.connection import (
-    ROLLED_BACK,
-    Connection,
-    connect,
-    describe,
-    limit_idleness,
-    row,
-    translate,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, limit_idleness, row
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import CONFLICT_HINT
 from airflow_provider_pgrepl.replication.source.copy.lock_waiters import copy_role
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange
+from airflow_provider_pgrepl.replication.source.server_errors import ROLLED_BACK, describe, translate
 from airflow_provider_pgrepl.replication.source.time_limit import abandon
 from airflow_provider_pgrepl.trace import log_unexpected, traced
 

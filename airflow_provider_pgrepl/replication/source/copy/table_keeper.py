@@ -14,7 +14,7 @@ from airflow_provider_pgrepl.replication.source.catalog.owner_code import (
     shut_owners_out,
     unsafe_to_select,
 )
-from airflow_provider_pgrepl.replication.source.connection import Connection, connect, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect
 from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
     Gate,
     Shape,
@@ -26,6 +26,7 @@ from airflow_provider_pgrepl.replication.source.copy.kept_snapshot import (
 from airflow_provider_pgrepl.replication.source.copy.lock_watch import LockWatch
 from airflow_provider_pgrepl.replication.source.copy.ranges import CopyRange, plan_ranges
 from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import with_short_waits
 
 log = logging.getLogger(__name__)

@@ -11,13 +11,8 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import SnapshotError, one_line
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    describe,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 
 Mode = Literal["ACCESS SHARE", "SHARE ROW EXCLUSIVE"]
 

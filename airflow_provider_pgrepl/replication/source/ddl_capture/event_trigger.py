@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, row, rows
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
     AWAIT_DDL,
     IDENTITY,
@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql im
     key_table,
     trigger_names,
 )
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
 
 _FUNCTION = """

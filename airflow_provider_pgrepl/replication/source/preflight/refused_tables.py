@@ -12,8 +12,9 @@ from airflow_provider_pgrepl.replication.source.catalog.refused_changes import (
     read_refused,
 )
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 _OIDS = """
 SELECT c.oid::bigint FROM unnest(%s::text[], %s::text[]) AS named (schema, name)

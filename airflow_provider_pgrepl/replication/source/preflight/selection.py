@@ -15,13 +15,14 @@ from airflow_provider_pgrepl.replication.names import ColumnName, TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.refused_changes import RefusedChanges
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_relations
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
 from airflow_provider_pgrepl.replication.source.preflight.refused_tables import refused_tables
 from airflow_provider_pgrepl.replication.source.preflight.shape_problems import (
     is_system,
     shape_problems,
     why_no_table,
 )
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 log = logging.getLogger(__name__)
 

@@ -21,11 +21,10 @@ from airflow_provider_pgrepl.replication.source.connection import (
     address,
     connect_replication,
     current_database,
-    describe,
     row,
-    source_errors,
 )
 from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, read_slot, why_invalidated
 
 OLDEST_VERSION = 140000

@@ -15,17 +15,11 @@ from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
-from airflow_provider_pgrepl.replication.source.connection import (
-    LOCKS_SETTING,
-    Connection,
-    acting_role_hint,
-    row,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.copy.table_locks import lock_tables
 from airflow_provider_pgrepl.replication.source.publication import read_publication
 from airflow_provider_pgrepl.replication.source.server import Server
+from airflow_provider_pgrepl.replication.source.server_errors import LOCKS_SETTING, source_errors
 
 # https://www.postgresql.org/docs/current/runtime-config-locks.html#GUC-MAX-LOCKS-PER-TRANSACTION
 _LOCKS = """

@@ -21,12 +21,10 @@ from airflow_provider_pgrepl.replication.source.connection import (
     Connection,
     connect,
     connect_replication,
-    describe,
     row,
     rows,
-    source_errors,
-    translate,
 )
+from airflow_provider_pgrepl.replication.source.server_errors import describe, source_errors, translate
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.record import PLUGIN, drop_slot, read_slot
 from airflow_provider_pgrepl.replication.source.time_limit import abandon

@@ -8,13 +8,8 @@ import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import BusyError, PgReplError, SlotError
 from airflow_provider_pgrepl.replication.lsn import LSN
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    current_database,
-    row,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, current_database, row, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.time_limit import patience
 
 PLUGIN = "pgoutput"

@@ -15,12 +15,8 @@ import psycopg2.errors
 from airflow_provider_pgrepl.errors import BusyError, PublicationError, SlotError
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import quote_identifier
-from airflow_provider_pgrepl.replication.source.connection import (
-    Connection,
-    connect,
-    rows,
-    source_errors,
-)
+from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.permanent import drop_unused
 from airflow_provider_pgrepl.replication.source.slot.record import READING_WAL_S, read_slot, reason_to_keep
 from airflow_provider_pgrepl.replication.source.time_limit import patience

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from airflow_provider_pgrepl.errors import BusyError
-from airflow_provider_pgrepl.replication.source.connection import Connection, rows, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, rows
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 
 PREFIX = "pgrepl_tmp_"
 """Followed by the pid of a session of ours: the snapshot app's, or that which makes a slot."""

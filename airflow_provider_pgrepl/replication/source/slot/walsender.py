@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from airflow_provider_pgrepl.replication.source.connection import Connection, row, source_errors
+from airflow_provider_pgrepl.replication.source.connection import Connection, row
+from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 
 log = logging.getLogger(__name__)
