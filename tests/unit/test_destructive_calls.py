@@ -63,6 +63,7 @@ SITES: dict[Site, str] = {
     (_CLAIM, "prepare_publication", "drop_publication"): "publication",
     (_CLAIM, "_drop_former", "drop_slot"): "slot",
     ("replication/app/snapshotting/copy_states.py", "_unpublish", "drop_tables"): "publication",
+    ("replication/app/snapshotting/table_snapshotter.py", "_withdraw", "drop_tables"): "just made",
     ("replication/app/snapshotting/copy_states.py", "_restore", "remove_table"): "just made",
     (_CLAIM, "_drop_former", "drop_publication"): "publication",
     ("replication/app/drift_check/source_protection.py", "protect_source", "drop_tables"): "publication",

@@ -20,11 +20,13 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.storage import (
     append_delta,
+    delta_errors,
     has_commit,
     is_refusal,
     open_delta,
     query_delta,
     refusal,
+    storage_errors,
 )
 
 SCHEMA = pa.schema(
@@ -96,12 +98,15 @@ class RelationIndex:
 
     def add_selected(self, epoch: Epoch, relations: Iterable[Relation]) -> None:
         """Have relations there before the source publishes them, in one commit. A relation whose names and
-        attnums are there already is not added again. Raises LakeUnavailableError."""
+        attnums are there already is not added again. Raises LakeUnavailableError, LakeError where the lake
+        cannot be."""
         self.catch_up()
         new = [
             RelationRecord.of_catalog(relation) for relation in relations if not self._knows_names(relation)
         ]
-        if new:
+        if not new:
+            return
+        with delta_errors("the relation index cannot be written"), storage_errors(self._uri):
             self._append_all(
                 [(epoch, one.message.oid, one.version, one.to_json(), None, None, None) for one in new]
             )
@@ -147,16 +152,16 @@ class RelationIndex:
         self._entries()
         number = 1 + sum(map(len, self._placed.values()))
         placed = (None, None, None) if place is None else (place.commit_lsn, place.trigger, number)
-        self._append_all([(epoch, relation_id, version, text, *placed)])
+        try:
+            self._append_all([(epoch, relation_id, version, text, *placed)])
+        except (DeltaError, OSError) as error:
+            raise refusal("the relation index cannot be written", error) from error
 
     def _append_all(self, entries: list[tuple[Any, ...]]) -> None:
         self._entries()
         found = [dict(zip(SCHEMA.names, entry, strict=True)) for entry in entries]
-        try:
-            # An index of an earlier version of this program has no places.
-            append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA))
-        except (DeltaError, OSError) as error:
-            raise refusal("the relation index cannot be written", error) from error
+        # An index of an earlier version of this program has no places.
+        append_delta(self._uri, pa.Table.from_pylist(found, SCHEMA))
         for entry in found:
             self._remember(entry)
 
