@@ -94,7 +94,7 @@ class AirflowApi:
             data = json.dumps(body).encode()
         request = urllib.request.Request(self._url + path, data, headers, method=method)
         try:
-            with _opener.open(request, timeout=30) as answer:
+            with _opener.open(request, timeout=180) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from airflow_provider_pgrepl.replication.app import process
@@ -59,7 +60,8 @@ def test_executors_share_work_and_lake_equals_source_after_executor_and_driver_a
             writing.wait_for_more(20)
             wait_until(lambda: shares(replicated, ("0", "1")), what="tasks on both executors")
             assert all(loads_for_its_workers(process) for process in cluster.executors())
-            assert all(SMALL_JVM in arguments_of(process) for process in (*cluster.executors(), running.pid))
+            (submit,) = psutil.Process(running.pid).children()
+            assert all(SMALL_JVM in arguments_of(process) for process in (*cluster.executors(), submit.pid))
             kill_executor(cluster.executors()[0])
             writing.wait_for_more(50)
             wait_until(lambda: shares(replicated, ("2",)), what="tasks on the executor that came instead")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import psycopg2
 import pyarrow as pa
 from deltalake import QueryBuilder
@@ -137,9 +138,15 @@ def wait_for_end(process: subprocess.Popen[bytes]) -> int:
 
 
 def kill(process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
-    """End the app and the JVM it started, which share its process group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+    """End the app and the JVM it started, which shares its process group or has one of its own."""
+    groups = {process.pid}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(ProcessLookupError):
+                groups.add(os.getpgid(child.pid))
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, number)
     process.wait(_HANGS_S)
 
 
