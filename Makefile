@@ -116,13 +116,13 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 	exec $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(if $(TIMES),--times) $(PYTEST_ARGS)
 
 .PHONY: test
-test: classes oldest check ## The checks, and a test of each mechanism: 13 minutes on two cores
+test: classes oldest check ## The checks, and a test of each mechanism: 14 minutes on two cores
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 
 .PHONY: test-fast
 # Its tests wait for servers more than they compute.
 test-fast: WORKERS = 5
-test-fast: setup ## Quick tests that need no Spark, no broker and no store: 3 minutes
+test-fast: setup ## Quick tests that need no Spark, no broker and no store: 4 minutes
 	@export PGREPL_TEST_PG_MAJORS="18"; $(PYTEST) --tier fast
 
 .PHONY: test-rest
@@ -131,7 +131,7 @@ test-rest: fetch classes ## What `make test` leaves out: every major, Kafka, obj
 		$(PYTEST) --tier rest $(if $(COVERAGE),--cov --cov-append --cov-report=)
 
 .PHONY: test-all
-test-all: ## `make test`, then `make test-rest`: 43 minutes
+test-all: ## `make test`, then `make test-rest`: 45 minutes
 	@$(MAKE) test
 	@$(MAKE) test-rest
 

@@ -19,15 +19,15 @@ import pytest
 
 RINGS = ("unit", "property", "integration", "airflow", "spark", "fault", "end_to_end")
 BUDGETS_S = {
-    "fast": {"unit": 140, "property": 70, "integration": 850},
+    "fast": {"unit": 180, "property": 80, "integration": 900},
     "test": {
-        "unit": 150,
-        "property": 90,
-        "integration": 1400,
-        "airflow": 200,
-        "spark": 560,
-        "fault": 220,
-        "end_to_end": 60,
+        "unit": 200,
+        "property": 95,
+        "integration": 1750,
+        "airflow": 250,
+        "spark": 620,
+        "fault": 260,
+        "end_to_end": 70,
     },
     "rest": {
         "unit": 150,
