@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 PATIENCE = timedelta(minutes=3)
 """For how long what a store does not answer, or has no time for, is asked again."""
 _FIRST_PAUSE, _LONGEST_PAUSE = timedelta(milliseconds=100), timedelta(seconds=10)
-_ATTEMPTS = 10_000
-"""More than fit into PATIENCE, which alone is to decide; the libraries' own limit is ten."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +26,8 @@ class Access(ABC):
     """The class of obstore's."""
     prefix: ClassVar[str]
     """Of deltalake's options, which obstore has without."""
+    attempts: ClassVar[int] = 10
+    """How often a request is tried again at most; the libraries' own limit."""
 
     bucket: str
     url: str
@@ -55,7 +55,7 @@ class Access(ABC):
             client_options={"allow_http": self.is_plain},
             retry_config={
                 "retry_timeout": patience,
-                "max_retries": _ATTEMPTS,
+                "max_retries": self.attempts,
                 "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": _LONGEST_PAUSE, "base": 2},
             },
         )
@@ -64,7 +64,7 @@ class Access(ABC):
         """What deltalake is to be told, with how long to try again."""
         return self.options() | {
             "retry_timeout": f"{PATIENCE.seconds}s",
-            "max_retries": str(_ATTEMPTS),
+            "max_retries": str(self.attempts),
             "backoff_config.init_backoff": _milliseconds(_FIRST_PAUSE),
             "backoff_config.max_backoff": _milliseconds(_LONGEST_PAUSE),
         }

@@ -30,6 +30,9 @@ class AmazonAccess(Access):
 
     store_class = S3Store
     prefix = "aws_"
+    # More than fit into PATIENCE, which alone is to decide. Not for Google and Azure: without a key their
+    # libraries ask a host of the cloud for one, and would do so for as long where there is none.
+    attempts = 10_000
 
     region: str
     key_id: str = field(repr=False)
