@@ -94,7 +94,8 @@ class CopyStates:
             records = self._store.read_tables(self._pipeline.name)
             begun = {table for table in self._before if self._is_begun(records.get(table), table)}
             restored = set() if self._is_copying else set(filter(self._is_restorable, begun))
-            self._unpublish(self._joined - (begun - restored) | set(filter(self._was_out, restored)))
+            if not self._is_copying:
+                self.withdraw(self._joined - (begun - restored) | set(filter(self._was_out, restored)))
             for table in sorted(begun):
                 if table in restored:
                     self._restore(table)
@@ -118,9 +119,10 @@ class CopyStates:
         before = self._before[table]
         return before is None or before.state is TableState.REMOVED
 
-    def _unpublish(self, tables: Collection[TableName]) -> None:
+    def withdraw(self, tables: Collection[TableName]) -> None:
+        """Take tables that this run published out of the publication again. What fails is logged."""
         pipeline = self._pipeline
-        if self._is_copying or not tables or pipeline.publication_mode != "create":
+        if not tables or pipeline.publication_mode != "create":
             return
         try:
             # The error may have been that of the connection that published them.

@@ -44,7 +44,7 @@ from airflow_provider_pgrepl.replication.source.slot.creation import export_snap
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
+from airflow_provider_pgrepl.replication.source.unpublish import table_names
 from airflow_provider_pgrepl.replication.state.store import Store, TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -113,7 +113,10 @@ class TableSnapshotter:
             relations, unfit = self.examine(left, requested, record)
             failed |= unfit
             left -= unfit.keys()
-            self._withdraw([added[table] for table in unfit if table in added])
+            # Published without a key, say, a table refuses the application's updates. By oid: it may have
+            # another name now. Nothing is in the lake of it.
+            if withdrawn := [added[table] for table in unfit if table in added]:
+                states.withdraw(table_names(self.source, withdrawn))
             if not relations:
                 break
             self.index_selected(record.epoch, relations)
@@ -221,18 +224,6 @@ class TableSnapshotter:
         with keeper:
             states.copying()
             return self.copy(keeper, exported, record)
-
-    def _withdraw(self, oids: list[int]) -> None:
-        """Take tables out of the publication that this run added and that turned out unfit: published without
-        a key, say, a table refuses the application's updates. Nothing is in the lake of them."""
-        if not oids or self.pipeline.publication_mode != "create":
-            return
-        tables = sorted(table_names(self.source, oids))
-        try:
-            drop_tables(self.source, self.pipeline.publication, tables, self.pipeline.lock_timeout_s)
-        except PgReplError as error:
-            names = ", ".join(map(str, tables))
-            log.warning("tables stay in the publication: %s; remove them: %s", error, names)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
