@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.source.connection import Connection, co
 from airflow_provider_pgrepl.replication.source.server import read_server, written_lsn
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from airflow_provider_pgrepl.replication.state.pipelines import find_lake_at_source
-from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
+from airflow_provider_pgrepl.replication.state.source_tokens import token_error
 from airflow_provider_pgrepl.replication.state.store import PipelineRecord, Store
 from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 from airflow_provider_pgrepl.replication.storage.durable import is_same_place
@@ -99,10 +99,7 @@ def _ask_source(source: Connection, evidence: Evidence, token: int) -> Evidence:
     is_copy = None
     # A teardown has deleted the tokens; the lake of one that was interrupted is its own as well.
     if epoch is not None and token and not evidence.torn_down:
-        has = has_token(source, epoch.slot, token)
-        # Where the state is lost, too, the schema of both was dropped: the lost state is the error then.
-        if not has and not (has is None and recorded is None):
-            is_copy = copy_error(source, epoch.slot)
+        is_copy = token_error(source, epoch.slot, token, is_recorded=recorded is not None)
     server, lake_at_source = read_server(source), ""
     if recorded is None:
         lake_at_source = find_lake_at_source(source, server.system_identifier, evidence.pipeline)

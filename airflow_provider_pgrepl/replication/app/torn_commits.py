@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.changelog.writer import find_torn_chang
 from airflow_provider_pgrepl.replication.lake.points import find_torn_points
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.slot.record import read_slot
-from airflow_provider_pgrepl.replication.state.source_tokens import copy_error, has_token
+from airflow_provider_pgrepl.replication.state.source_tokens import token_error
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.storage.torn import Torn, find_torn_by_crash
 
@@ -83,9 +83,9 @@ def _completed(evidence: Evidence, remains: Remains, dsn: str) -> Evidence:
         return evidence
     with closing(connect(dsn, f"settle {evidence.pipeline.name}", read_only=True)) as source:
         slot = read_slot(source, record.slot)
-        if remains.token and not (has := has_token(source, record.slot, remains.token)):
-            is_lost = has is None and evidence.recorded is None
-            is_copy = is_copy if is_lost else copy_error(source, record.slot)
+        if remains.token:
+            is_recorded = evidence.recorded is not None
+            is_copy = token_error(source, record.slot, remains.token, is_recorded=is_recorded) or is_copy
     slots = {**evidence.slots, **({} if slot is None else {slot.name: slot})}
     return replace(evidence, epoch=record, lake_id=remains.lake_id, slots=slots, is_copy=is_copy)
 

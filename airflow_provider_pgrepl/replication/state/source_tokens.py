@@ -106,6 +106,18 @@ def copy_error(source: Connection, slot: str) -> RewoundError:
     )
 
 
+def token_error(source: Connection, slot: str, token: int, *, is_recorded: bool) -> RewoundError | None:
+    """Return the error of a source that lacks the changelog's token; None for one that has it.
+
+    Where the state is lost, too (`is_recorded`), the schema of both was dropped: then the lost state is the
+    error, and not this. Raises what `has_token` does.
+    """
+    has = has_token(source, slot, token)
+    if has or (has is None and not is_recorded):
+        return None
+    return copy_error(source, slot)
+
+
 def renew_token(dsn: str, slot: str, check: Callable[[], object], before: int, used: str = "") -> int:
     """Check that the source has the changelog's token, and return a new one that it has as well.
 
