@@ -36,6 +36,7 @@ UNFOLLOWED_S = 900.0
 """How long an application goes on that no task follows: handed over, or its task was killed."""
 
 _POLL_S = 0.2
+_LOOK_S = 5.0
 _REMAINS_S = 10.0
 _CHUNK_BYTES = 64 << 10
 _PR_SET_PDEATHSIG = 1
@@ -89,6 +90,7 @@ class Supervisor:
         self._stop_timeout_s = stop_timeout_s
         self._stop_at: float | None = None
         self._told: set[int] = set()
+        self._next_look = 0.0
 
     def run(self) -> int:
         """Run to the end and give the exit code, 128 + n for signal n as a shell would."""
@@ -114,7 +116,7 @@ class Supervisor:
             pump.start()
         while child.poll() is None:
             time.sleep(_POLL_S)
-            if self._stop_at is None and self._folder is not None and _is_to_stop(self._folder):
+            if self._stop_at is None and self._folder is not None and self._is_to_stop(self._folder):
                 self._ask_to_stop()
             if self._stop_at is not None:
                 self._stop(child.pid)
@@ -122,6 +124,17 @@ class Supervisor:
         if log is not None:
             pump.join(_REMAINS_S)
         return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+    def _is_to_stop(self, folder: Path) -> bool:
+        """Return True if it was asked to stop, or if no task has followed it for long."""
+        with contextlib.suppress(OSError):
+            if (folder / STOPPING).exists():
+                return True
+            # Seldom: as long as somebody follows, each look writes the time of a file.
+            if time.monotonic() >= self._next_look:
+                self._next_look = time.monotonic() + _LOOK_S
+                return _is_unfollowed(folder / FOLLOWER)
+        return False
 
     def _ask_to_stop(self, *_: object) -> None:
         if self._stop_at is None:
@@ -149,13 +162,6 @@ def _pump(child: subprocess.Popen[bytes], log: SegmentedLog) -> None:
     assert child.stdout is not None
     while chunk := os.read(child.stdout.fileno(), _CHUNK_BYTES):
         log.write(chunk)
-
-
-def _is_to_stop(folder: Path) -> bool:
-    """Whether it was asked to stop, or no task has followed it for long."""
-    with contextlib.suppress(OSError):
-        return (folder / STOPPING).exists() or _is_unfollowed(folder / FOLLOWER)
-    return False
 
 
 def _is_unfollowed(follower: Path) -> bool:
