@@ -22,7 +22,7 @@ ROLLED_BACK = "40"
 """The SQLSTATE class of what was ended in favor of another transaction: deadlocks, and conflicts with replay
 on a standby (https://www.postgresql.org/docs/current/hot-standby.html#HOT-STANDBY-CONFLICT)."""
 LOCKS_SETTING = "max_locks_per_transaction"
-RETRIED_CLASSES = ("08", "53", "57", "58")
+_RETRIED_CLASSES = ("08", "53", "57", "58")
 """Classes of SQLSTATE that pass: a lost connection, a lack of resources, a shutdown, an error of the system.
 
 https://www.postgresql.org/docs/current/errcodes-appendix.html
@@ -63,7 +63,7 @@ def translate(error: Any, doing: str) -> PgReplError:
         return BusyError(
             text, "it can be tried again: the server ended it for another session, or for replay"
         )
-    if code[:2] in RETRIED_CLASSES:
+    if code[:2] in _RETRIED_CLASSES:
         return SourceConnectionError(text, hint)
     if not code and isinstance(error, psycopg2.OperationalError | psycopg2.InterfaceError):
         return SourceConnectionError(text, "the connection was lost")
