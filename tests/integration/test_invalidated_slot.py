@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from demo.postgres import Server
 from tests.conftest import closing_connection
+from tests.support.own_server import running_server
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
@@ -20,19 +20,10 @@ from tests.support.replicated import execute, wait_until
 @pytest.fixture
 def impatient() -> Iterator[Server]:
     """A server that invalidates slots after a second without a reader."""
-    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
-        Path(folder).chmod(0o755)
-        settings = {
-            "fsync": "off",
-            "idle_replication_slot_timeout": "1s",
-            "max_slot_wal_keep_size": "1GB",
-            "checkpoint_timeout": "1h",
-        }
-        server = Server(Path(folder) / "data", settings=settings)
-        server.create()
-        server.start()
+    with running_server(
+        idle_replication_slot_timeout="1s", max_slot_wal_keep_size="1GB", checkpoint_timeout="1h"
+    ) as server:
         yield server
-        server.stop(immediate=True)
 
 
 def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
 from airflow_provider_pgrepl.replication.lsn import LSN
 from demo.postgres import Server
 from tests.conftest import closing_connection
+from tests.support.own_server import running_server
 from tests.support.received import Received
 from tests.support.replicated import execute
 
@@ -28,16 +28,8 @@ LATER = datetime.now(UTC) + timedelta(hours=3)
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """One that a test may crash."""
-    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
-        Path(folder).chmod(0o755)
-        server = Server(
-            Path(folder) / "data",
-            settings={"fsync": "off", "max_prepared_transactions": "5", "checkpoint_timeout": "1h"},
-        )
-        server.create()
-        server.start()
+    with running_server(max_prepared_transactions="5", checkpoint_timeout="1h") as server:
         yield server
-        server.stop(immediate=True)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from airflow_provider_pgrepl.errors import SourceConnectionError
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.receiving.receiver import Receiver
 from demo.postgres import Server
+from tests.support.own_server import running_server
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
@@ -25,13 +25,8 @@ MANY = "insert into t select g, repeat('x', 2000) from generate_series(2, 16000)
 @pytest.fixture
 def own_server() -> Iterator[Server]:
     """One that a test may stop."""
-    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
-        Path(folder).chmod(0o755)
-        server = Server(Path(folder) / "data", settings={"fsync": "off", "wal_sender_timeout": "0"})
-        server.create()
-        server.start()
+    with running_server(wal_sender_timeout="0") as server:
         yield server
-        server.stop(immediate=True)
 
 
 class StuckStorage:

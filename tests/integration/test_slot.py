@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.source.slot import permanent
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.permanent import create_slot
 from airflow_provider_pgrepl.replication.source.slot.record import drop_slot, read_slot
-from demo.postgres import Server
+from tests.support.own_server import running_server
 from tests.support.replicated import has_no_sender, wait_until
 
 
@@ -201,21 +201,10 @@ def test_a_role_without_replication_is_refused(pg, dsn, name):
 
 
 @pytest.fixture(scope="module")
-def narrow_server(tmp_path_factory):
+def narrow_server():
     """A server with one slot and one sender."""
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory(prefix="pgrepl-test-narrow-") as folder:
-        Path(folder).chmod(0o755)
-        server = Server(
-            Path(folder) / "data",
-            settings={"fsync": "off", "max_replication_slots": "1", "max_wal_senders": "2"},
-        )
-        server.create()
-        server.start()
+    with running_server(max_replication_slots="1", max_wal_senders="2") as server:
         yield server
-        server.stop(immediate=True)
 
 
 def test_no_free_slot_names_the_setting(narrow_server):

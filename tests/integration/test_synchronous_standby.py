@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -16,6 +15,7 @@ from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from airflow_provider_pgrepl.replication.state.store import Store
 from demo.postgres import Server
+from tests.support.own_server import running_server
 from tests.support.received import Received
 
 HANGS_S = 120
@@ -23,13 +23,8 @@ HANGS_S = 120
 
 @pytest.fixture
 def synchronous() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="pgrepl-test-pg-") as folder:
-        Path(folder).chmod(0o755)
-        server = Server(Path(folder) / "data", settings={"fsync": "off", "synchronous_standby_names": "*"})
-        server.create()
-        server.start()
+    with running_server(synchronous_standby_names="*") as server:
         yield server
-        server.stop(immediate=True)
 
 
 @pytest.fixture
