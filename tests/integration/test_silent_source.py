@@ -84,6 +84,22 @@ def test_a_limit_ends_only_the_statement_that_it_was_for(dsn):
             row(connection, "select pg_sleep(20)")
 
 
+class DroppedConnection(time_limit.LimitedConnection):
+    """Its socket libpq has closed in another thread's statement, which the driver has not yet looked at."""
+
+    def fileno(self) -> int:
+        return -1
+
+
+def test_a_statement_on_a_connection_that_another_thread_lost_tells_of_the_loss(dsn):
+    with (
+        closing(psycopg2.connect(dsn, connection_factory=DroppedConnection)) as connection,
+        pytest.raises(SourceConnectionError, match="the connection was lost"),
+        source_errors("asking"),
+    ):
+        row(connection, "select 1")
+
+
 def test_the_server_is_asked_to_notice_that_we_are_gone(dsn):
     with closing(connect(dsn, "test")) as connection:
         assert row(connection, "show tcp_keepalives_idle") == ("30",)

@@ -23,13 +23,15 @@ ANSWER_LIMIT_S = 60.0
 
 @contextmanager
 def answered_within(fileno: int, limit_s: float | None) -> Iterator[threading.Event]:
-    """The socket is shut down when the block takes longer; the event says that it was. None is no limit."""
+    """The socket is shut down when the block takes longer; the event says that it was. None is no limit.
+
+    Raises psycopg2.OperationalError when there is no socket any more.
+    """
     overdue = threading.Event()
     if limit_s is None:
         yield overdue
         return
-    # A descriptor of our own: the number may be another connection's when the time is over.
-    with socket.socket(fileno=os.dup(fileno)) as line:
+    with _line(fileno) as line:
 
         def end() -> None:
             overdue.set()
@@ -46,12 +48,21 @@ def answered_within(fileno: int, limit_s: float | None) -> Iterator[threading.Ev
             timer.join()
 
 
+def _line(fileno: int) -> socket.socket:
+    """The socket by a descriptor of our own: the number may be another connection's when the time is over."""
+    try:
+        return socket.socket(fileno=os.dup(fileno))
+    except OSError:
+        # libpq has closed it, in another thread's statement, and the driver does not know it yet.
+        raise psycopg2.OperationalError("the connection was lost") from None
+
+
 def abandon(connection: psycopg2.extensions.connection) -> None:
     """Shut the socket down without a word to the server: who waits for it, waits no longer.
 
     May be called from any thread, and for a connection that is closed.
     """
-    with suppress(psycopg2.Error, OSError), socket.socket(fileno=os.dup(connection.fileno())) as line:
+    with suppress(psycopg2.Error, OSError), _line(connection.fileno()) as line:
         line.shutdown(socket.SHUT_RDWR)
 
 
