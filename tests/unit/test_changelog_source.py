@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from airflow_provider_pgrepl.replication.changelog.writer import mark
+from airflow_provider_pgrepl.replication.changelog.reader import open_changelog
+from airflow_provider_pgrepl.replication.changelog.writer import _commit_marker, mark
 from airflow_provider_pgrepl.replication.lake.applying.changelog_source import ChangelogReader
 from airflow_provider_pgrepl.replication.lake.applying.work_item import MARK, WorkItem
 from tests.support import wire_bytes as wire
@@ -126,6 +127,22 @@ def test_fences_keepalives_and_marks_are_batches_without_work(uri: str) -> None:
     found = items(source(uri), start, end)
     assert list(found) == [MARK]
     assert found[MARK].durable_lsn == 900
+
+
+def test_marker_of_somebody_who_had_not_seen_the_newest_commit_does_not_say_what_is_durable(uri: str) -> None:
+    """It comes alone: a table that is planned at its version lacks no change that the commit before it has."""
+    written = Written(uri)
+    start = written.writer.version
+    before = open_changelog(uri)
+    written.transaction(100, r7=1)
+    data = written.flush()
+    _commit_marker(uri, before)
+    reader = source(uri)
+    alone = items(reader, data, data + 1)[MARK]
+    assert (alone.epoch, alone.durable_lsn) == (0, 0)
+    recorded = alone.as_recorded(uri)
+    assert (recorded.to_version, recorded.epoch, recorded.durable_lsn) == (data + 1, 1, 108)
+    assert items(reader, start, data + 1)[MARK].durable_lsn == 108
 
 
 def test_messages_outside_relations_are_no_work(uri: str) -> None:

@@ -126,7 +126,8 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             last = self._read(end)
             known_us = last.record.last_commit_us if last and last.record else 0
             return [WorkItem(MARK, _BEFORE_ALL, end, last_commit_us=known_us)]
-        records = [commit.record for commit in commits if commit.record]
+        # A marker tells nothing: who wrote it may not have seen the newest commit yet.
+        records = [commit.record for commit in commits if commit.record and commit.record.kind != "marker"]
         mark = WorkItem(MARK, start, end)
         if records:
             mark = WorkItem(
@@ -134,7 +135,6 @@ class ChangelogReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start,
                 end,
                 epoch=records[-1].epoch,
-                # A marker may have been written by somebody who had not seen the newest commit yet.
                 durable_lsn=max(r.durable_lsn for r in records if r.epoch == records[-1].epoch),
                 last_commit_us=max(record.last_commit_us for record in records),
             )

@@ -16,7 +16,8 @@ MARK = 0
 class WorkItem:
     """A relation's share of the commits after `from_version` up to `to_version`.
 
-    The batch's own item has relation MARK and says what is durable as of `to_version`.
+    The batch's own item has relation MARK and says what is durable as of `to_version`; with epoch 0 its
+    commits do not say it, and the changelog has to be asked (`as_recorded`).
     """
 
     relation_id: int
