@@ -88,6 +88,22 @@ def random_statements(chance: random.Random) -> list[str]:
     return found
 
 
+def rows_after(changes: list[Change]) -> dict[tuple[int, str], Any]:
+    """By key, with values that a change left alone from before."""
+    rows: dict[tuple[int, str], Any] = {}
+    for change in changes:
+        if change.op == "truncate":
+            rows.clear()
+        before = None
+        for side in (change.old, change.data):
+            if side is not None and (side is change.old or change.op != "insert"):
+                before = rows.pop((side["id"], side["part"]), before)
+        if change.data is not None:
+            row = change.data | {name: before[name] for name in change.unchanged}
+            rows[row["id"], row["part"]] = row
+    return rows
+
+
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_reader_that_keeps_no_value_has_every_row_as_the_source_has_it(received, dsn, seed):
     chance = random.Random(seed)
@@ -109,17 +125,7 @@ def test_a_reader_that_keeps_no_value_has_every_row_as_the_source_has_it(receive
     # was remembered of the table is then forgotten, and an unsent value is named instead of filled in.
     if len(received.changelog_rows("R")) == 1:
         assert not any(change.unchanged for change in changes)
-    rows: dict[Any, Any] = {}
-    for change in changes:
-        if change.op == "truncate":
-            rows.clear()
-        before = None
-        for side in (change.old, change.data):
-            if side is not None and (side is change.old or change.op != "insert"):
-                before = rows.pop((side["id"], side["part"]), before)
-        if change.data is not None:
-            row = change.data | {name: before[name] for name in change.unchanged}
-            rows[row["id"], row["part"]] = row
+    rows = rows_after(changes)
     with closing_connection(dsn) as connection, connection.cursor() as cursor:
         cursor.execute("select id, v, doc, more::text, part from t")
         names = ("id", "v", "doc", "more", "part")
