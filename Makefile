@@ -116,7 +116,8 @@ PYTEST = if sh setup/servers.sh; then export PGREPL_REQUIRE_DEBIAN=1; fi; \
 	exec $(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0 $(if $(TIMES),--times) $(PYTEST_ARGS)
 
 .PHONY: test
-test: classes oldest check ## The checks, and a test of each mechanism: 14 minutes on two cores
+test: setup ## The checks, and a test of each mechanism: 14 minutes on two cores
+	@$(MAKE) -j 3 --output-sync=target classes oldest check
 	@export PGREPL_TEST_PG_MAJORS="14 18"; $(PYTEST) --tier test $(if $(COVERAGE),--cov --cov-report= --cov-fail-under=0)
 
 .PHONY: test-fast
