@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.source.short_waits import (
     execute_within,
     with_short_waits,
 )
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,8 @@ def create_publication(
 
     `made_for`: the pipeline, which the publication's comment then names. Raises PublicationError when the
     name is taken, PrivilegeError when a right is missing, SnapshotError when a lock on a table was not had
-    within `lock_timeout_s`, as while it is altered or vacuumed. The publication is not there then.
+    within `lock_timeout_s`, as while it is altered or vacuumed, or another table has its name by now. The
+    publication is not there then.
     """
     options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
     if connection.server_version >= GENERATED_COLUMNS_SINCE:
@@ -181,7 +182,9 @@ def _drop_again(connection: Connection, name: str) -> None:
 
 def _publish(connection: Connection, name: str, relation: Relation, wait_s: float) -> None:
     try:
-        execute_within(connection, _addition(name, relation), wait_s)
+        execute_within(connection, "; ".join(_addition(connection, name, relation)), wait_s)
+    except psycopg2.errors.UndefinedTable:
+        raise _replaced(relation) from None
     except psycopg2.errors.LockNotAvailable:
         raise SnapshotError(
             f"publication {name} was not created, because a lock on {relation.table} was not had: another"
@@ -195,8 +198,8 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
 
     In one transaction a table is locked against writers, and the publication altered: whether the changes of
     a transaction that has begun to write it before are sent would be left to chance. Raises SnapshotError
-    when a lock is not had in time; PublicationError when there is no such publication; PrivilegeError. The
-    publication is then as it was.
+    when a lock is not had in time, or another table has the name of one by now; PublicationError when there
+    is no such publication; PrivilegeError. The publication is then as it was.
     """
     connection = connect(dsn, f"publish {name}")
     added: list[Relation] = []
@@ -214,26 +217,26 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
         connection.close()
         # Of the last one the outcome is not known when the connection was lost.
         left = added[:-1] if isinstance(error, SnapshotError) else added
-        _take_out(dsn, name, [relation.table for relation in left], lock_timeout_s)
+        _take_out(dsn, name, [relation.oid for relation in left], lock_timeout_s)
         raise
     finally:
         connection.close()
 
 
-def _take_out(dsn: str, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
+def _take_out(dsn: str, name: str, oids: list[int], lock_timeout_s: float) -> None:
     """Over another connection: the first may be lost, or in a transaction that failed. Does not raise."""
-    if not tables:
+    if not oids:
         return
     try:
         with closing(connect(dsn, f"publish {name}")) as connection:
-            drop_tables(connection, name, tables, lock_timeout_s)
+            drop_tables(connection, name, table_names(connection, oids), lock_timeout_s)
     except PgReplError as error:
-        log.warning("%s: stay in publication %s: %s", ", ".join(map(str, tables)), name, error)
+        log.warning("the tables with oids %s stay in publication %s: %s", oids, name, error)
 
 
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:
     mode: Mode = "SHARE ROW EXCLUSIVE"
-    commands = [lock_command([relation], mode), _addition(name, relation)]
+    commands = [lock_command([relation], mode), *_addition(connection, name, relation)]
 
     def attempt(wait_s: float) -> None:
         with (
@@ -244,6 +247,8 @@ def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_t
                 _end_autovacuum(connection, relation, wait_s)
             try:
                 execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
+            except psycopg2.errors.UndefinedTable:
+                raise _replaced(relation) from None
             except psycopg2.errors.DuplicateObject:
                 raise SnapshotError(
                     f"publication {name} is being altered by another session at the same time", "try again"
@@ -259,9 +264,27 @@ def _end_autovacuum(connection: Connection, relation: Relation, wait_s: float) -
         execute_within(connection, f"LOCK TABLE ONLY {leaf.table.sql} IN SHARE UPDATE EXCLUSIVE MODE", wait_s)
 
 
-def _addition(name: str, relation: Relation) -> str:
+# Fails with undefined_table if the name is another table's by now. To be run under a lock of that table.
+_IS_SELECTED = """
+SELECT (CASE WHEN pg_catalog.to_regclass(%s)::pg_catalog.oid = %s THEN 'pg_catalog.pg_class'
+    ELSE 'pg_catalog.another_table' END)::pg_catalog.regclass
+"""
+
+
+def _addition(connection: Connection, name: str, relation: Relation) -> tuple[str, str]:
+    """Return what adds the table, and what then fails if it was another one than the selected one."""
+    with connection.cursor() as cursor:
+        check = cursor.mogrify(_IS_SELECTED, (relation.table.sql, relation.oid)).decode()
     # ONLY: a child by plain inheritance is a table of its own, and taken in when it is asked for.
-    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}"
+    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}", check
+
+
+def _replaced(relation: Relation) -> SnapshotError:
+    return SnapshotError(
+        f"{relation.table} is no longer the table that was selected (oid {relation.oid}): that one was"
+        " dropped or renamed meanwhile. Nothing is published",
+        "try again: the tables are selected anew",
+    )
 
 
 _DROP_WAIT_S = 0.01
