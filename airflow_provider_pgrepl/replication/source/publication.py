@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -106,6 +106,11 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     oid, pubname, all_tables, insert, update, delete, truncate, via_root = found[0]
     return Publication(oid, pubname, tables, all_tables, insert, update, delete, truncate, via_root)
 
+
+_PARTITIONED = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p'
+"""
 
 _MAKER = """
 SELECT p.oid::bigint, r.rolname::text, pg_catalog.obj_description(p.oid, 'pg_publication')
@@ -285,6 +290,45 @@ def _replaced(relation: Relation) -> SnapshotError:
         " dropped or renamed meanwhile. Nothing is published",
         "try again: the tables are selected anew",
     )
+
+
+_AT_ONCE = "SHARE UPDATE EXCLUSIVE"
+
+
+def create_at_once(
+    connection: Connection, name: str, tables: Collection[TableName], lock_timeout_s: float = 10.0
+) -> None:
+    """Create a publication of these tables in one transaction: no process that ends amid it leaves a part.
+
+    All locks are had before it is created, and are waited for half of `deadlock_timeout` together. Raises
+    SnapshotError when they are not had within `lock_timeout_s`, PrivilegeError, SourceError for a table that
+    is not there. The publication is not there then.
+    """
+    with source_errors(f"creating publication {name}"):
+        partitioned = {TableName(*found) for found in rows(connection, _PARTITIONED)}
+        # A publication holds a parent's children by inheritance as well, and a partitioned table alone.
+        locked = (f"ONLY {one.sql}" if one in partitioned else one.sql for one in tables)
+        commands = [
+            f"LOCK TABLE {', '.join(locked)} IN {_AT_ONCE} MODE",
+            "SET LOCAL statement_timeout = 0; "
+            f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(one.sql for one in tables)}"
+            " WITH (publish_via_partition_root = true)",
+        ]
+
+        def attempt(wait_s: float) -> None:
+            try:
+                if wait_s > SHORT_WAIT_S:
+                    for table in tables:  # with no other lock held
+                        execute_within(connection, f"LOCK TABLE ONLY {table.sql} IN {_AT_ONCE} MODE", wait_s)
+                execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
+            except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
+                raise SnapshotError(
+                    f"publication {name} was not created, because the locks on its tables were not had within"
+                    f" {lock_timeout_s:g} s: another session alters or vacuums one of them",
+                    "try again when that is done",
+                ) from None
+
+        with_short_waits(attempt, lock_timeout_s)
 
 
 _DROP_WAIT_S = 0.01
