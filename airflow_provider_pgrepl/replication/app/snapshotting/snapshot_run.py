@@ -63,6 +63,8 @@ class SnapshotRun:
     epoch: EpochRecord | None
     records: Records
     new_epoch: bool
+    names: str
+    """Pipeline, source and lake."""
     check_executors: Callable[[], None]
     """Raises ToolError; to be called before anything is made for a copy."""
     recorded: BoundRules | None = None
@@ -113,7 +115,7 @@ class SnapshotRun:
     def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
         """Copy these into the epoch that runs."""
         if not tables:
-            log.info("nothing to do: every table has been copied already")
+            log.info("nothing to do: every table has been copied already (%s)", self.names)
             if requested.removed:
                 removed = ", ".join(map(str, sorted(requested.removed)))
                 log.info(
@@ -181,6 +183,7 @@ def opened(
             epoch,
             records,
             new_epoch,
+            evidence.describe(),
             lambda: _check_executors(session, access),
             recorded_names(
                 source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
