@@ -17,14 +17,14 @@ THEIRS = (
 BOTH = ("add_table", "remove_table")
 
 
-def prepare(dsn: str) -> None:
+def prepare(dsn: str, listed: str = "public.t") -> None:
     environment = {
         "PG_URI": dsn,
         "PG_PUBLICATION_NAME": "creek_pub",
         "PG_PUBLICATION_SLOT": "creek_slot",
         "NATS_URI": "nats://127.0.0.1:1",
         "PGREPL_LAKE": "/lake",
-        "PG_TABLES": "public.t",
+        "PG_TABLES": listed,
     }
     with closing(SourceTables(Deployment.of(environment))) as tables:
         tables.prepare()

@@ -22,6 +22,7 @@ from airflow_provider_pgrepl.replication.source.publication import (
 )
 from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
 from tests.conftest import closing_connection
+from tests.integration.test_creek_functions import prepare
 from tests.integration.test_ddl_amid_copy import HANGS_S
 from tests.integration.test_lent_locks import CUT, keeping
 from tests.integration.test_publication import relation
@@ -97,6 +98,19 @@ def test_tables_that_wait_for_a_lock_are_not_held_while_a_publication_is_created
         migration.execute("lock table a, b in access exclusive mode nowait; commit")
         creating.result()
     assert published(pg, "p") == set(TABLES)
+
+
+def test_publication_of_creek_is_made_at_once_and_its_locks_are_waited_for_shortly(pg, dsn, run, tables):
+    run("create table child () inherits (b)")
+    with (
+        ThreadPoolExecutor(1) as pool,
+        transaction(dsn, "alter table child add later int") as migration,
+    ):
+        making = pool.submit(prepare, dsn, "public.a, public.b, public.part")
+        wait_until(lambda: waits(pg, "child"))
+        migration.execute("lock table a, b, part in access exclusive mode; commit")
+        making.result(HANGS_S)
+    assert published(pg, "creek_pub") == {"a", "b", "child", "part"}
 
 
 def test_locks_of_partitions_are_waited_for_no_longer_than_one_lock(pg, dsn, run, tables):

@@ -79,6 +79,26 @@ def test_a_table_that_is_being_written_joins_when_that_is_over(pg, dsn, tables):
     assert add_tables(dsn, "p", tables, 10) == tables[1:]
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_table_that_took_a_selected_ones_name_is_not_published(pg, dsn, tables, is_there):
+    """A secret may be in it: its columns were never looked at."""
+    if is_there:
+        create_publication(pg, "p", [])
+    pg.cursor().execute("create table kept (a int primary key)")
+    selected = [tables[0], relation(pg, "kept"), relation(pg, "t")]
+    pg.cursor().execute(
+        "begin; alter table kept rename to passing; alter table t rename to kept;"
+        "alter table passing rename to t; commit"
+    )
+    with pytest.raises(SnapshotError, match=r"public\.kept is no longer the table that was selected \(oid"):
+        if is_there:
+            add_tables(dsn, "p", selected, 10)
+        else:
+            create_publication(pg, "p", selected)
+    found = read_publication(pg, "p")
+    assert (found is not None, found and found.tables) == (is_there, frozenset() if is_there else None)
+
+
 def test_no_table_joins_when_the_role_may_not_publish_one_of_them(pg, dsn, tables):
     create_publication(pg, "p", tables[:1])
     role = f"r_{uuid.uuid4().hex[:8]}"

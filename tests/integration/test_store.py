@@ -278,6 +278,23 @@ def test_what_belongs_to_another_pipeline_is_refused_by_name(store, field, value
     assert store.read_pipeline("second") is None
 
 
+@pytest.mark.parametrize(
+    ("recorded", "found", "belongs"),
+    [
+        (7, 7, "belongs to pipeline shop"),
+        (0, 7, "may belong to pipeline shop, whose database is not recorded"),
+    ],
+)
+def test_a_publication_is_one_of_its_database(store, recorded, found, belongs):
+    store.register(pipeline(), "123", True, True, database_oid=recorded)
+    second = pipeline("second", publication="pgrepl_shop")
+    with pytest.raises(ConfigError, match=f"publication pgrepl_shop {belongs}"):
+        store.register(second, "123", True, True, database_oid=found)
+    store.register(pipeline(), "123", True, True, database_oid=8)
+    store.register(second, "123", True, True, database_oid=found)
+    assert store.read_pipeline("second").publication == "pgrepl_shop"
+
+
 def test_the_same_slot_name_at_another_source_is_fine(store):
     store.register(pipeline("second", slot="pgrepl_shop"), "456", True, True)
     found = {name: store.read_pipeline(name) for name in ("shop", "second")}

@@ -117,9 +117,11 @@ def refused(kept: Kept, access: Access, says: str) -> None:
             assert "--new-epoch" not in caught.value.hint, name
 
 
-def test_commands_at_another_server_change_nothing(kept: Kept) -> None:
-    """Its state database knows nothing of the pipeline, or one of the same name, as staging does."""
-    with running_server(18) as other, fresh_database(other) as staging:
+def test_commands_at_another_server_change_nothing(kept: Kept, tmp_path: Path) -> None:
+    """Its state database knows nothing of the pipeline, or one of the same name, as staging does, whose
+    tables are all copied: there would be nothing to do."""
+    (tmp_path / "staging").mkdir()
+    with running_server(18) as other, fresh_database(other) as staging, fresh_database(other) as knows:
         execute(staging, *TABLES)
         forgot_state = Access(kept.pipeline, staging, staging)
         before = Left.of(kept)
@@ -134,6 +136,13 @@ def test_commands_at_another_server_change_nothing(kept: Kept) -> None:
                 act()
         assert Left.of(kept) == before
         refused(kept, Access(kept.pipeline, staging, kept.dsn), "another server: database")
+        known = kept_tables(knows, tmp_path / "staging", name=kept.pipeline.name)
+        # Also where the state was copied from production's.
+        for lake in (known.pipeline.lake_root, kept.pipeline.lake_root):
+            execute(knows, f"update _pgrepl.pipelines set lake = '{lake}'")
+            before_there = Left.of(known)
+            refused(kept, Access(kept.pipeline, knows, knows), "another server: database")
+            assert Left.of(known) == before_there
 
 
 def test_commands_at_a_source_without_the_slot_change_nothing(

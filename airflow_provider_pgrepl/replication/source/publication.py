@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from airflow_provider_pgrepl.replication.source.short_waits import (
     execute_within,
     with_short_waits,
 )
-from airflow_provider_pgrepl.replication.source.unpublish import drop_tables
+from airflow_provider_pgrepl.replication.source.unpublish import drop_tables, table_names
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,11 @@ def read_publication(connection: Connection, name: str) -> Publication | None:
     return Publication(oid, pubname, tables, all_tables, insert, update, delete, truncate, via_root)
 
 
+_PARTITIONED = """
+SELECT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind = 'p'
+"""
+
 _MAKER = """
 SELECT p.oid::bigint, r.rolname::text, pg_catalog.obj_description(p.oid, 'pg_publication')
 FROM pg_catalog.pg_publication p LEFT JOIN pg_catalog.pg_roles r ON r.oid = p.pubowner WHERE p.pubname = %s
@@ -146,7 +151,8 @@ def create_publication(
 
     `made_for`: the pipeline, which the publication's comment then names. Raises PublicationError when the
     name is taken, PrivilegeError when a right is missing, SnapshotError when a lock on a table was not had
-    within `lock_timeout_s`, as while it is altered or vacuumed. The publication is not there then.
+    within `lock_timeout_s`, as while it is altered or vacuumed, or another table has its name by now. The
+    publication is not there then.
     """
     options = "publish = 'insert, update, delete, truncate', publish_via_partition_root = true"
     if connection.server_version >= GENERATED_COLUMNS_SINCE:
@@ -181,7 +187,9 @@ def _drop_again(connection: Connection, name: str) -> None:
 
 def _publish(connection: Connection, name: str, relation: Relation, wait_s: float) -> None:
     try:
-        execute_within(connection, _addition(name, relation), wait_s)
+        execute_within(connection, "; ".join(_addition(connection, name, relation)), wait_s)
+    except psycopg2.errors.UndefinedTable:
+        raise _replaced(relation) from None
     except psycopg2.errors.LockNotAvailable:
         raise SnapshotError(
             f"publication {name} was not created, because a lock on {relation.table} was not had: another"
@@ -195,8 +203,8 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
 
     In one transaction a table is locked against writers, and the publication altered: whether the changes of
     a transaction that has begun to write it before are sent would be left to chance. Raises SnapshotError
-    when a lock is not had in time; PublicationError when there is no such publication; PrivilegeError. The
-    publication is then as it was.
+    when a lock is not had in time, or another table has the name of one by now; PublicationError when there
+    is no such publication; PrivilegeError. The publication is then as it was.
     """
     connection = connect(dsn, f"publish {name}")
     added: list[Relation] = []
@@ -214,26 +222,26 @@ def add_tables(dsn: str, name: str, relations: Iterable[Relation], lock_timeout_
         connection.close()
         # Of the last one the outcome is not known when the connection was lost.
         left = added[:-1] if isinstance(error, SnapshotError) else added
-        _take_out(dsn, name, [relation.table for relation in left], lock_timeout_s)
+        _take_out(dsn, name, [relation.oid for relation in left], lock_timeout_s)
         raise
     finally:
         connection.close()
 
 
-def _take_out(dsn: str, name: str, tables: list[TableName], lock_timeout_s: float) -> None:
+def _take_out(dsn: str, name: str, oids: list[int], lock_timeout_s: float) -> None:
     """Over another connection: the first may be lost, or in a transaction that failed. Does not raise."""
-    if not tables:
+    if not oids:
         return
     try:
         with closing(connect(dsn, f"publish {name}")) as connection:
-            drop_tables(connection, name, tables, lock_timeout_s)
+            drop_tables(connection, name, table_names(connection, oids), lock_timeout_s)
     except PgReplError as error:
-        log.warning("%s: stay in publication %s: %s", ", ".join(map(str, tables)), name, error)
+        log.warning("the tables with oids %s stay in publication %s: %s", oids, name, error)
 
 
 def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_timeout_s: float) -> None:
     mode: Mode = "SHARE ROW EXCLUSIVE"
-    commands = [lock_command([relation], mode), _addition(name, relation)]
+    commands = [lock_command([relation], mode), *_addition(connection, name, relation)]
 
     def attempt(wait_s: float) -> None:
         with (
@@ -244,6 +252,8 @@ def _add(connection: Connection, dsn: str, name: str, relation: Relation, lock_t
                 _end_autovacuum(connection, relation, wait_s)
             try:
                 execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
+            except psycopg2.errors.UndefinedTable:
+                raise _replaced(relation) from None
             except psycopg2.errors.DuplicateObject:
                 raise SnapshotError(
                     f"publication {name} is being altered by another session at the same time", "try again"
@@ -259,9 +269,66 @@ def _end_autovacuum(connection: Connection, relation: Relation, wait_s: float) -
         execute_within(connection, f"LOCK TABLE ONLY {leaf.table.sql} IN SHARE UPDATE EXCLUSIVE MODE", wait_s)
 
 
-def _addition(name: str, relation: Relation) -> str:
+# Fails with undefined_table if the name is another table's by now. To be run under a lock of that table.
+_IS_SELECTED = """
+SELECT (CASE WHEN pg_catalog.to_regclass(%s)::pg_catalog.oid = %s THEN 'pg_catalog.pg_class'
+    ELSE 'pg_catalog.another_table' END)::pg_catalog.regclass
+"""
+
+
+def _addition(connection: Connection, name: str, relation: Relation) -> tuple[str, str]:
+    """Return what adds the table, and what then fails if it was another one than the selected one."""
+    with connection.cursor() as cursor:
+        check = cursor.mogrify(_IS_SELECTED, (relation.table.sql, relation.oid)).decode()
     # ONLY: a child by plain inheritance is a table of its own, and taken in when it is asked for.
-    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}"
+    return f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ONLY {relation.table.sql}", check
+
+
+def _replaced(relation: Relation) -> SnapshotError:
+    return SnapshotError(
+        f"{relation.table} is no longer the table that was selected (oid {relation.oid}): that one was"
+        " dropped or renamed meanwhile. Nothing is published",
+        "try again: the tables are selected anew",
+    )
+
+
+_AT_ONCE = "SHARE UPDATE EXCLUSIVE"
+
+
+def create_at_once(
+    connection: Connection, name: str, tables: Collection[TableName], lock_timeout_s: float = 10.0
+) -> None:
+    """Create a publication of these tables in one transaction: no process that ends amid it leaves a part.
+
+    All locks are had before it is created, and are waited for half of `deadlock_timeout` together. Raises
+    SnapshotError when they are not had within `lock_timeout_s`, PrivilegeError, SourceError for a table that
+    is not there. The publication is not there then.
+    """
+    with source_errors(f"creating publication {name}"):
+        partitioned = {TableName(*found) for found in rows(connection, _PARTITIONED)}
+        # A publication holds a parent's children by inheritance as well, and a partitioned table alone.
+        locked = (f"ONLY {one.sql}" if one in partitioned else one.sql for one in tables)
+        commands = [
+            f"LOCK TABLE {', '.join(locked)} IN {_AT_ONCE} MODE",
+            "SET LOCAL statement_timeout = 0; "
+            f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {', '.join(one.sql for one in tables)}"
+            " WITH (publish_via_partition_root = true)",
+        ]
+
+        def attempt(wait_s: float) -> None:
+            try:
+                if wait_s > SHORT_WAIT_S:
+                    for table in tables:  # with no other lock held
+                        execute_within(connection, f"LOCK TABLE ONLY {table.sql} IN {_AT_ONCE} MODE", wait_s)
+                execute_together(connection, commands, min(wait_s, SHORT_WAIT_S))
+            except (psycopg2.errors.LockNotAvailable, psycopg2.errors.QueryCanceled):
+                raise SnapshotError(
+                    f"publication {name} was not created, because the locks on its tables were not had within"
+                    f" {lock_timeout_s:g} s: another session alters or vacuums one of them",
+                    "try again when that is done",
+                ) from None
+
+        with_short_waits(attempt, lock_timeout_s)
 
 
 _DROP_WAIT_S = 0.01

@@ -105,6 +105,12 @@ _VERSIONS: tuple[str, ...] = (
         PRIMARY KEY (pipeline, relation_id, relation_version)
     );
     """,
+    # Unlike a slot, a publication has its name in one database only.
+    """
+    DROP INDEX _pgrepl.pipelines_publication;
+    CREATE UNIQUE INDEX pipelines_publication
+        ON _pgrepl.pipelines (system_identifier, database_oid, publication) WHERE publication_owned;
+    """,
 )
 
 _MIGRATIONS_TABLE = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import psycopg2.errors
 
@@ -36,6 +36,13 @@ DELETE FROM _pgrepl.selected_relations s USING _pgrepl.pipelines p
 WHERE s.pipeline = p.name AND p.name = %(name)s
     AND (p.system_identifier, p.database_oid) <> (%(system_identifier)s, %(database_oid)s)
 RETURNING 1
+"""
+
+# Of a record of an earlier version, whose database is not known.
+_SAME_PUBLICATION = """
+SELECT name FROM _pgrepl.pipelines WHERE system_identifier = %(system_identifier)s
+    AND publication = %(publication)s AND publication_owned AND %(publication_owned)s AND name <> %(name)s
+    AND 0 IN (database_oid, %(database_oid)s) AND database_oid <> %(database_oid)s
 """
 
 _PIPELINE = """
@@ -131,12 +138,14 @@ class PipelineRecords(StateConnection):
             "replace": replace,
         }
         with state_errors("recording the pipeline"):
+            if owners := rows(self._connection, _SAME_PUBLICATION, fields):
+                _refuse_doubted(pipeline, owners[0][0])
             try:
                 if replace:
                     rows(self._connection, _FORGET_SELECTED, fields)
                 found = rows(self._connection, _REGISTER, fields)
             except psycopg2.errors.UniqueViolation as error:
-                self._refuse_taken(pipeline, system_identifier, error.diag.constraint_name or "")
+                self._refuse_taken(fields, error.diag.constraint_name or "")
         if not found:
             self._refuse_change(pipeline, system_identifier)
 
@@ -170,23 +179,21 @@ class PipelineRecords(StateConnection):
         with state_errors("forgetting the pipeline"):
             rows(self._connection, "DELETE FROM _pgrepl.pipelines WHERE name = %s RETURNING 1", (name,))
 
-    def _refuse_taken(self, pipeline: Pipeline, system_identifier: str, constraint: str) -> NoReturn:
-        what, condition, values = {
-            "pipelines_lake": (f"lake {pipeline.lake_root}", "lake = %s", (pipeline.lake_root,)),
-            "pipelines_slot": (
-                f"slot {pipeline.slot}",
-                "system_identifier = %s AND slot = %s",
-                (system_identifier, pipeline.slot),
-            ),
+    def _refuse_taken(self, fields: dict[str, Any], constraint: str) -> NoReturn:
+        what, condition = {
+            "pipelines_lake": ("lake", "lake = %(lake)s"),
+            "pipelines_slot": ("slot", "(system_identifier, slot) = (%(system_identifier)s, %(slot)s)"),
             "pipelines_publication": (
-                f"publication {pipeline.publication}",
-                "system_identifier = %s AND publication = %s AND publication_owned",
-                (system_identifier, pipeline.publication),
+                "publication",
+                "(system_identifier, database_oid, publication)"
+                " = (%(system_identifier)s, %(database_oid)s, %(publication)s) AND publication_owned",
             ),
         }[constraint]
-        found = rows(self._connection, f"{_PIPELINE} WHERE {condition}", values)
+        found = rows(self._connection, f"{_PIPELINE} WHERE {condition}", fields)
         owner = f"pipeline {found[0][0]}" if found else "another pipeline"
-        raise ConfigError(f"{what} belongs to {owner}", f"give pipeline {pipeline.name} one of its own")
+        raise ConfigError(
+            f"{what} {fields[what]} belongs to {owner}", f"give pipeline {fields['name']} one of its own"
+        )
 
     def _refuse_change(self, pipeline: Pipeline, system_identifier: str) -> NoReturn:
         recorded = self.read_pipeline(pipeline.name)
@@ -200,3 +207,11 @@ class PipelineRecords(StateConnection):
             f"pipeline {pipeline.name} is recorded with {changed}",
             "set these back in the pipeline file, or give this pipeline another name. Nothing was changed",
         )
+
+
+def _refuse_doubted(pipeline: Pipeline, owner: str) -> NoReturn:
+    raise ConfigError(
+        f"publication {pipeline.publication} may belong to pipeline {owner}, whose database is not recorded",
+        f"start the replication of pipeline {owner} once, which records its database; or set `publication` of"
+        f" pipeline {pipeline.name} to a name of its own",
+    )

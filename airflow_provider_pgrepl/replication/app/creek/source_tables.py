@@ -8,9 +8,9 @@ from pathlib import Path
 
 from airflow_provider_pgrepl.errors import PgReplError, PrivilegeError, PublicationError
 from airflow_provider_pgrepl.replication.app.creek.deployment import Deployment
-from airflow_provider_pgrepl.replication.names import TableName, quote_identifier
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.connection import Connection, connect, rows
-from airflow_provider_pgrepl.replication.source.publication import read_publication
+from airflow_provider_pgrepl.replication.source.publication import create_at_once, read_publication
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.slot.record import Slot, read_slot
 
@@ -32,7 +32,8 @@ class SourceTables:
         self._connection: Connection | None = None
 
     def prepare(self) -> None:
-        """Make what is missing: functions, publication. Raises PublicationError."""
+        """Make what is missing: functions, publication. Raises PublicationError; SnapshotError when the
+        locks on its tables are not had in time."""
         connection = self._connected()
         try:
             with source_errors("making the schema _creek"):
@@ -51,13 +52,7 @@ class SourceTables:
             raise PublicationError(
                 f"there is no publication {name}, and PG_TABLES names no tables for it", "set PG_TABLES"
             )
-        listed = ", ".join(table.sql for table in tables)
-        with source_errors(f"creating publication {name}"):
-            _execute(
-                connection,
-                f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE {listed}"
-                " WITH (publish_via_partition_root = true)",
-            )
+        create_at_once(connection, name, tables)
         log.info("made the publication %s", name)
 
     def published(self) -> frozenset[TableName]:

@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_own_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
@@ -63,6 +64,8 @@ class SnapshotRun:
     epoch: EpochRecord | None
     records: Records
     new_epoch: bool
+    names: str
+    """Pipeline, source and lake."""
     check_executors: Callable[[], None]
     """Raises ToolError; to be called before anything is made for a copy."""
     recorded: BoundRules | None = None
@@ -113,7 +116,7 @@ class SnapshotRun:
     def take(self, tables: Collection[TableName], requested: RequestedTables, selected: Selected) -> Outcome:
         """Copy these into the epoch that runs."""
         if not tables:
-            log.info("nothing to do: every table has been copied already")
+            log.info("nothing to do: every table has been copied already (%s)", self.names)
             if requested.removed:
                 removed = ", ".join(map(str, sorted(requested.removed)))
                 log.info(
@@ -158,6 +161,7 @@ def opened(
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
+        own_tables.check(pipeline.lake_root)
         if new_epoch or not has_tables(epoch, records):
             selected = read_selected(store, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)
@@ -181,6 +185,7 @@ def opened(
             epoch,
             records,
             new_epoch,
+            evidence.describe(),
             lambda: _check_executors(session, access),
             recorded_names(
                 source, pipeline, epoch, records, evidence.recorded, store.read_selected(pipeline.name)
