@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import locale
 import os
+import resource
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,10 @@ from airflow_provider_pgrepl.errors import ToolError
 from airflow_provider_pgrepl.replication.lake.session_settings import SMALL_JVM
 
 _PACKAGE = Path(__file__).resolve().parent
+_OPEN_FILES, _USUAL_OPEN_FILES = 512, 1024
+"""Files that a process of Spark must be able to open: the JVM of an idle driver has 333 open."""
+_ASCII = "ANSI_X3.4-1968"
+"""The character set of the locale C, by the name that libc has for it."""
 
 
 def application(name: str) -> str:
@@ -73,6 +79,29 @@ def small_jvm(environment: Mapping[str, str]) -> dict[str, str]:
     and Spark's settings, come behind ours, and count. A session's own options come too late."""
     name = "SPARK_SUBMIT_OPTS"
     return {name: f"{SMALL_JVM} {environment.get(name, '')}".strip()}
+
+
+def readable_names(command: Sequence[str]) -> dict[str, str]:
+    """The locale in which a JVM can read its `command` and the name of its folder, where this process has one
+    that knows ASCII alone: it would fail at its start, or look for another file."""
+    is_readable = all(name.isascii() for name in (str(Path.cwd()), *command))
+    return {} if is_readable or locale.nl_langinfo(locale.CODESET) != _ASCII else {"LC_ALL": "C.UTF-8"}
+
+
+def allow_open_files() -> None:
+    """Raise the soft limit of open files to a usual one, as far as it may be. Raises ToolError if that is too
+    low for Spark, whose JVM would end with a trace of its own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _USUAL_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_USUAL_OPEN_FILES, hard)
+    if 0 <= soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+        soft = allowed
+    if 0 <= soft < _OPEN_FILES:
+        raise ToolError(
+            f"a process may have {soft} files open here, and Spark needs {_OPEN_FILES}",
+            f"raise the hard limit: ulimit -n {_USUAL_OPEN_FILES}; LimitNOFILE={_USUAL_OPEN_FILES} in a unit"
+            f" of systemd; --ulimit nofile={_USUAL_OPEN_FILES} of a container",
+        )
 
 
 def java() -> str:

@@ -37,6 +37,12 @@ def add(table: object) -> str:
     return f"add {table}: pgrepl snapshot FILE.json --add '{table}', or PgAddTablesOperator"
 
 
+def remove(*tables: object) -> str:
+    """For tables that are not to be replicated any more, of which the command takes each as an argument."""
+    quoted = " ".join(f"'{table}'" for table in tables)
+    return f"pgrepl remove FILE.json {quoted}, or PgRemoveTablesOperator"
+
+
 def rename_settings(table: object, new: object) -> str:
     """For a table that has another name, and settings of the pipeline file that go by its old one."""
     return (

@@ -70,6 +70,7 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     if is_here:
         source_dsn()
     applications.java()
+    applications.allow_open_files()
     submit = applications.spark_submit()
     more = _driver_python(spark) if is_here else []
     # What is given comes behind ours, and so counts.
@@ -81,7 +82,8 @@ def run_application(name: str, pipeline_file: str, own: Sequence[str], spark: Se
     python = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**python, **applications.quiet_logging(), **os.environ}
     sys.stdout.flush()
-    os.execve(command[0], command, environment | applications.small_jvm(environment))  # noqa: S606 - the app itself, in our place
+    environment |= applications.small_jvm(environment) | applications.readable_names(command)
+    os.execve(command[0], command, environment)  # noqa: S606 - the app itself, in our place
 
 
 def _driver_python(spark: Sequence[str]) -> list[str]:

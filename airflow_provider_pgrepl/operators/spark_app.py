@@ -167,6 +167,7 @@ class SparkAppOperator(SparkSubmitOperator):
 
     def _execute_detached(self, context: Any) -> Any:
         applications.java()
+        applications.allow_open_files()
         refuse_of_no_use_on_worker(self)
         secrets = self.secrets()
         order = Order(
@@ -218,7 +219,7 @@ class SparkAppOperator(SparkSubmitOperator):
         command = hook._build_spark_submit_command(self.application)
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
         if self.application == applications.application(self.app):
-            environment |= applications.small_jvm(environment)
+            environment |= applications.small_jvm(environment) | applications.readable_names(command)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app

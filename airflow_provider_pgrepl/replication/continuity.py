@@ -8,6 +8,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PublicationError, RewoundError, SlotError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.lsn import LSN
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.source.known_source import known_source, source_of
 from airflow_provider_pgrepl.replication.source.publication import read_identity
 from airflow_provider_pgrepl.replication.source.server import Server, read_server, written_lsn
@@ -113,6 +114,6 @@ def check_publication(source: connection, name: str, recorded_oid: int) -> None:
         raise PublicationError(
             f"the publication {name} was altered: it no longer publishes insert, update, delete and truncate,"
             " so changes since are lost",
-            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate'); then"
-            f" {hints.NEW_EPOCH}",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate');"
+            f" then {hints.NEW_EPOCH}",
         )

@@ -48,6 +48,11 @@ class PgType:
         ((_, part),) = self.parts
         return part
 
+    @property
+    def without_domain(self) -> PgType:
+        """What a domain is made of at last; any other type is itself."""
+        return self.only_part.without_domain if self.kind == "d" and self.parts else self
+
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> PgType:
         parts = tuple((name, cls.from_dict(part)) for name, part in fields["parts"])

@@ -10,6 +10,8 @@ import pytest
 from airflow_provider_pgrepl.errors import SlotError
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
+from airflow_provider_pgrepl.replication.source.server import wal_lsn
+from airflow_provider_pgrepl.replication.source.slot.record import read_slot
 from demo.postgres import Server
 from tests.conftest import closing_connection
 from tests.support.own_server import running_server
@@ -45,6 +47,9 @@ def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path:
     assert f"slot {received.pipeline.slot} (idle_timeout; idle_replication_slot_timeout is 1s)" in str(
         caught.value
     )
+    slot = read_slot(connection, received.pipeline.slot)
+    assert slot is not None
+    assert slot.held_bytes(wal_lsn(connection)) == 0
     warnings = "\n".join(server_warnings(connection, received.pipeline.slot))
     connection.close()
     assert "idle_replication_slot_timeout is 1s: the server invalidates a slot that nobody reads" in warnings

@@ -195,6 +195,16 @@ def test_states_positions_and_lag_are_shown_while_no_app_runs(shop: Shop) -> Non
     assert by_name["public.broken"]["error_lsn"] == str(at)
 
 
+def test_tables_that_patterns_leave_out_are_named(shop: Shop) -> None:
+    shop.set_up()
+    with shop.pg.cursor() as cursor:
+        for index in range(22):
+            cursor.execute(f"create table keyless_{index:02} (id int)")
+    (left_out,) = (problem for problem in shop.json()["problems"] if "leaves out" in problem)
+    assert left_out.startswith("the pattern leaves out public.keyless_00, public.keyless_01, ")
+    assert "public.keyless_19 and 2 more: no usable key" in left_out
+
+
 def test_a_quiet_table_is_as_far_as_the_consistent_point_that_holds_it(shop: Shop) -> None:
     shop.set_up()
     before = {table["table"]: table["lag_bytes"] for table in shop.json()["tables"]}

@@ -13,7 +13,7 @@ from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.relations import find_relation
 from airflow_provider_pgrepl.replication.source.copy.ranges import plan_ranges
 from airflow_provider_pgrepl.replication.source.preflight.check import check_source
-from airflow_provider_pgrepl.replication.source.preflight.selection import resolve_tables
+from airflow_provider_pgrepl.replication.source.preflight.selection import RequestedTables, resolve_tables
 from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
 from airflow_provider_pgrepl.replication.source.publication import create_publication
 from tests.support.received import Received
@@ -142,6 +142,48 @@ def test_what_is_no_table_is_refused_by_name_and_left_out_by_patterns(pg, run):
     for name, reason in expected.items():
         assert f"{name}: {reason}" in problems
     assert [str(found.table) for found in resolve_tables(pg, pipeline("s.*"))] == ["s.fine"]
+
+
+def test_a_pattern_leaves_out_what_cannot_be_replicated_and_says_so(pg, dsn, run, caplog):
+    """The same table refuses when it is named itself, be it by a setting."""
+    run(
+        "create table fine (id int primary key)",
+        'create table cased (id int primary key, a int, "A" int)',
+        "create table keyless (id int)",
+        "create unlogged table unlogged (id int primary key)",
+        "create foreign data wrapper w",
+        "create server elsewhere foreign data wrapper w",
+        "create table root (id int not null) partition by range (id)",
+        "alter table root replica identity full",
+        "create foreign table leaf partition of root for values from (0) to (9) server elsewhere",
+        "create foreign table elsewhere (id int) server elsewhere",
+    )
+    assert [str(found.table) for found in check_source(dsn, pipeline("public.*"))] == ["public.fine"]
+    for table, reason in (
+        ("cased", 'columns "a" and "A" differ only in case'),
+        ("keyless", "no usable key; one that is named in tables is told what it lacks"),
+        ("elsewhere", "is a foreign table"),
+        ("root", "its partition public.leaf cannot be published: is a foreign table"),
+        ("unlogged", "is an unlogged table"),
+    ):
+        assert f"the pattern leaves out public.{table}: {reason}" in caplog.text
+    for named in (
+        pipeline("public.*", "public.cased"),
+        pipeline("public.*", exclude_columns=("public.cased.id",)),
+        pipeline("public.*", per_table={"public.cased": {"deletes": "soft"}}),
+    ):
+        assert 'public.cased: columns "a" and "A" differ only in case' in problems_of(pg, named)
+
+
+def test_a_table_that_is_replicated_by_a_pattern_is_not_left_out_silently(pg, run):
+    """Its hint is one that can be followed: no entry of the file names the table."""
+    run("create table fine (id int primary key)", 'create table cased (id int primary key, "A" int, a int)')
+    cased = TableName("public", "cased")
+    with pytest.raises(TableError, match="differ only in case") as caught:
+        resolve_tables(pg, pipeline("public.*"), RequestedTables(replicated=frozenset({cased})))
+    assert "pgrepl remove FILE.json NAME" in caught.value.hint
+    taken = resolve_tables(pg, pipeline("public.*"), RequestedTables(removed=frozenset({cased})))
+    assert [str(found.table) for found in taken] == ["public.fine"]
 
 
 def test_a_partition_that_is_not_replicated_by_postgresql_is_refused(pg, run):

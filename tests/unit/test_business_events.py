@@ -268,6 +268,8 @@ def test_messages_are_events_in_their_place_among_changes():
     assert (insert.op, delete.op) == ("insert", "delete")
     assert (event.body, event.id, event.key) == (b"{}", "1:0/10:1", b'{"prefix":"orders"}')
     assert topic(event, settings_of()) == "shop.orders"
+    for route in ("{route}.{type}", "{type}.{route}", "{route}{type}"):
+        assert routing_key(event, settings_of("rabbitmq", route=route)) == "orders"
     assert [one.body for one in made(rows, tables=[], messages=["*"])] == [b"{}", b"\x00"]
     assert made(rows, tables=["public.outbox"]) == []
 

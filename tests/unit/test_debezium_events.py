@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.events.debezium import encoding
 from airflow_provider_pgrepl.replication.events.debezium.envelope import DebeziumFormat
 from airflow_provider_pgrepl.replication.events.publishing.event import Event
+from airflow_provider_pgrepl.replication.events.publishing.kafka_messages import messages_of
 from airflow_provider_pgrepl.replication.events.publishing.keyed_events import KeyedEvents
 from airflow_provider_pgrepl.replication.events.table_selection import TableSelection
 from airflow_provider_pgrepl.replication.names import TableName
@@ -67,6 +69,34 @@ def test_value_that_an_update_did_not_send_is_unavailable_and_not_null(few: int)
     rows = pa.Table.from_pylist([row], schema=ROW_SCHEMA)
     ((_, _, _, (body,)),) = made([Table(record, [], TableChoices())], rows, few, with_schemas=False)
     assert body["after"] == {"id": 1, "tx": "__debezium_unavailable_value", "note": None}
+
+
+@pytest.mark.parametrize("schemas", [False, True])
+def test_messages_of_a_key_that_changes_name_each_others_key(schemas: bool):
+    """The deletion the new one, the insertion the old one; a tombstone and other events have neither."""
+    of = (Column("id", 1, 23, -1, "integer", is_key=True), Column("note", 2, 25, -1, "text"))
+    record = RelationRecord.of_catalog(Relation(7, TableName("public", "t"), of))
+    row = {"epoch": 1, "commit_lsn": 9, "xid": 3, "commit_ts": 0, "ordinal": 0, "relation_id": 7, "op": "U"}
+    row |= {"relation_version": record.version, "new": ["2", "b"]}
+    moved, same = row | {"old": ["1", None]}, row | {"ordinal": 1}
+    rows = pa.Table.from_pylist([moved, same], schema=ROW_SCHEMA)
+    known, choices = Known(record), {record.name: TableChoices()}
+    enveloped = DebeziumFormat("shop", "db", with_schemas=schemas)
+    made = KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), enveloped=enveloped).of(rows)
+    given = {"target": "kafka", "format": "debezium", "database": "db"}
+    given |= {"schemas": schemas, "tombstones": True, "topic": "{schema}.{table}"}
+    settings = parse_publisher("shop", "events", given)
+    (deleted, gone, inserted), (updated,) = (messages_of(event, settings, lambda: [0]) for event in made)
+    keys = {name: value for name, value in deleted.headers if "debezium" in name}
+    assert keys == {"__debezium.newkey": inserted.key}
+    assert dict(inserted.headers)["__debezium.oldkey"] == deleted.key == gone.key
+    assert [json.loads(one).get("payload", json.loads(one)) for one in (deleted.key, inserted.key)] == [
+        {"id": 1},
+        {"id": 2},
+    ]
+    assert not [name for name, _ in (*gone.headers, *updated.headers) if "debezium" in name]
+    plain = messages_of(made[0], replace(settings, format="json"), lambda: [0])
+    assert not [name for one in plain for name, _ in one.headers if "debezium" in name]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,57 @@ def test_numeric_that_is_text_in_the_lake_may_not_read_otherwise() -> None:
     assert judged(now(ID, NAME, replace(wider, typmod=458759)), pipeline).kind is Kind.UNSAFE
 
 
+VARCHAR = PgType(1043, 14, "varchar")
+EMAIL = replace(
+    NAME,
+    type_oid=9001,
+    typmod=-1,
+    type_name="public.email",
+    type_kind="d",
+    xmin=12,
+    type=PgType(9001, name="email", kind="d", parts=(("base", VARCHAR),)),
+)
+
+
+def test_a_domain_and_what_it_is_made_of_replace_each_other() -> None:
+    """PostgreSQL keeps the file, so that no expression has changed a value."""
+    both = PgType(9002, name="short", kind="d", parts=(("base", EMAIL.pg_type),))
+    short = replace(EMAIL, type_oid=9002, type_name="public.short", type=both)
+    text = replace(NAME, type_oid=25, typmod=-1, type_name="text", xmin=13)
+    over = "(a domain over varchar(10))"
+    for before, after, change in (
+        (NAME, EMAIL, f"from character varying(10) to public.email {over}"),
+        (EMAIL, NAME, f"from public.email {over} to character varying(10)"),
+        (EMAIL, short, f"from public.email {over} to public.short {over}"),
+        (EMAIL, text, f"from public.email {over} to text"),
+    ):
+        relation = now(ID, after, PRICE)
+        verdict = judged(relation, before=now(ID, before, PRICE))
+        assert verdict == Verdict(
+            Kind.SAFE, (f"the type of column name changed {change}",), relation=relation
+        )
+
+
+def test_a_domain_whose_values_may_be_others_is_not_followed() -> None:
+    shorter = replace(NAME, typmod=9, type_name="character varying(5)", xmin=13)
+    reason = judged(now(ID, shorter, PRICE), before=now(ID, EMAIL, PRICE)).reason
+    assert reason == (
+        "the type of column name changed from public.email (a domain over varchar(10)) to character"
+        " varying(5)"
+    )
+    assert judged(now(ID, EMAIL, PRICE, relfilenode=71)).reason == (
+        "the table was rewritten when the type of column name changed from character varying(10) to"
+        " public.email (a domain over varchar(10)), as it is for constraints of a domain and for a limit of"
+        " its base type; whether an expression (USING) changed values cannot be told"
+    )
+    cents = PgType(9003, name="cents", kind="d", parts=(("base", PgType(1700, 327686, "numeric")),))
+    price = replace(PRICE, type_oid=9003, typmod=-1, type_name="public.cents", type_kind="d", type=cents)
+    wider = replace(PRICE, typmod=458759, type_name="numeric(7,3)", xmin=13)
+    assert judged(now(ID, NAME, wider), before=now(ID, NAME, price)).reason == (
+        "the type of column price changed from public.cents (a domain over numeric(5,2)) to numeric(7,3)"
+    )
+
+
 def test_arrays_are_followed_where_every_element_reads_as_before() -> None:
     def array(oid: int, element: int, typmod: int = -1) -> Column:
         part = PgType(element, typmod)

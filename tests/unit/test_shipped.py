@@ -36,7 +36,7 @@ def environment(folder: Path, exit_code: int = 0) -> dict[str, str]:
 
 def got(folder: Path) -> tuple[list[str], list[str]]:
     """Return the arguments and the variables that spark-submit got."""
-    argv, env = ((folder / name).read_text("utf-8").splitlines() for name in ("argv", "env"))
+    argv, env = (os.fsdecode((folder / name).read_bytes()).splitlines() for name in ("argv", "env"))
     return argv, env
 
 
@@ -67,6 +67,43 @@ def test_command_becomes_spark_submit_in_its_own_process(tmp_path: Path, pipelin
     assert argv[:2] == ["--master", "local[2]"]
     assert argv[3:] == ["--pipeline", str(pipeline_file)]
     assert f"PYSPARK_PYTHON={sys.executable}" in env
+
+
+def started(folder: Path, file: Path, prefix: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `pgrepl snapshot` in a folder, behind statements of a shell."""
+    command = f'{prefix} exec "{sys.executable}" -m airflow_provider_pgrepl snapshot "{file}"'
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment(file.parent), **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_too_few_open_files_are_said_before_spark_is_started(tmp_path: Path, pipeline_file: Path) -> None:
+    """The JVM would end with a trace. A soft limit alone is raised."""
+    ended = started(tmp_path, pipeline_file, "ulimit -n 256;")
+    assert ended.returncode == 78
+    assert "a process may have 256 files open here, and Spark needs 512\n" in ended.stderr
+    assert "hint: raise the hard limit: ulimit -n 1024" in ended.stderr
+    assert not (tmp_path / "argv").exists()
+    assert started(tmp_path, pipeline_file, "ulimit -S -n 256;").returncode == 0
+    assert (tmp_path / "argv").exists()
+
+
+@pytest.mark.parametrize("name", ["b\u00e4d", "b\udcffd"], ids=["of UTF-8", "of no encoding"])
+def test_spark_can_name_a_folder_that_the_locale_cannot_encode(
+    tmp_path: Path, pipeline_file: Path, name: str
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    for where, locale in ((tmp_path, "C"), (folder, "C.UTF-8"), (folder, "C")):
+        ended = started(where, pipeline_file, LC_ALL=locale)
+        assert ended.returncode == 0, ended.stderr
+        _, env = got(tmp_path)
+        assert f"LC_ALL={'C' if where == tmp_path else 'C.UTF-8'}" in env
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,11 @@ NO_WORKER = (
     "\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:290)"
 )
 OF_A_QUERY = "[STREAM_FAILED] Query [id = 1] terminated with exception: Python worker failed to connect back."
+TIMED_OUT = (
+    "[STREAM_FAILED] Query [id = 1] terminated with exception: Timed out while waiting for the Python worker"
+    " to connect back after 10 seconds"
+)
+IDLE = "org.apache.spark.SparkException: Python worker process terminated due to idle timeout (timeout: 60 s)"
 NO_DAEMON = f"org.apache.spark.SparkException: Error from python worker:\n  No module named {DAEMON_MODULE}"
 
 
@@ -40,11 +45,18 @@ class JavaError(Py4JJavaError):
         return self._text
 
 
-@pytest.mark.parametrize("trace", [NO_WORKER, OF_A_QUERY])
+@pytest.mark.parametrize("trace", [NO_WORKER, OF_A_QUERY, TIMED_OUT])
 def test_workers_that_did_not_start_are_named(trace: str) -> None:
     with pytest.raises(SparkError) as caught, spark_errors("applying changes"):
         raise JavaError(trace)
     assert caught.value.message == "applying changes: Spark could not start its Python workers"
+
+
+def test_worker_that_was_silent_for_too_long_is_named_with_its_setting() -> None:
+    with pytest.raises(SparkError) as caught, spark_errors("applying changes"):
+        raise JavaError(IDLE)
+    assert caught.value.message == "applying changes: Spark's Python worker timed out, and Spark ended it"
+    assert "spark.python.worker.idleTimeoutSeconds" in caught.value.hint
 
 
 def test_daemon_that_python_does_not_find_is_named_with_what_to_do() -> None:

@@ -104,10 +104,10 @@ def file_differences(pipeline: Pipeline, records: Records) -> tuple[str, ...]:
     absent = sorted(named - replicated - removed)
     found = []
     if gone:
-        names = ",".join(map(str, gone))
+        names = ", ".join(map(str, gone))
         found.append(
-            f"no longer in the pipeline file, and replicated on: {names}; put them back, or end that: pgrepl"
-            f" remove FILE.json '{names}', or PgRemoveTablesOperator"
+            f"no longer in the pipeline file, and replicated on: {names}; put them back, or end that:"
+            f" {hints.remove(*gone)}"
         )
     if absent:
         names = ", ".join(map(str, absent))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from airflow_provider_pgrepl.replication.app.requested_tables import requested_of
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import all_tables_warning
@@ -16,6 +17,7 @@ from airflow_provider_pgrepl.replication.source.preflight.refused_tables import 
     others_published,
     refused_tables,
 )
+from airflow_provider_pgrepl.replication.source.preflight.selection import left_out_warnings, select_tables
 from airflow_provider_pgrepl.replication.state.store import TableRecord
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
@@ -31,10 +33,13 @@ def source_problems(
 def source_warnings(
     source: Connection, pipeline: Pipeline, records: Mapping[TableName, TableRecord]
 ) -> tuple[str, ...]:
-    """Return in sentences what may be meant to be so: rows that the lake does not get, and tables of ours
-    that subscribers of others get."""
+    """Return in sentences what may be meant to be so: rows and tables that the lake does not get, and tables
+    of ours that subscribers of others get."""
     sent = all_tables_warning(source, pipeline.slot, pipeline.used_publication)
-    return (*inherited_warnings(source, _oids(records)), *([sent] if sent else []))
+    left_out: Iterable[str] = ()
+    if any(text.endswith(".*") for text in pipeline.tables):
+        left_out = left_out_warnings(select_tables(source, pipeline, requested_of(records)))
+    return (*left_out, *inherited_warnings(source, _oids(records)), *([sent] if sent else []))
 
 
 def published_refused(

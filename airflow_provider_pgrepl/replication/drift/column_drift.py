@@ -13,6 +13,11 @@ from airflow_provider_pgrepl.replication.drift.remedy import DriftFinding, Remed
 from airflow_provider_pgrepl.replication.drift.widening import find_widening, is_exact_in_lake
 from airflow_provider_pgrepl.replication.names import show_identifier
 from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.values.numeric import precision_and_scale
+
+_NUMERIC = 1700
+_COUNTED, _HEADER = frozenset({1042, 1043}), 4
+"""char(n) and varchar(n), whose modifier is n and the size of a header."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +119,7 @@ class ColumnJudge:
                         " known"
                     )
             elif self.in_lake(known) and _was_touched(known, now) and not is_rewritten_for(known, now):
-                yield DriftFinding(
-                    f"the table was rewritten and column {name} altered, which may have changed its values"
-                )
+                yield DriftFinding(_rewritten_with(known, now))
 
     def _will_be_in_lake(self, column: Column) -> bool:
         return self.in_lake(column) and self.choices.policy.on_drift != "ignore"
@@ -132,7 +135,7 @@ def type_change(before: Column, now: Column) -> str:
     name = show_identifier(before.name)
     was, type_name = one_line(before.type_name), one_line(now.type_name)
     if before.type_oid == now.type_oid or was != type_name:
-        return f"the type of column {name} changed from {was} to {type_name}"
+        return f"the type of column {name} changed from {was}{_domain(before)} to {type_name}{_domain(now)}"
     text = (
         f"another type took the name {type_name}, that of the type of column {name}: its oid was"
         f" {before.type_oid} and is {now.type_oid}"
@@ -143,6 +146,29 @@ def type_change(before: Column, now: Column) -> str:
             shown = [one_line(f"'{label}'") for label in sorted(labels)]
             text += f"; labels {what}: {', '.join(shown[:10])}{' …' if len(shown) > 10 else ''}"
     return text
+
+
+def _domain(column: Column) -> str:
+    """Say what a domain is made of; nothing of any other type."""
+    if column.pg_type.kind != "d":
+        return ""
+    made_of = column.pg_type.without_domain
+    limit = ""
+    if made_of.oid == _NUMERIC and made_of.typmod >= 0:
+        limit = "({},{})".format(*precision_and_scale(made_of.typmod))
+    elif made_of.typmod >= 0:
+        limit = f"({made_of.typmod - _HEADER if made_of.oid in _COUNTED else made_of.typmod})"
+    return f" (a domain over {one_line(made_of.name)}{limit})"
+
+
+def _rewritten_with(before: Column, now: Column) -> str:
+    if is_of_other_type(before, now) and "d" in (before.pg_type.kind, now.pg_type.kind):
+        return (
+            f"the table was rewritten when {type_change(before, now)}, as it is for constraints of a domain"
+            " and for a limit of its base type; whether an expression (USING) changed values cannot be told"
+        )
+    name = show_identifier(now.name)
+    return f"the table was rewritten and column {name} altered, which may have changed its values"
 
 
 def is_rewritten_for(before: Column, now: Column) -> bool:

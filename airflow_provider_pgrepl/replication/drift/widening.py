@@ -41,8 +41,27 @@ class Widening:
 
 
 def find_widening(before: Column, now: Column) -> Widening | None:
-    """How the type now is wider than the one before; None when it is another."""
-    return _of_types(before.pg_type, now.pg_type)
+    """How the type now is wider than the one before; None when it is another.
+
+    A domain and what it is made of have the same values. PostgreSQL keeps the file where neither USING nor
+    the constraints of a domain need it written anew, so that values are known to be the same.
+    """
+    was, is_now = before.pg_type.without_domain, now.pg_type.without_domain
+    if "d" not in (before.pg_type.kind, now.pg_type.kind):
+        return _of_types(was, is_now)
+    if _is_same(was, is_now):
+        return Widening(False, True)
+    widening = _of_types(was, is_now)
+    return widening if widening == Widening(False, True) else None
+
+
+def _is_same(one: PgType, other: PgType) -> bool:
+    """Whether two types are one, whatever is known of their names."""
+    return (
+        (one.oid, one.typmod, one.kind, one.labels) == (other.oid, other.typmod, other.kind, other.labels)
+        and [name for name, _ in one.parts] == [name for name, _ in other.parts]
+        and all(_is_same(mine, theirs) for (_, mine), (_, theirs) in zip(one.parts, other.parts, strict=True))
+    )
 
 
 def is_exact_in_lake(

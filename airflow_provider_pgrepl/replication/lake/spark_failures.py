@@ -25,6 +25,10 @@ _WORKERS = ("org.apache.spark.api.python.PythonWorkerFactory", "Python worker fa
 """In every error by which Spark says that a Python worker did not start: in its trace, or in its text where
 the error is a streaming query's, which has no such trace."""
 
+_NOT_CONNECTED = "Timed out while waiting for the Python worker to connect back"
+_IDLE = "worker process terminated due to idle timeout"
+"""What Spark says of a worker of Python that was silent for `spark.python.worker.idleTimeoutSeconds`."""
+
 _TRACEBACK = "Traceback (most recent call last):"
 _FRAME = re.compile(r'\s+File "([^"]{1,500})", line (\d{1,7}), in ([\w.<>]{1,200})')
 _OF_PYTHON = re.compile(r"([A-Za-z_][\w.]{0,200})(?::|$)")
@@ -65,6 +69,12 @@ def spark_error(doing: str, trace: str) -> PgReplError:
             f"{doing}: Spark could not start its Python workers",
             "the host, or that of an executor, may be overloaded or short of memory; on a cluster its"
             " spark.pyspark.python must be the Python that has this package",
+        )
+    if _IDLE in trace:
+        return SparkError(
+            f"{doing}: Spark's Python worker timed out, and Spark ended it",
+            "the host may be overloaded. If it happens again, raise or unset"
+            " spark.python.worker.idleTimeoutSeconds, or unset spark.python.worker.killOnIdleTimeout",
         )
     classes, lines = _read_trace(trace)
     named = f" with {', '.join(classes[:_MOST_CLASSES])}" if classes else ""
@@ -152,4 +162,4 @@ def what_executors_lack(trace: str) -> str:
 
 def is_of_workers(trace: str) -> bool:
     """Whether no task was at work, because Spark could not start its Python workers."""
-    return any(words in trace for words in _WORKERS)
+    return any(words in trace for words in (*_WORKERS, _NOT_CONNECTED))

@@ -6,6 +6,7 @@ import psycopg2
 import psycopg2.errors
 
 from airflow_provider_pgrepl.errors import PrivilegeError, SourceConnectionError, StateError, one_line
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import STATE_SCHEMA
 from airflow_provider_pgrepl.replication.source.connection import Connection, acting_role_hint, row, rows
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
@@ -288,11 +289,11 @@ def _missing_right(connection: Connection) -> PrivilegeError:
     if _exists(connection):
         return PrivilegeError(
             f"role {role} may not set up the tables of schema _pgrepl in database {database}",
-            f'{acting}GRANT USAGE, CREATE ON SCHEMA _pgrepl TO "{role}", or let the schema\'s owner run this'
-            " once",
+            f"{acting}GRANT USAGE, CREATE ON SCHEMA _pgrepl TO {quote_identifier(role)}, or let the schema's"
+            " owner run this once",
         )
     return PrivilegeError(
         f"role {role} may not create schema _pgrepl in database {database}: it lacks CREATE on the database",
-        f'{acting}GRANT CREATE ON DATABASE "{database}" TO "{role}", or give another database: state_conn_id,'
-        " or PGREPL_STATE_DSN",
+        f"{acting}GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}, or give"
+        " another database: state_conn_id, or PGREPL_STATE_DSN",
     )

@@ -18,7 +18,7 @@ from airflow_provider_pgrepl.errors import TableError, one_line
 from airflow_provider_pgrepl.replication.choices import TableChoices
 from airflow_provider_pgrepl.replication.names import show_identifier
 from airflow_provider_pgrepl.replication.partition_by import PARTITION, PartitionBy
-from airflow_provider_pgrepl.replication.relation import Column, PgType, Relation
+from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.values.typed_column import TypedColumn, typed_column
 
 CHANGE_IT = "change partition_by of the table in per_table, or take it out"
@@ -125,7 +125,7 @@ def _missing(relation: Relation, choices: TableChoices, by: PartitionBy) -> str:
 
 def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
     """What keeps values of a column from telling partitions."""
-    base = _base(column.pg_type)
+    base = column.pg_type.without_domain
     shown = one_line(column.type_name)
     if by.unit:
         if base.oid not in _DATED:
@@ -138,12 +138,6 @@ def _unfit(column: Column, lake_type: pa.DataType, by: PartitionBy) -> str:
     plain = "boolean, integer types, date, text, varchar, uuid and enums"
     times = "; write year(…), month(…) or day(…) of it" if base.oid in _DATED else ""
     return f"rows cannot be kept apart by whole values of type {shown}, only by {plain}{times}"
-
-
-def _base(pg_type: PgType) -> PgType:
-    while pg_type.kind == "d":
-        pg_type = pg_type.only_part
-    return pg_type
 
 
 def _dates(values: pa.Array, counted_in: pa.DataType, a_day: int, unit: str) -> pa.Array:

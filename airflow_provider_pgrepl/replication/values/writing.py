@@ -39,7 +39,7 @@ def texts_of(values: pa.Array, pg_type: PgType) -> pa.Array:
     """`large_string`, null where a value is. `values`: of a lake type that a column of `pg_type` may have."""
     if values.type in (pa.string(), pa.large_string()):
         return values.cast(pa.large_string())
-    return pa.array(_texts(values, _plain(pg_type)), pa.large_string())
+    return pa.array(_texts(values, pg_type.without_domain), pa.large_string())
 
 
 def _texts(values: pa.Array, pg_type: PgType) -> _Texts:
@@ -68,13 +68,6 @@ def _writer(kind: pa.DataType, pg_type: PgType) -> Callable[..., str]:
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return _ewkb if pg_type.extension and pg_type.name in _SPATIAL else lambda data: f"\\x{data.hex()}"
     return str
-
-
-def _plain(pg_type: PgType) -> PgType:
-    """Of a domain, what it is at last a domain of."""
-    while pg_type.kind == "d":
-        pg_type = pg_type.only_part
-    return pg_type
 
 
 # --- numbers and moments ---
@@ -147,7 +140,7 @@ def _list(values: pa.Array, pg_type: PgType) -> _Texts:
         element = pg_type.only_part if pg_type.kind == "m" else pg_type
         brackets = "{}" if pg_type.kind == "m" else "[]"
         return _joined(values, _texts(values.flatten(), element), brackets, ",")
-    element, delimiter = _plain(pg_type.only_part), pg_type.only_part.delimiter
+    element, delimiter = pg_type.only_part.without_domain, pg_type.only_part.delimiter
     if _levels(values.type) > _levels_of(pg_type):
         # Of more than one dimension: its rows are arrays of the same type, and stand without quotes.
         return _joined(values, _list(values.flatten(), pg_type), "{}", delimiter)
@@ -167,7 +160,7 @@ def _levels(kind: pa.DataType) -> int:
 
 def _levels_of(pg_type: PgType) -> int:
     """What a value of the type has, where arrays have one dimension."""
-    pg_type = _plain(pg_type)
+    pg_type = pg_type.without_domain
     if pg_type.kind == "a":
         return 1 + _levels_of(pg_type.only_part)
     return int(pg_type.kind == "m" or pg_type.extension == _VECTORS)
@@ -186,7 +179,9 @@ def _joined(values: pa.Array, texts: Iterable[str | None], brackets: str, betwee
 
 def _composite(values: pa.Array, pg_type: PgType) -> _Texts:
     # By place: fields that differ in nothing but their case are texts, and in no struct.
-    parts = [_texts(part, _plain(of)) for part, (_, of) in zip(values.flatten(), pg_type.parts, strict=True)]
+    parts = [
+        _texts(part, of.without_domain) for part, (_, of) in zip(values.flatten(), pg_type.parts, strict=True)
+    ]
     return [
         ",".join("" if text is None else _quoted(text, _RECORD_SPECIAL, r"\1\1") for text in row).join("()")
         if is_there
@@ -196,7 +191,7 @@ def _composite(values: pa.Array, pg_type: PgType) -> _Texts:
 
 
 def _range(values: pa.Array, pg_type: PgType) -> _Texts:
-    of = _plain(pg_type.only_part)
+    of = pg_type.only_part.without_domain
     lower, upper, *flags = values.flatten()
     bounds = [
         ["" if text is None else _quoted(text, _RANGE_SPECIAL, r"\1\1") for text in _texts(bound, of)]

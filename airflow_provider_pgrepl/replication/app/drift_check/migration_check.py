@@ -106,7 +106,7 @@ def _hint(table: TableName, became: Relation | None) -> str:
 
 
 def _remove(table: TableName) -> str:
-    return f"remove the table: pgrepl remove FILE.json '{table}', or PgRemoveTablesOperator"
+    return f"remove the table: {hints.remove(table)}"
 
 
 def _tables_with_rows(connection: Connection) -> frozenset[int]:

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import ConfigError, PgReplError, SlotError, UnsendableError
 from airflow_provider_pgrepl.replication.app import evidence
 from airflow_provider_pgrepl.replication.app.access import Access
@@ -126,7 +127,7 @@ def _check_spared(gap: Gap, records: Mapping[TableName, TableRecord], named: lis
         raise ConfigError(
             f"--untouched: the transaction at {gap.lsn} was skipped already, as one that may have changed"
             f" {', '.join(late)}",
-            f"resnapshot these: pgrepl snapshot FILE.json --tables {','.join(late)}",
+            hints.resnapshot(",".join(late)),
         )
 
 

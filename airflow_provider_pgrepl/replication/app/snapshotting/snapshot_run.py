@@ -43,6 +43,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
     RequestedTables,
     Selected,
     check_choices,
+    log_left_out,
     select_tables,
 )
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -87,6 +88,8 @@ class SnapshotRun:
         """What belongs to the pipeline then. Raises ConfigError for choices for other tables."""
         selected = select_tables(self.taking.source, self.taking.pipeline, requested)
         check_choices(self.taking.pipeline, selected.tables | requested.removed)
+        if self.has_begun:  # Else the preflight has said it.
+            log_left_out(selected)
         return selected, requested
 
     def is_due(self, selected: Selected, table: TableName) -> bool:

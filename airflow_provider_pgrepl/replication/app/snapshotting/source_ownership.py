@@ -11,6 +11,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import PgReplError, PublicationError, SlotError, StateError
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source import publication
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -73,7 +74,8 @@ class SourceOwnership:
                 f"the publication {pipeline.publication} exists and was not made by {pipeline.name!r}"
                 f"{f': {reason}' if reason else ''}",
                 'set `publication` to a name that is free, or `publication_mode` to "use"; or drop that'
-                f" publication, if nobody needs it: DROP PUBLICATION {pipeline.publication}",
+                " publication, if nobody needs it: DROP PUBLICATION"
+                f" {quote_identifier(pipeline.publication)}",
             )
         if replace_record:
             for text in {_what_stays(former, server) for former in (last, recorded)} - {""}:
@@ -166,12 +168,13 @@ class SourceOwnership:
         if missing:
             raise PublicationError(
                 f"the publication {pipeline.publication} lacks {', '.join(missing)}",
-                f"ALTER PUBLICATION {pipeline.publication} ADD TABLE {', '.join(missing)}",
+                f"ALTER PUBLICATION {quote_identifier(pipeline.publication)} ADD TABLE {', '.join(missing)}",
             )
         if not (found.insert and found.update and found.delete and found.truncate):
             raise PublicationError(
                 f"the publication {pipeline.publication} does not publish all of {_ALL_CHANGES}",
-                f"ALTER PUBLICATION {pipeline.publication} SET (publish = '{_ALL_CHANGES}')",
+                f"ALTER PUBLICATION {quote_identifier(pipeline.publication)}"
+                f" SET (publish = '{_ALL_CHANGES}')",
             )
 
     def publication_oid(self) -> int:
@@ -208,7 +211,8 @@ class SourceOwnership:
         missing = ", ".join(str(relation.table) for relation in relations if relation.table not in held)
         if missing:
             raise PublicationError(
-                f"the publication {name} lacks {missing}", f"ALTER PUBLICATION {name} ADD TABLE {missing}"
+                f"the publication {name} lacks {missing}",
+                f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {missing}",
             )
         return []
 

@@ -310,7 +310,7 @@ def _standing(pipeline: Pipeline, record: TableRecord, lake: _Lake) -> TablePosi
 
 
 def _slot(slot: Slot, end: LSN) -> SlotStatus:
-    held = None if slot.restart_lsn is None else max(0, end - slot.restart_lsn)
+    held = slot.held_bytes(end)
     return SlotStatus(slot.name, slot.active, slot.active_pid, held, slot.wal_status, slot.invalidation)
 
 

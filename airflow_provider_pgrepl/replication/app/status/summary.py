@@ -175,7 +175,7 @@ class SummaryLog:
                 slot = read_slot(connection, self._pipeline.slot)
         except PgReplError:
             return None, None, None
-        held = None if slot is None or slot.restart_lsn is None else max(0, end - slot.restart_lsn)
+        held = None if slot is None else slot.held_bytes(end)
         applied = self._applied()
         self._ends.append((asked, end))
         if not applied.applied_lsn:

@@ -108,9 +108,9 @@ def _zero_of(schema: Schema) -> str:
 
 
 def _type_of(kind: PgType, typmod: int) -> _Type:
-    while kind.kind == "d":
+    if kind.kind == "d":
         # A domain has its base type's modifier as its own.
-        kind = kind.only_part
+        kind = kind.without_domain
         typmod = kind.typmod
     if kind.kind == "e":
         allowed = ",".join(label for _, label in kind.labels)

@@ -13,6 +13,11 @@ from airflow_provider_pgrepl.replication.events.publishing.event import Event
 from airflow_provider_pgrepl.replication.publisher_settings import PublisherSettings
 
 Headers = list[tuple[str, str | bytes | None]]
+_NEW_KEY, _OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
+"""By which consumers of Debezium know that a deletion and an insertion are a change of one row's key.
+
+https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-primary-key-updates
+"""
 _BY_ITS_KEY = -1
 """librdkafka's RD_KAFKA_PARTITION_UA."""
 
@@ -46,6 +51,9 @@ def messages_of(
     if event.left is not None:
         gone, body = event.left
         left = _headers(replace(event, id=f"{event.id}:old", op="delete"), settings)
+        if settings.format == "debezium":
+            left.append((_NEW_KEY, event.key))
+            one.headers.append((_OLD_KEY, gone))
         found.insert(0, Message(gone, prefix + body, left))
     if gone and settings.tombstones:
         found.insert(1, Message(gone, None, one.headers[1:2]))

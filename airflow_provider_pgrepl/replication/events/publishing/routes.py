@@ -61,6 +61,9 @@ def _key(table: str, op: str) -> str:
 
 
 def _filled(template: str, route: str, type_: str) -> str:
+    if not type_:
+        # A logical message has none: what separates it would end the route.
+        template = template.replace(".{type}", "").replace("{type}.", "").replace("{type}", "")
     values = {"{route}": route, "{type}": type_}
     # In one go: a route may be called {type}.
     return _PLACES.sub(lambda found: values.get(found[0], found[0]), template)

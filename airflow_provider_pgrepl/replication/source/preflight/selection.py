@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_pgrepl.errors import ConfigError, TableError, one_line
@@ -32,6 +32,10 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamesp
 WHERE n.nspname = ANY (%s)
 """
 
+_SHOWN = 20
+_TABLE_KINDS = ("r", "p", "f")
+_BY_PATTERN = " (one that a pattern matches: pgrepl remove FILE.json NAME)"
+_KEYLESS = "no usable key; one that is named in tables is told what it lacks"
 _EXISTING = "SELECT 1 FROM pg_catalog.pg_class WHERE oid = ANY (%s::oid[]) LIMIT 1"
 
 
@@ -66,13 +70,14 @@ class Selected:
     """What `tables` stand for now: tables that can be replicated, by name, and why others cannot.
 
     `matched`: those that are there by a pattern alone. `unnamed`: those that have no problem but settings by
-    earlier names, so that they cannot be copied, and can go on.
+    earlier names, so that they cannot be copied, and can go on. `left_out`: why patterns leave tables out.
     """
 
     relations: tuple[Relation, ...]
     problems: Mapping[TableName, TableError]
     matched: frozenset[TableName]
     unnamed: frozenset[TableName] = frozenset()
+    left_out: Mapping[TableName, str] = field(default_factory=dict)
 
     @property
     def tables(self) -> frozenset[TableName]:
@@ -85,11 +90,12 @@ def resolve_tables(
     """The pipeline's tables, by name; patterns expanded, and each fit to be replicated.
 
     Raises ConfigError (insert_only lists a table that `tables` does not hold) or TableError, which lists
-    every table that cannot be replicated and why. A pattern leaves out what cannot be published without
-    harm (no key), what is no ordinary table, and partitions; they go with their partitioned table.
+    every table that cannot be replicated and why. A pattern leaves out what cannot be replicated, which is
+    logged, and partitions; they go with their partitioned table.
     """
     requested = requested or RequestedTables()
     selected = select_tables(connection, pipeline, requested)
+    log_left_out(selected)
     problems = [error.message for error in selected.problems.values()]
     if not selected.tables:
         schemas = ", ".join(sorted(f"{schema}.*" for schema in _patterns(pipeline)))
@@ -97,7 +103,8 @@ def resolve_tables(
     if problems:
         raise TableError(
             "\n".join(sorted(line for text in problems for line in text.splitlines())),
-            "mend that, or the name; or take the table out of the pipeline's tables",
+            "mend that, or the name; or take the table out of the pipeline's tables"
+            + (_BY_PATTERN if requested.replicated & selected.problems.keys() else ""),
         )
     check_choices(pipeline, selected.tables | requested.removed)
     return list(selected.relations)
@@ -122,6 +129,23 @@ def select_tables(connection: Connection, pipeline: Pipeline, requested: Request
         requested.removed,
         requested.recorded,
     ).select(by_pattern=replicated)
+
+
+def left_out_warnings(selected: Selected) -> Iterator[str]:
+    """Say which tables patterns leave out, and why: a sentence for each reason."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for table, reason in sorted(selected.left_out.items()):
+        by_reason[reason].append(str(table))
+    for reason, tables in by_reason.items():
+        more = len(tables) - _SHOWN
+        names = ", ".join(tables[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        yield f"the pattern leaves out {names}: {reason}"
+
+
+def log_left_out(selected: Selected) -> None:
+    """Log which tables patterns leave out."""
+    for warning in left_out_warnings(selected):
+        log.warning("%s", warning)
 
 
 def lists(pipeline: Pipeline, table: TableName) -> bool:
@@ -150,14 +174,10 @@ def _check_insert_only(
 def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
     """Raise ConfigError for a setting that names a table, or in target_schemas a schema, of which nothing is
     replicated: it is misspelt."""
-    chosen = {
-        field: {ColumnName.parse(name).table for name in getattr(pipeline, field)} for field in COLUMN_FIELDS
-    }
-    for field in ("per_table", "target_tables"):
-        chosen[field] = {TableName.parse(name) for name in getattr(pipeline, field)}
-    unknown = {field: sorted(found - tables) for field, found in chosen.items() if found - tables}
+    chosen = _chosen_tables(pipeline)
+    unknown = {setting: sorted(found - tables) for setting, found in chosen.items() if found - tables}
     if unknown:
-        listed = "; ".join(f"{field}: {', '.join(map(str, found))}" for field, found in unknown.items())
+        listed = "; ".join(f"{setting}: {', '.join(map(str, found))}" for setting, found in unknown.items())
         raise ConfigError(
             f"{listed} not among the tables of the pipeline",
             f"list it in tables too, or take it out of {' and '.join(unknown)}",
@@ -170,6 +190,17 @@ def check_choices(pipeline: Pipeline, tables: Set[TableName]) -> None:
         )
 
 
+def _chosen_tables(pipeline: Pipeline) -> dict[str, set[TableName]]:
+    """The tables that settings name, themselves or by a column, by setting."""
+    chosen = {
+        setting: {ColumnName.parse(name).table for name in getattr(pipeline, setting)}
+        for setting in COLUMN_FIELDS
+    }
+    for setting in ("per_table", "target_tables"):
+        chosen[setting] = {TableName.parse(name) for name in getattr(pipeline, setting)}
+    return chosen
+
+
 class _Selection:
     """One run of select_tables: collects relations and problems."""
 
@@ -180,7 +211,7 @@ class _Selection:
         named: frozenset[TableName],
         patterns: frozenset[str],
         insert_only: frozenset[TableName],
-        left_out: frozenset[TableName],
+        removed: frozenset[TableName],
         recorded: RecordedTables | None,
     ) -> None:
         self._connection = connection
@@ -188,12 +219,15 @@ class _Selection:
         self._named = named
         self._patterns = patterns
         self._insert_only = insert_only
-        self._left_out = left_out
+        self._removed = removed
+        # A pattern would leave these out, and their settings would be for nothing.
+        self._told = named.union(*_chosen_tables(pipeline).values())
         self._recorded = recorded
         self._lost: list[TableName] = []
         self._unnamed: set[TableName] = set()
         self._problems: dict[TableName, list[str]] = defaultdict(list)
         self._refused: dict[int, RefusedChanges] = {}
+        self._left_out: dict[TableName, str] = {}
 
     def select(self, by_pattern: frozenset[TableName]) -> Selected:
         for schema in sorted(filter(is_system, self._patterns)):
@@ -218,6 +252,7 @@ class _Selection:
             problems,
             frozenset(tables - self._named | tables & by_pattern),
             frozenset(self._unnamed),
+            self._left_out,
         )
 
     def _choose(self) -> list[int]:
@@ -244,15 +279,16 @@ class _Selection:
     def _matches(
         self, schema: str, by_name: dict[TableName, tuple[Any, ...]], oids: dict[TableName, int]
     ) -> list[int]:
-        return [
-            oids[table]
-            for table, facts in by_name.items()
-            if table.schema == schema
-            and table not in self._named
-            and table not in self._left_out
-            and not facts[2]
-            and why_no_table(table, facts) is None
-        ]
+        matching = []
+        for table, facts in by_name.items():
+            if table.schema != schema or table in self._named or table in self._removed or facts[2]:
+                continue
+            problem = why_no_table(table, facts)
+            if problem is None:
+                matching.append(oids[table])
+            elif facts[0] in _TABLE_KINDS:
+                self._left_out[table] = problem
+        return matching
 
     def _refuse_partitions_beside_their_table(self, chosen: list[int]) -> None:
         with source_errors("reading the partitions"):
@@ -272,18 +308,24 @@ class _Selection:
             )
 
     def _is_usable(self, relation: Relation) -> bool:
-        """Whether it can be replicated; a named table that cannot be becomes a problem."""
-        if relation.table not in self._named and not _has_identity(relation):
-            log.info("%s has no usable key; the pattern leaves it out", relation.table)
+        """Whether it can be replicated. What is named and cannot be becomes a problem; a pattern leaves it
+        out."""
+        refused = self._refused.get(relation.oid)
+        by_pattern = relation.table not in self._told
+        if by_pattern and not _has_identity(relation):
+            self._left_out[relation.table] = _KEYLESS
             return False
-        if relation.table not in self._named and (refused := self._refused.get(relation.oid)):
-            log.warning("the pattern leaves out %s: %s; %s", relation.table, refused.problem, refused.cure)
+        if by_pattern and refused:
+            self._left_out[relation.table] = f"{refused.problem}; {refused.cure}"
             return False
         problems = [*self._shape_problems(relation), *self._key_problems(relation)]
+        if by_pattern and problems:
+            self._left_out[relation.table] = "; ".join(problems)
+            return False
         by_rule = [*self._rule_problems(relation)]
         if by_rule and not problems:
             self._unnamed.add(relation.table)
-        if not problems and (refused := self._refused.get(relation.oid)):
+        if not problems and refused:
             problems = [f"{refused.problem}. Either {refused.cure}"]
         if problems or by_rule:
             self._problems[relation.table] += [*problems, *by_rule]

@@ -12,6 +12,7 @@ from airflow_provider_pgrepl.errors import (
     one_line,
 )
 from airflow_provider_pgrepl.replication.config import Pipeline
+from airflow_provider_pgrepl.replication.names import quote_identifier
 from airflow_provider_pgrepl.replication.relation import Relation
 from airflow_provider_pgrepl.replication.source.catalog.owner_code import read_owner_code, refused_code
 from airflow_provider_pgrepl.replication.source.catalog.relations import read_leaves
@@ -146,19 +147,20 @@ def _used_publication_problems(
     if missing:
         yield PublicationError(
             f"publication {name} does not publish {', '.join(missing)}",
-            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish = 'insert, update, delete, truncate')",
         )
     if not publication.via_root and any(relation.relkind == "p" for relation in relations):
         yield PublicationError(
             f"publication {name} publishes partitions under their own names",
-            f"ALTER PUBLICATION {name} SET (publish_via_partition_root = true)",
+            f"ALTER PUBLICATION {quote_identifier(name)} SET (publish_via_partition_root = true)",
         )
         return
     outside = [str(relation.table) for relation in relations if relation.table not in publication.tables]
     if outside:
         tables = ", ".join(outside)
         yield PublicationError(
-            f"publication {name} does not hold {tables}", f"ALTER PUBLICATION {name} ADD TABLE {tables}"
+            f"publication {name} does not hold {tables}",
+            f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE {tables}",
         )
 
 
@@ -179,8 +181,8 @@ def _created_publication_problems(
     if publication is None and not may_create:
         yield PrivilegeError(
             f"role {role} may not create a publication: it lacks CREATE on database {database}",
-            f'{acting}GRANT CREATE ON DATABASE "{database}" TO "{role}", or let its owner create the'
-            " publication, and set publication_mode to use",
+            f"{acting}GRANT CREATE ON DATABASE {quote_identifier(database)} TO {quote_identifier(role)}, or"
+            " let its owner create the publication, and set publication_mode to use",
         )
     published = frozenset() if publication is None else publication.tables
     unpublished = {relation.oid for relation in relations if relation.table not in published}
@@ -188,6 +190,6 @@ def _created_publication_problems(
     if foreign:
         yield PrivilegeError(
             f"role {role} may not publish {', '.join(foreign)}: only a table's owner may",
-            f'{acting}GRANT the owning role TO "{role}", or let the owner create the publication, and set'
-            " publication_mode to use",
+            f"{acting}GRANT the owning role TO {quote_identifier(role)}, or let the owner create the"
+            " publication, and set publication_mode to use",
         )

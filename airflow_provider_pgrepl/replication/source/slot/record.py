@@ -51,6 +51,12 @@ class Slot:
     wal_status: str | None
     invalidation: str | None
 
+    def held_bytes(self, end: LSN) -> int | None:
+        """How much of the WAL that ends at `end` the server keeps for it; nothing once it is invalidated."""
+        if self.invalidation:
+            return 0
+        return None if self.restart_lsn is None else max(0, end - self.restart_lsn)
+
 
 def read_slot(connection: Connection, name: str) -> Slot | None:
     """The slot of this name, in whatever database; None when there is none."""

@@ -1,0 +1,56 @@
+"""The texts of the package in which hints are, with what stands in them for values: `{name}`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_ROOT = Path(__file__).parents[2]
+PACKAGE = _ROOT / "airflow_provider_pgrepl"
+VALUE = re.compile(r"\{[^{}]*\}")
+
+
+class Text(NamedTuple):
+    """A text, and the file that it is in: below the package, or a page of the reference."""
+
+    file: str
+    text: str
+
+
+def texts_of_code() -> Iterator[Text]:
+    """Every text of the package but docstrings. A value that is put in is its expression, in braces."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
+        parts = {id(part) for node in nodes for part in _parts(node)}
+        for node in nodes:
+            if id(node) not in parts and (text := _text(node)):
+                yield Text(file.relative_to(PACKAGE).as_posix(), text)
+
+
+def texts_of_reference() -> Iterator[Text]:
+    """The lines of the reference of errors."""
+    page = "docs/reference/errors.md"
+    for line in (_ROOT / page).read_text("utf-8").splitlines():
+        yield Text(page, line)
+
+
+def _parts(node: ast.AST) -> list[ast.expr]:
+    """What is a part of another text, or a docstring."""
+    if isinstance(node, ast.JoinedStr):
+        return node.values
+    return [node.value] if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) else []
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            # Braces within an expression would end it.
+            f"{{{re.sub('[{}]', '', ast.unparse(part.value))}}}"
+            if isinstance(part, ast.FormattedValue)
+            else _text(part)
+            for part in node.values
+        )
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

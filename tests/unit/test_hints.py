@@ -1,0 +1,117 @@
+"""Hints name commands, options and operators that there are: each command line is parsed as it stands."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_provider_pgrepl import hints
+from airflow_provider_pgrepl.__main__ import _parser
+from airflow_provider_pgrepl.replication.names import TableName
+from airflow_provider_pgrepl.shipped import split
+from tests.support.hint_texts import PACKAGE, VALUE, texts_of_code, texts_of_reference
+
+TEXTS = (*texts_of_code(), *texts_of_reference())
+NO_COMMANDS = frozenset(
+    {"looked", "found", "left", "ended", "maintained", "compacted", "joined", "dropped", "let", "deleted"}
+    | {"failed", "to"}
+)
+"""What metrics and logs say that `pgrepl` has done."""
+NAME_OF_CONNECTION = re.compile(r"pgrepl (?:\w+ )?\{")
+COMMAND = re.compile(r"(?<![\w-])pgrepl [a-z][a-z-]*(?: (?:'[^']*'|\"[^\"]*\"|[^\s;:()`'\"])+)*")
+ARGUMENT = re.compile(r"-.*|.*[/.…\d].*|[A-Z]+|try")
+"""What follows a command and is no word of the sentence: options, names, places."""
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
+OF_OTHERS = frozenset(
+    {"--master", "--deploy-mode", "--name", "--packages", "--jars"}
+    | {"--ulimit", "--schema", "--schema-only"}
+)
+"""Options of spark-submit; of containers, of pg_dump."""
+
+
+def filled(text: str) -> str:
+    """With a value for each that is put in: an LSN where one is, else the name of a table."""
+    return VALUE.sub(lambda found: "0/1" if re.search("lsn|^.at.$", found[0], re.I) else "public.t", text)
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """The command lines that texts hold, and the words of each up to the sentence that goes on."""
+    for file, text in TEXTS:
+        if NAME_OF_CONNECTION.match(text) or "SELECT" in text:
+            continue
+        for found in (found[0] for found in COMMAND.finditer(filled(text))):
+            _, command, *words = shlex.split(found.rstrip(".,"))
+            if command in NO_COMMANDS:
+                continue
+            end = next((n for n, word in enumerate(words) if not ARGUMENT.fullmatch(word.rstrip(","))), None)
+            arguments = words[:end]
+            end = next((n + 1 for n, word in enumerate(arguments) if word.endswith(",")), None)
+            yield f"{file}: {found}", [command, *(word.rstrip(",") for word in arguments[:end])]
+
+
+COMMANDS = dict(commands())
+
+
+def test_command_lines_are_found_in_code_and_reference() -> None:
+    files = {where.partition(":")[0] for where in COMMANDS}
+    assert {"hints.py", "replication/receiving/receiver.py", "docs/reference/errors.md"} <= files
+    assert ["skip", "FILE.json", "--lsn", "0/1"] in COMMANDS.values()
+
+
+@pytest.mark.parametrize("where", COMMANDS)
+def test_command_of_a_hint_is_parsed_as_it_stands(where: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is only mentioned, as `pgrepl status`, gets its file."""
+    command, *words = COMMANDS[where]
+    file = [] if "FILE.json" in words else ["FILE.json"]
+    own, _ = split([command, *file, *(word.replace("LSN", "0/1") for word in words)])
+    try:
+        known, more = _parser().parse_known_args(own)
+    except SystemExit:
+        pytest.fail(capsys.readouterr().err)
+    assert not more
+    tables = getattr(known, "tables", None)
+    for table in tables if isinstance(tables, list) else ():
+        TableName.parse(f"public.{table}" if table.isupper() else table)
+
+
+def test_tables_of_a_hint_are_arguments_as_a_shell_splits_them() -> None:
+    tables = [TableName("public", "a"), TableName("My Schema", "b,c")]
+    command = hints.remove(*tables).partition(", or ")[0]
+    parsed = _parser().parse_args(shlex.split(command)[1:])
+    assert [TableName.parse(table) for table in parsed.tables] == tables
+
+
+def test_options_of_texts_are_options_of_ours() -> None:
+    known = OF_OTHERS | {option for parser in _parsers(_parser()) for option in parser._option_string_actions}
+    sentences = [text for _, text in TEXTS if " " in text.strip()]
+    named = {option for text in sentences for option in OPTION.findall(text)}
+    assert {"--new-epoch", "--give-up", "--yes"} <= named
+    assert named <= known, named - known
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for one in action.choices.values():
+                yield from _parsers(one)
+
+
+def test_operators_of_texts_are_there_with_their_arguments() -> None:
+    """Without Airflow, from the source."""
+    classes: dict[str, str] = {}
+    for folder in ("operators", "sensors"):
+        for file in (PACKAGE / folder).glob("*.py"):
+            text = file.read_text("utf-8")
+            classes |= {n.name: text for n in ast.parse(text).body if isinstance(n, ast.ClassDef)}
+    named = {name for _, text in TEXTS for name in re.findall(r"\bPg\w+(?:Operator|Sensor)\b", text)}
+    assert {"PgSnapshotOperator", "PgResnapshotOperator"} <= named
+    assert named <= classes.keys(), named - classes.keys()
+    for _, text in TEXTS:
+        for operator, argument in re.findall(r"\b(Pg\w+Operator) with (\w+)=", text):
+            assert f"{argument}:" in classes[operator]
