@@ -14,6 +14,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
 from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator, PgResnapshotOperator
 from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+from airflow_provider_pgrepl.replication.state.store import Store
 from tests.support.recorded import Recorded
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
@@ -119,6 +120,31 @@ def test_a_pipeline_that_has_begun_is_not_refused_for_one_tables_trouble(source:
     Recorded(source.dsn, "public.orders")
     pg.cursor().execute("drop table orders")
     source.run(PgSnapshotOperator)
+    assert source.was_submitted
+
+
+def test_lock_of_another_application_is_named_before_a_replication_and_waited_for_before_a_copy(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_pgrepl.operators.spark_app._JUST_ENDED_S", 0.0)
+    Recorded(source.dsn, "public.orders")
+    with Store(source.dsn, "other") as other:
+        other.lock("shop", "replicate")
+        with pytest.raises(AirflowException, match=r"at it already \(replicate\).*\n?.* kill \d+") as caught:
+            source.run(PgReplicationOperator)
+        assert not isinstance(caught.value, AirflowFailException)
+        assert not source.was_submitted
+        other.lock("shop", "snapshot")
+        waiting: list[str] = []
+
+        def end_of_wait(_: Any, __: int, text: str) -> None:
+            waiting.append(text)
+            assert not source.was_submitted
+            other.unlock("shop", "snapshot")
+
+        monkeypatch.setattr(PgSnapshotOperator, "_say", end_of_wait)
+        source.run(PgSnapshotOperator)
+    assert waiting[0].startswith("Waiting: pipeline shop: another process is at it already (snapshot)")
     assert source.was_submitted
 
 
