@@ -21,6 +21,10 @@ _LATE_S = 5.0
 _KILL_WAIT_S = 30.0
 
 
+class StoppedError(Exception):
+    """The task was asked to stop while it waited for an application to end."""
+
+
 class ForsakenError(Exception):
     """Whoever runs this process has died: it is not the one in charge any more."""
 
@@ -62,8 +66,11 @@ class Following:
         self.was_asked_to_stop = False
 
     def begin(self) -> str:
-        """Adopt or launch; the handle by which a later try finds the application."""
-        self._found = self._adoption.take()
+        """Adopt or launch; the handle by which a later try finds the application.
+
+        Raises BusyError, and StoppedError or ForsakenError while it waits for another application.
+        """
+        self._found = self._adoption.take(self._pause)
         self._pass_on_stop()
         return self._found.app.token
 
@@ -101,6 +108,13 @@ class Following:
         """Ask it to end; returns at once. A task may be asked before it is in charge of an application."""
         self.was_asked_to_stop = True
         self._pass_on_stop()
+
+    def _pause(self, seconds: float) -> None:
+        if self.was_asked_to_stop:
+            raise StoppedError
+        if self._is_forsaken:
+            raise ForsakenError
+        time.sleep(seconds)
 
     def _pass_on_stop(self) -> None:
         if self.was_asked_to_stop and self._found is not None:

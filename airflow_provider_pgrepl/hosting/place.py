@@ -18,6 +18,7 @@ from airflow_provider_pgrepl.hosting.private_folder import (
     private_folder,
     remove_private_folder,
 )
+from airflow_provider_pgrepl.hosting.processes import supervised_folders
 from airflow_provider_pgrepl.replication.config import Pipeline
 
 _TOKEN = re.compile(r"pgrepl-[0-9a-f]{32}")
@@ -51,6 +52,7 @@ class Place:
         # By what stays when the file changes, so that what a killed task left is found: pipelines of one name
         # have different lakes.
         digest = hashlib.sha256(f"{app}\0{pipeline.name}\0{pipeline.lake_root}".encode()).hexdigest()[:12]
+        self.app = app
         home = private_folder(private_folder(run_folder.expanduser().absolute()) / host)
         self.folder = private_folder(home / f"{app}-{pipeline.name}-{digest}")
 
@@ -59,11 +61,27 @@ class Place:
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
             return None
         folder = self.folder / token
-        return LocalApp(folder) if is_private_folder(folder) else None
+        if is_private_folder(folder):
+            return LocalApp(folder)
+        return next((app for app in self._elsewhere() if app.token == token), None)
 
     def running(self) -> LocalApp | None:
         """The one that runs, if there is one."""
         return next((app for app in self.apps() if app.status() is AppState.RUNNING), None)
+
+    def elsewhere(self) -> LocalApp | None:
+        """Return the application that runs on this host for the same pipeline and lake from another run
+        folder, as after `[pgrepl] run_folder`, AIRFLOW_HOME or the host's name was changed."""
+        return next(self._elsewhere(), None)
+
+    def _elsewhere(self) -> Iterator[LocalApp]:
+        for folder in supervised_folders():
+            is_ours = _TOKEN.fullmatch(folder.name) and folder.parent.name == self.folder.name
+            if not is_ours or folder.parent == self.folder or not is_private_folder(folder):
+                continue
+            app = LocalApp(folder)
+            if app.status() is AppState.RUNNING:
+                yield app
 
     def apps(self) -> list[LocalApp]:
         """All that have left something here."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
+
+from airflow_provider_pgrepl.hosting import supervise
 
 
 def is_process(pid: int, token: str) -> bool:
@@ -33,3 +37,13 @@ def ask_to_end(pid: int, token: str) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def supervised_folders() -> Iterator[Path]:
+    """Yield the folders that supervisors of this host name among their arguments. Any process can name any
+    folder there: only what lies in the folder says whether one of ours runs."""
+    program = Path(supervise.__file__).name
+    for process in psutil.process_iter(["cmdline"]):
+        words: list[str] = process.info["cmdline"] or []
+        if "--folder" in words and any(Path(word).name == program for word in words[:3]):
+            yield Path(words[words.index("--folder") + 1])

@@ -50,6 +50,10 @@ class PgPublishOperator(SparkAppOperator):
     def place_name(self) -> str:
         return f"{self.app}-{self.publisher}"
 
+    @property
+    def lock_purpose(self) -> str:
+        return f"{self.app} {self.publisher}"
+
     def app_arguments(self) -> list[str]:
         if self.mode not in _MODES:
             raise ConfigError(f"mode: {self.mode!r} must be one of {', '.join(_MODES)}")

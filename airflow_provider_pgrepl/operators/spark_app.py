@@ -7,6 +7,7 @@ outlives a task that crashes, the next try or run adopts it, and a stop is grace
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -19,9 +20,9 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.sdk.exceptions import AirflowException
 
 from airflow_provider_pgrepl import applications
-from airflow_provider_pgrepl.hooks.access import access_with_lake
-from airflow_provider_pgrepl.hosting.adoption import Adoption
-from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError
+from airflow_provider_pgrepl.hooks.access import access_to, access_with_lake
+from airflow_provider_pgrepl.hosting.adoption import Adoption, Pause
+from airflow_provider_pgrepl.hosting.following import End, Following, ForsakenError, StoppedError
 from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place
@@ -48,8 +49,12 @@ from airflow_provider_pgrepl.operators.submit_parameters import (
 )
 from airflow_provider_pgrepl.operators.worker import STATUS, push, run_folder, show_links, task_of
 from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.waiting import wait_until_unlocked
+from airflow_provider_pgrepl.replication.state.pipeline_locks import STARTED_BY_VARIABLE
 
 _PIPELINE_FILE = "pipeline.json"
+_JUST_ENDED_S = 15.0
+"""The lock of an application that has just ended may be held until the server has noticed it."""
 
 
 class SparkAppOperator(SparkSubmitOperator):
@@ -69,7 +74,8 @@ class SparkAppOperator(SparkSubmitOperator):
 
     app: ClassVar[str]
     may_replace: ClassVar[bool] = False
-    """Whether one that runs for other parameters, and that no task follows, is stopped for a new one."""
+    """Whether one that runs for other parameters, and that no task follows, is stopped for a new one. An
+    application that may not be replaced, as a copy of tables, is waited for, wherever it runs."""
     hand_over_after_s: float | None = None
     application: str
     application_args: list[Any] | None
@@ -109,6 +115,11 @@ class SparkAppOperator(SparkSubmitOperator):
     @property
     def place_name(self) -> str:
         """Under which name the one application of its kind lives on a host."""
+        return self.app
+
+    @property
+    def lock_purpose(self) -> str:
+        """For what the application takes the lock of its pipeline."""
         return self.app
 
     def secrets(self) -> dict[str, str]:
@@ -186,6 +197,7 @@ class SparkAppOperator(SparkSubmitOperator):
             who=task_of(context),
             launch=lambda claim: self._launch(claim, secrets, context),
             say=self._say,
+            await_turn=self._await_turn,
         )
         self._following = Following(
             adoption,
@@ -196,9 +208,22 @@ class SparkAppOperator(SparkSubmitOperator):
         )
         try:
             return self.execute_resumable(context)
+        except ForsakenError:
+            raise AirflowException(FORSAKEN) from None
+        except StoppedError:
+            raise AirflowException("stopped on request, before an application was started") from None
         except BaseException:
             self._following.stop_and_wait()
             raise
+
+    def _await_turn(self, pause: Pause) -> None:
+        """Wait while an application of the same kind, as on another host, holds the pipeline's lock."""
+        if self.preflight:
+            limit_s = _JUST_ENDED_S if self.may_replace else float("inf")
+            access = access_to(self._resolved)
+            wait_until_unlocked(
+                access, self.lock_purpose, limit_s, lambda text: self._say(logging.INFO, text), pause
+            )
 
     def _launch(self, claim: Claim, secrets: dict[str, str], context: Any) -> LocalApp:
         if self.preflight:
@@ -220,6 +245,7 @@ class SparkAppOperator(SparkSubmitOperator):
         environment = driver_environment(hook, self.env_vars or {}, secrets, claim.folder)
         if self.application == applications.application(self.app):
             environment |= applications.small_jvm(environment) | applications.readable_names(command)
+        environment[STARTED_BY_VARIABLE] = task_of(context)
         app = claim.launch(command, self.application, environment, self.stop_timeout_s)
         self.log.info("Started %s as process %s", self.application, app.pid)
         return app
@@ -260,10 +286,7 @@ class SparkAppOperator(SparkSubmitOperator):
     def poll_until_complete(self, external_id: Any, context: Any) -> Any:
         if self._following is None:
             return super().poll_until_complete(external_id, context)
-        try:
-            self._ended = self._following.follow(external_id)
-        except ForsakenError:
-            raise AirflowException(FORSAKEN) from None
+        self._ended = self._following.follow(external_id)
         return self._conclude(self._ended)
 
     def get_job_result(self, external_id: Any, context: Any) -> Any:

@@ -218,8 +218,12 @@ class Pipeline:
 
     @classmethod
     def read(cls, path: str | Path) -> Pipeline:
-        """Read a pipeline file. Raises ConfigError."""
-        return cls.from_json(read_text("pipeline file", path))
+        """Read a pipeline file. Raises ConfigError, which names it."""
+        text = read_text("pipeline file", path)
+        try:
+            return cls.from_json(text)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error.message}", error.hint) from None
 
 
 def _frozen(value: Any) -> Any:

@@ -148,6 +148,12 @@ def _check_lake(pipeline: Pipeline) -> None:
             "lake_conn_id: the lake is a directory",
             "leave it out, or give the URI of a place in an object store",
         )
+    if any(mark in pipeline.lake for mark in ("{{", "{%")):
+        raise ConfigError(
+            f"lake: {pipeline.lake!r} holds a template that was not rendered",
+            "Airflow renders templates in a dict or JSON text that an operator has as `pipeline`, in no file:"
+            " write the path itself",
+        )
     if "%" in pipeline.lake:
         raise ConfigError("lake: must not contain %", "Delta readers decode it in some places only")
 

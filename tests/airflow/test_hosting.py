@@ -18,12 +18,12 @@ import pytest
 from airflow_provider_pgrepl.errors import BusyError, ConfigError
 from airflow_provider_pgrepl.hosting import supervise
 from airflow_provider_pgrepl.hosting.adoption import Adoption, InCharge
-from airflow_provider_pgrepl.hosting.following import Following
+from airflow_provider_pgrepl.hosting.following import Following, StoppedError
 from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
 from airflow_provider_pgrepl.hosting.locked_file import LockedFile
 from airflow_provider_pgrepl.hosting.order import Order
 from airflow_provider_pgrepl.hosting.place import Claim, Place, PlaceTakenError
-from airflow_provider_pgrepl.hosting.processes import ask_to_end
+from airflow_provider_pgrepl.hosting.processes import ask_to_end, supervised_folders
 from airflow_provider_pgrepl.replication.config import Pipeline
 from tests.airflow.conftest import Journal, eventually, is_alive
 
@@ -273,6 +273,7 @@ class Task:
             who="task replicate of shop",
             launch=launcher,
             say=how.pop("say", lambda level, text: self.said.append((level, text))),
+            await_turn=how.pop("await_turn", lambda _: None),
         )
         self.following = Following(self.adoption, 0.05, **how)
 
@@ -342,15 +343,68 @@ def test_who_wants_a_fresh_application_adopts_none(place: Place, journal: Journa
     ended(second.app)
 
 
-def test_a_copy_of_other_tables_is_left_to_end(place: Place, journal: Journal) -> None:
-    first = Task(place, Launcher(journal)).take()
-    first.charge.release()
-    other = Order(SHOP, STAND_IN, ["--tables", "public.a"])
-    with pytest.raises(BusyError, match="started with other values of arguments"):
-        Task(place, Launcher(journal), other, may_replace=False).take()
-    assert first.app.status() is AppState.RUNNING
+@pytest.mark.parametrize("arguments", [[], ["--tables", "public.a"]], ids=["same tables", "other tables"])
+def test_copy_waits_for_the_end_of_a_copy_that_another_task_follows_and_names_it(
+    place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.1)
+    first = Task(place, Launcher(journal), may_replace=False).take()
+    journal.wait_for("started")
+    pid = first.app.pid
+    said: list[str] = []
+
+    def end_the_first(_: int, text: str) -> None:
+        said.append(text)
+        assert first.app.status() is AppState.RUNNING
+        first.app.stop()
+
+    order = Order(SHOP, STAND_IN, arguments)
+    second = Task(place, Launcher(journal), order, may_replace=False, say=end_the_first).take()
+    assert second.is_new
+    assert said == [
+        f"Waiting for the end of replicate of pipeline shop, process {pid} on this host,"
+        " last followed by task replicate of shop"
+    ]
+    journal.wait_for("started", count=2)
+    assert journal.pids("stopped") == journal.pids("started")[:1]
+    second.app.stop()
+    ended(second.app)
+
+
+def test_copy_that_lost_its_task_is_adopted_by_the_task_that_waits_for_it(
+    place: Place, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_pgrepl.hosting.adoption._CHARGE_WAIT_S", 0.1)
+    first = Task(place, Launcher(journal), may_replace=False).take()
+    said = lambda *_: first.charge.release()  # noqa: E731
+    second = Task(place, Launcher(journal), may_replace=False, say=said).take()
+    assert (second.app, second.is_new) == (first.app, False)
+    second.app.stop()
+    ended(second.app)
+
+
+def test_task_that_is_asked_to_stop_while_it_waits_ends_and_leaves_the_copy_alone(
+    place: Place, journal: Journal
+) -> None:
+    first = Task(place, Launcher(journal), may_replace=False).take()
+    waiting: list[Following] = []
+    order = Order(SHOP, STAND_IN, ["--tables", "public.a"])
+    say = lambda *_: waiting[0].stop()  # noqa: E731
+    waiting.append(Task(place, Launcher(journal), order, may_replace=False, say=say).following)
+    with pytest.raises(StoppedError):
+        waiting[0].begin()
+    assert not first.app.is_stopping
     first.app.stop()
     ended(first.app)
+
+
+def test_task_waits_for_its_turn_before_it_launches(place: Place, journal: Journal) -> None:
+    """As while an application on another host holds the pipeline's lock."""
+    task = Task(place, Launcher(journal), await_turn=lambda _: journal.path.write_text(""))
+    found = task.take()
+    assert journal.path.exists()
+    found.app.stop()
+    ended(found.app)
 
 
 @pytest.mark.parametrize(
@@ -436,6 +490,43 @@ def test_an_application_is_found_though_the_connection_has_another_name_now(
     assert first.app.status() is not AppState.RUNNING
     second.app.stop()
     ended(second.app)
+
+
+@pytest.mark.parametrize("order", [Order(SHOP, STAND_IN), CHANGED], ids=["adopted", "replaced"])
+def test_application_of_another_run_folder_is_found(
+    place: Place, journal: Journal, tmp_path: Path, order: Order
+) -> None:
+    """As when Airflow was killed, and started with another `[pgrepl] run_folder`."""
+    first = Task(place, Launcher(journal)).take()
+    first.charge.release()
+    journal.wait_for("started")
+    moved = Place(tmp_path / "moved", "replicate", SHOP)
+    assert Place(tmp_path / "moved", "snapshot", SHOP).elsewhere() is None
+    assert Place(tmp_path / "moved", "replicate", replace(SHOP, lake="/other")).elsewhere() is None
+    second = Task(moved, Launcher(journal), order).take()
+    assert second.is_new is (order is CHANGED)
+    assert (second.app == first.app) is (order is not CHANGED)
+    assert (first.app.status() is AppState.RUNNING) is (order is not CHANGED)
+    assert moved.find(second.app.token) == second.app
+    second.app.stop()
+    ended(second.app)
+
+
+def test_folder_that_a_process_of_others_names_is_no_application(place: Place, tmp_path: Path) -> None:
+    """Only what lies in the folder says whether an application of ours runs."""
+    token = f"pgrepl-{'0' * 32}"
+    folder = tmp_path / "theirs" / "host" / place.folder.name / token
+    folder.mkdir(parents=True, mode=0o700)
+    program = tmp_path / "supervise.py"
+    program.write_text("import sys; sys.stdin.read()")
+    command = [sys.executable, str(program), "--folder", str(folder), "--token", token]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        eventually(lambda: folder in set(supervised_folders()), "the process")
+        assert place.elsewhere() is None
+        assert place.find(token) is None
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(120)
 
 
 def test_how_an_application_ended_that_nobody_followed_is_said(place: Place, journal: Journal) -> None:

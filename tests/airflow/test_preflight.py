@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
 from airflow_provider_pgrepl.operators.resnapshot import PgAddTablesOperator, PgResnapshotOperator
 from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
+from airflow_provider_pgrepl.replication.state.store import Store
+from tests.support.changelogs import epoch_record
 from tests.support.recorded import Recorded
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
-SHOP = {"name": "shop", "tables": ["public.orders"], "lake": "/nowhere", "trust_table_owners": True}
+SHOP = {"name": "shop", "tables": ["public.orders"], "trust_table_owners": True}
 
 
 class Source:
@@ -27,6 +32,7 @@ class Source:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, dsn: str, pg: Any, folder: Path) -> None:
         self.dsn, self.pg = dsn, pg
         self._monkeypatch = monkeypatch
+        self.lake = str(folder / "lake")
         self._record = folder / "submitted"
         self._script = folder / "spark-submit"
         self._script.write_text(f'#!/bin/sh\necho yes >"{self._record}"\n', encoding="utf-8")
@@ -41,7 +47,12 @@ class Source:
         self._monkeypatch.setenv("AIRFLOW_CONN_PGREPL_DEFAULT", json.dumps({**fields, **named}))
 
     def run(self, operator: type[Any], **arguments: Any) -> None:
-        given = {"pipeline": SHOP, "spark_binary": str(self._script), "poll_interval_s": 0.1, **arguments}
+        given = {
+            "pipeline": {**SHOP, "lake": self.lake},
+            "spark_binary": str(self._script),
+            "poll_interval_s": 0.1,
+            **arguments,
+        }
         operator(task_id="t", **given).execute({})
 
     @property
@@ -65,13 +76,19 @@ def reader(pg: Any) -> Iterator[str]:
     pg.cursor().execute("drop owned by preflight_reader; drop role preflight_reader")
 
 
+def record_with_lake(source: Source) -> None:
+    """Have the pipeline recorded, and its changelog in the lake."""
+    Recorded(source.dsn, "public.orders")
+    create_changelog(changelog_uri(source.lake), replace(epoch_record(), pipeline="shop"))
+
+
 def test_what_can_run_is_started(source: Source) -> None:
     source.run(PgSnapshotOperator)
     assert source.was_submitted
 
 
 def test_a_missing_table_is_named(source: Source) -> None:
-    shop = {**SHOP, "tables": ["public.orders", "public.nope"]}
+    shop = {**SHOP, "lake": source.lake, "tables": ["public.orders", "public.nope"]}
     with pytest.raises(AirflowFailException, match=r"public\.nope: does not exist"):
         source.run(PgSnapshotOperator, pipeline=shop)
     assert not source.was_submitted
@@ -103,7 +120,7 @@ def test_a_replication_without_the_right_to_replicate_is_not_started(source: Sou
 
 
 def test_tables_that_are_not_the_pipelines_are_named(source: Source) -> None:
-    Recorded(source.dsn, "public.orders")
+    record_with_lake(source)
     with pytest.raises(AirflowFailException, match=r"public\.nope is not among the tables of the pipeline"):
         source.run(PgResnapshotOperator, tables="public.nope")
     with pytest.raises(AirflowFailException, match=r"public\.nope: does not exist"):
@@ -116,9 +133,58 @@ def test_tables_that_are_not_the_pipelines_are_named(source: Source) -> None:
 
 
 def test_a_pipeline_that_has_begun_is_not_refused_for_one_tables_trouble(source: Source, pg: Any) -> None:
-    Recorded(source.dsn, "public.orders")
+    record_with_lake(source)
     pg.cursor().execute("drop table orders")
     source.run(PgSnapshotOperator)
+    assert source.was_submitted
+
+
+def test_lake_that_is_not_there_is_said_before_anything_is_started(source: Source, tmp_path: Path) -> None:
+    away = {**SHOP, "lake": str(tmp_path / "away")}
+    for operator in (PgReplicationOperator, PgSnapshotOperator):
+        if operator is PgReplicationOperator:
+            with pytest.raises(AirflowFailException, match="there is no changelog in "):
+                source.run(operator, pipeline=away)
+            Recorded(source.dsn, "public.orders")
+        with pytest.raises(AirflowFailException, match="tables of pipeline shop have been copied, but"):
+            source.run(operator, pipeline=away)
+    assert not source.was_submitted
+    source.run(PgSnapshotOperator, pipeline=away, new_epoch=True)
+    assert source.was_submitted
+
+
+def test_changelog_that_cannot_be_opened_is_left_to_the_application(source: Source, tmp_path: Path) -> None:
+    """It sets aside what a crash has left there."""
+    log = tmp_path / "lake" / "_pgrepl" / "changelog" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_bytes(b"\0" * 100)
+    Recorded(source.dsn, "public.orders")
+    source.run(PgSnapshotOperator, pipeline={**SHOP, "lake": str(tmp_path / "lake")})
+    assert source.was_submitted
+
+
+def test_lock_of_another_application_is_named_before_a_replication_and_waited_for_before_a_copy(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_pgrepl.operators.spark_app._JUST_ENDED_S", 0.0)
+    record_with_lake(source)
+    with Store(source.dsn, "other") as other:
+        other.lock("shop", "replicate")
+        with pytest.raises(AirflowException, match=r"at it already \(replicate\).*\n?.* kill \d+") as caught:
+            source.run(PgReplicationOperator)
+        assert not isinstance(caught.value, AirflowFailException)
+        assert not source.was_submitted
+        other.lock("shop", "snapshot")
+        waiting: list[str] = []
+
+        def end_of_wait(_: Any, __: int, text: str) -> None:
+            waiting.append(text)
+            assert not source.was_submitted
+            other.unlock("shop", "snapshot")
+
+        monkeypatch.setattr(PgSnapshotOperator, "_say", end_of_wait)
+        source.run(PgSnapshotOperator)
+    assert waiting[0].startswith("Waiting: pipeline shop: another process is at it already (snapshot)")
     assert source.was_submitted
 
 

@@ -1,6 +1,9 @@
 import contextlib
 import hashlib
 import json
+import math
+import os
+import socket
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -18,12 +21,15 @@ from airflow_provider_pgrepl.errors import (
     SourceConnectionError,
     StateError,
 )
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.waiting import wait_until_unlocked
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.relation import Column, Relation
 from airflow_provider_pgrepl.replication.source.connection import PINNED_SETTINGS
 from airflow_provider_pgrepl.replication.state import migrations
+from airflow_provider_pgrepl.replication.state.pipeline_locks import STARTED_BY_VARIABLE
 from airflow_provider_pgrepl.replication.state.progress import Progress
 from airflow_provider_pgrepl.replication.state.store import Store
 from airflow_provider_pgrepl.replication.state.table_state import TableState
@@ -332,6 +338,33 @@ def test_a_lock_is_held_by_one_and_names_the_holder(dsn, store):
         second.lock("shop", "replicate")
         with pytest.raises(BusyError):
             store.lock("shop", "replicate")
+
+
+def test_busy_error_names_the_task_and_how_to_stop_the_holder(dsn, store, monkeypatch):
+    monkeypatch.setenv(STARTED_BY_VARIABLE, "task copy of shop,\nrun 1")
+    store.lock("shop", "snapshot")
+    with Store(dsn, "test") as second, pytest.raises(BusyError) as raised:
+        second.check_unlocked("shop", "snapshot")
+    me = f"{socket.gethostname()}:{os.getpid()}"
+    assert rf"pgrepl snapshot shop {me}, started by task copy of shop,\nrun 1 (" in raised.value.message
+    assert raised.value.hint == (
+        "to stop it, pause its DAG and mark its run as failed, or run on host"
+        f" {socket.gethostname()}: kill {os.getpid()}, or wait until it has ended"
+    )
+    with Store(dsn, "test") as second:
+        second.check_unlocked("shop", "replicate")
+        second.check_unlocked("other", "snapshot")
+
+
+def test_waiting_for_a_lock_names_the_holder_and_ends_with_it(dsn, store):
+    access, said = Access(pipeline(), dsn, dsn), []
+    store.lock("shop", "snapshot")
+    wait_until_unlocked(access, "snapshot", math.inf, said.append, lambda _: store.unlock("shop", "snapshot"))
+    assert len(said) == 1
+    assert said[0].startswith("Waiting: pipeline shop: another process is at it already (snapshot): pgrepl")
+    store.lock("shop", "replicate")
+    with pytest.raises(BusyError):
+        wait_until_unlocked(access, "replicate", 0.0, said.append, lambda _: None)
 
 
 def test_a_lock_goes_with_its_connection(dsn, store):

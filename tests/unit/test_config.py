@@ -95,6 +95,7 @@ def test_a_file_that_is_no_pipeline_is_refused(text: str, says: str) -> None:
         ("lake", "/"),
         ("lake", "//"),
         ("lake", "/srv/.."),
+        ("lake", "/srv/{{ params.lake }}"),
         ("lake", "s3://bucket"),
         ("lake", "s3://bucket/"),
         ("lake", "s3://Bucket_/lake"),
@@ -173,6 +174,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "latin.json").write_bytes(b'{"name": "\xe4"}')
     with pytest.raises(ConfigError, match=r"latin\.json"):
         Pipeline.read(tmp_path / "latin.json")
+    (tmp_path / "cut.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"cut\.json: the pipeline file is not JSON"):
+        Pipeline.read(tmp_path / "cut.json")
     (tmp_path / "good.json").write_text(json.dumps(LEAST))
     assert Pipeline.read(tmp_path / "good.json") == made()
 

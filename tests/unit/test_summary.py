@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_provider_pgrepl.replication.app.status.summary import Summary
+from airflow_provider_pgrepl.replication.lake.applying.applier_progress import ApplierProgress
+from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 
 GOOD = Summary(
@@ -51,3 +53,11 @@ def test_before_the_first_consistent_point_there_is_no_lag() -> None:
 
 def test_a_long_lag_is_in_seconds_too() -> None:
     assert "the lake is 7,325.0 s, " in replace(GOOD, lag_s=7325.0).to_text()
+
+
+def test_no_lsn_is_said_before_anything_was_applied() -> None:
+    summary = Summary({TableState.STREAMING: 1}, (), 0, 60.0, 0)
+    assert summary.to_dict()["lsn"] is None
+    assert replace(summary, applied_lsn=LSN(10)).to_dict()["lsn"] == "0/A"
+    assert ApplierProgress().described() == "nothing was applied since the start"
+    assert ApplierProgress(applied_lsn=LSN(10)).described() == "the lake is at 0/A"

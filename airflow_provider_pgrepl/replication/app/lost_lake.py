@@ -7,13 +7,14 @@ with it what the lake that is away still needs.
 from __future__ import annotations
 
 from airflow_provider_pgrepl import hints
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import ChangelogError, LakeError, NoChangelogError
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
 from airflow_provider_pgrepl.replication.app.requested_tables import Records
 from airflow_provider_pgrepl.replication.changelog.layout import POINTS, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
+from airflow_provider_pgrepl.replication.storage.absence import is_there
 
 
 def check_lake(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) -> None:
@@ -30,6 +31,26 @@ def known_tables(store: Store, record: EpochRecord | None) -> frozenset[str]:
         progress is not None and record is not None and progress.applied_lsn >= record.consistent_point
     )
     return frozenset({POINTS} if has_points else ())
+
+
+def check_lake_is_there(pipeline: Pipeline, records: Records, *, must_have_begun: bool) -> None:
+    """Raise LakeError if tables were copied into a lake whose changelog is not there, and NoChangelogError if
+    nothing was copied although `must_have_begun`.
+
+    Reads only. A changelog that is there and cannot be opened is left to the application, which sets aside
+    what a crash has left in it.
+    """
+    uri = changelog_uri(pipeline.lake_root)
+    try:
+        read_epoch(uri)
+    except NoChangelogError:
+        if is_there(uri):
+            return
+        check_lake(pipeline, None, records)
+        if must_have_begun:
+            raise
+    except (ChangelogError, LakeError):
+        return
 
 
 def lost_lake(pipeline: Pipeline) -> LakeError:

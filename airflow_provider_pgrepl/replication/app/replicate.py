@@ -206,7 +206,7 @@ class Replication:
 
     def _run_forever(self) -> int:
         self._follow()
-        log.info("stopped; the lake is at %s", self._applier.progress.applied_lsn)
+        log.info("stopped; %s", self._applier.progress.described())
         return process.DONE
 
     def _follow(self, *, available_now: bool = False) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -25,8 +26,12 @@ from airflow_provider_pgrepl.replication.state.connection import StateConnection
 Purpose = str
 """`replicate`, `snapshot`, `publication` (tables join or leave it), or `publish` and a publisher's name."""
 
+STARTED_BY_VARIABLE = "PGREPL_STARTED_BY"
+"""Who started this process, as a person would look for it; others read it when they wait for a lock."""
+
 _MAX_NAME = 63
 _POLL_S = 0.1
+_PROCESS = re.compile(r" (?P<host>[^ :]+):(?P<pid>\d+)(?:, started by .*)?$")
 
 # A process number comes again, with another start; in a container, whose numbers begin at 1, after each start
 # of the server. Only a session of this database can hold a lock: the server's own processes are in none. The
@@ -108,6 +113,8 @@ class _Lock:
         name = f"pgrepl {self.purpose} {self.pipeline}"
         digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
         holder = f"{name} {socket.gethostname()}:{os.getpid()}"
+        if started_by := os.environ.get(STARTED_BY_VARIABLE):
+            holder += f", started by {one_line(started_by)}"
         key = int.from_bytes(digest) >> 1
         return {"pipeline": self.pipeline, "purpose": self.purpose, "holder": holder, "key": key}
 
@@ -169,6 +176,14 @@ class PipelineLocks(StateConnection):
             values = {"pipeline": pipeline, "purpose": purpose}
             return bool(row(self._connection, _IS_HELD, values)[0])
 
+    def check_unlocked(self, pipeline: str, purpose: Purpose) -> None:
+        """Raises BusyError while a process holds the lock, in a schema that is set up; takes no lock."""
+        if not migrations.is_set_up(self._connection) or not self.is_locked(pipeline, purpose):
+            return
+        with state_errors("looking at the pipeline's lock"):
+            holders = rows(self._connection, _HOLDER, {"pipeline": pipeline, "purpose": purpose})
+        raise _busy(pipeline, purpose, holders)
+
     def held_by_others(self, pipeline: str) -> list[Purpose]:
         """Return for what other processes hold locks of the pipeline now; empty without a schema."""
         if not migrations.is_set_up(self._connection):
@@ -197,7 +212,8 @@ def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> Bu
         one_line(f"{holder} (database pid {pid}, role {role}, from {address}, since {since})")
         for holder, pid, role, address, since, _ in holders
     )
-    hint = "stop it first, or wait until it has ended"
+    ways = [_how_to_stop(holder) for holder, *_ in holders]
+    hint = f"{'; '.join(ways) or 'stop it'}, or wait until it has ended"
     for _, pid, role, *_, is_hidden in holders:
         if is_hidden:
             hint += (
@@ -208,3 +224,11 @@ def _busy(pipeline: str, purpose: Purpose, holders: list[tuple[Any, ...]]) -> Bu
         f"pipeline {pipeline}: another process is at it already ({purpose}): {who or 'it has just ended'}",
         hint,
     )
+
+
+def _how_to_stop(holder: str) -> str:
+    found = _PROCESS.search(holder)
+    if found is None:
+        return "stop it"
+    command = f"kill {found['pid']}"
+    return f"to stop it, pause its DAG and mark its run as failed, or run on host {found['host']}: {command}"

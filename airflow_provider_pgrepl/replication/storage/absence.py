@@ -27,6 +27,16 @@ def doubt_of_absence(uri: str) -> str:
     return f"{folder} is empty, as the folder of a disk that is not mounted" if is_empty else ""
 
 
+def is_there(uri: str) -> bool:
+    """Return True if a folder of this host exists, or may: its parents cannot be looked at. An object store
+    that finds no table has no folder."""
+    folder = local_path(uri)
+    try:
+        return folder is not None and _exists(folder)
+    except OSError:
+        return True
+
+
 def _exists(path: Path) -> bool:
     """Unlike Path.exists(), which takes a missing permission for a missing file. Raises OSError."""
     try:

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TypeVar
 
-from airflow_provider_pgrepl.errors import BusyError
+from airflow_provider_pgrepl.errors import BusyError, StateError
+from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.state.store import Purpose, Store
 
 _POLL_S = 0.1
+_LOOK_S = 2.0
+_SAY_EVERY_S = 60.0
 
 Result = TypeVar("Result")
 
@@ -35,6 +38,36 @@ class Deadline:
 def lock(store: Store, pipeline: str, purpose: Purpose, deadline: Deadline) -> None:
     """Take the pipeline's lock for this purpose. Raises BusyError, which names who holds it."""
     deadline.retry(lambda: store.lock(pipeline, purpose))
+
+
+def wait_until_unlocked(
+    access: Access,
+    purpose: Purpose,
+    timeout_s: float,
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> None:
+    """Wait until no process holds the pipeline's lock for this purpose, and name the holder once a minute.
+
+    Takes no lock and writes nothing. Raises BusyError after `timeout_s` seconds, SourceConnectionError, and
+    what `pause` raises.
+    """
+    deadline, next_say = time.monotonic() + timeout_s, time.monotonic()
+    while True:
+        try:
+            with Store(access.state_dsn, f"preflight {access.pipeline.name}") as store:
+                store.check_unlocked(access.pipeline.name, purpose)
+            return
+        except StateError:
+            return  # a schema of another version, which the application brings to its own, or refuses
+        except BusyError as error:
+            now = time.monotonic()
+            if now >= deadline:
+                raise
+            if now >= next_say:
+                next_say = now + _SAY_EVERY_S
+                say(f"Waiting: {error.message}")
+        pause(_LOOK_S)
 
 
 def lock_all(store: Store, pipeline: str, deadline: Deadline) -> None:

@@ -1,4 +1,4 @@
-"""What a run of an app would refuse to begin with, asked of source and state before anything is started.
+"""What a run of an app would refuse to begin with, asked of source, state and lake before it is started.
 
 It reads only, takes no lock, and refuses nothing that the app itself would not; what it cannot see, the app
 does.
@@ -12,6 +12,7 @@ from dataclasses import replace
 from airflow_provider_pgrepl.errors import ConfigError, StateError
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.requested_tables import Records, requested_of
+from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.source.catalog.all_tables_publications import check_unsent
 from airflow_provider_pgrepl.replication.source.connection import Connection
@@ -36,9 +37,10 @@ def check_own_tables(access: Access, store: Store, source: Connection) -> None:
 
 
 def check_replication(access: Access) -> None:
-    """Raise what keeps the replication app from receiving: login, rights, settings, a slot that is lost."""
+    """Raise what keeps the replication app from receiving: login, rights, settings, a slot that is lost, a
+    lake that is not there."""
     check_surroundings(access.dsn, access.pipeline)
-    _read_records(access)
+    _check_lake(access.pipeline, _read_records(access), must_have_begun=True)
 
 
 def check_snapshot(
@@ -52,6 +54,8 @@ def check_snapshot(
     with Store(access.state_dsn, "preflight") as store, access.source("preflight") as source:
         check_own_tables(access, store, source)
     records = _read_records(access)
+    if not new_epoch:
+        _check_lake(access.pipeline, records, must_have_begun=False)
     if records is None or (not new_epoch and _has_begun(records)):
         check_surroundings(access.dsn, access.pipeline)
     else:
@@ -90,6 +94,14 @@ def _check_named(
         selected = select_tables(source, access.pipeline, requested)
     check_known(resnapshot, selected, records)
     check_addable(added, selected, records)
+
+
+def _check_lake(pipeline: Pipeline, records: Records | None, *, must_have_begun: bool) -> None:
+    # It reads the lake, which whoever parses DAGs need not be able to.
+    from airflow_provider_pgrepl.replication.app.lost_lake import check_lake_is_there
+
+    if records is not None:
+        check_lake_is_there(pipeline, records, must_have_begun=must_have_begun)
 
 
 def _has_begun(records: Records) -> bool:

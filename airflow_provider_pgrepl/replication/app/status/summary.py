@@ -57,7 +57,7 @@ class Summary:
         return {
             "tables": sum(self.states.values()),
             "rows": self.applied,
-            "lsn": str(self.applied_lsn),
+            "lsn": str(self.applied_lsn) if self.applied_lsn else None,
             "states": {state.value: count for state, count in self.states.items() if count},
             "errored": list(self.errored[:_NAMED]),
             "changes_per_s": round(self.changes / max(self.seconds, 0.001), 1),

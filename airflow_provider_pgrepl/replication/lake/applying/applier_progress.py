@@ -27,3 +27,9 @@ class ApplierProgress:
     caught_up: bool = False
     idle_at: datetime | None = None
     merges: dict[str, TableMerges] | None = None
+
+    def described(self) -> str:
+        """Return up to which LSN all streaming tables are in the lake, as a clause."""
+        if not self.applied_lsn:
+            return "nothing was applied since the start"
+        return f"the lake is at {self.applied_lsn}"
