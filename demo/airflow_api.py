@@ -50,6 +50,9 @@ class AirflowApi:
     def set_paused(self, dag_id: str, paused: bool) -> None:
         self._call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": paused})
 
+    def is_paused(self, dag_id: str) -> bool:
+        return bool(self._call("GET", f"/api/v2/dags/{dag_id}")["is_paused"])
+
     def trigger(self, dag_id: str) -> str:
         """Start a run; its id."""
         return str(self._call("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None})["dag_run_id"])

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from airflow_provider_pgrepl.replication.config import Pipeline
+from tests.rehearsal.engine import BASE_IMAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = ROOT / "docker-compose.yaml"
@@ -195,3 +196,11 @@ def test_the_image_has_all_that_the_wheel_is_made_of():
 def test_the_image_has_the_package_from_its_wheel_alone():
     """A process that starts in a folder with the sources would import, and compile, these."""
     assert copied("pgrepl") == {"pyproject.toml", "uv.lock"}
+
+
+def test_the_rehearsal_has_a_stand_in_for_every_base_image():
+    """`make rehearsal` reaches no registry."""
+    theirs = set(re.findall(r"^ARG (\w+)=", (ROOT / "Dockerfile").read_text(), re.M))
+    made = re.findall(r"^FROM \S+ AS (\w+)$", (ROOT / "tests" / "rehearsal" / "Dockerfile").read_text(), re.M)
+    assert set(BASE_IMAGES) == theirs
+    assert {*BASE_IMAGES.values(), "postgres"} <= set(made)
