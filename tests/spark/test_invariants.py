@@ -8,6 +8,8 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterable, Iterator
 
+import pytest
+
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lake.read import ArrowView
 from demo.postgres import Server
@@ -88,6 +90,7 @@ select (select sum(bbalance) from "{BRANCHES}") as branches,
 """
 
 
+@pytest.mark.thorough("transfers between accounts, above")
 def test_the_sums_of_tpc_b_are_equal_at_every_point(spark, server, dsn, tmp_path):
     assert pgbench(server, dsn, "-i", "-q", "-s", "1").wait() == 0
     assert pgbench(server, dsn, "-n", "-c", "2", "-t", "20").wait() == 0

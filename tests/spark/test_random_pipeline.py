@@ -200,6 +200,7 @@ class Ordeal:
         assert len(kept) >= len(sent) - self.messages_before
 
 
+@pytest.mark.thorough("spark/test_streaming_scenarios, test_invariants, test_put_back: by themselves")
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_lake_comes_to_equal_the_source(seed, spark, dsn, tmp_path):
     ordeal = Ordeal(seed, spark, dsn, tmp_path)
