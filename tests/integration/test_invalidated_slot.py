@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from airflow_provider_pgrepl.errors import SlotError
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import TableSnapshotter
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.lake.copying.snapshot_copy import SnapshotCopy
+from airflow_provider_pgrepl.replication.lake.copying.table_queue import Copied
 from airflow_provider_pgrepl.replication.source.connection import connect
 from airflow_provider_pgrepl.replication.source.preflight.server_warnings import server_warnings
 from airflow_provider_pgrepl.replication.source.server import wal_lsn
@@ -18,6 +25,9 @@ from tests.support.own_server import running_server
 from tests.support.received import Received
 from tests.support.replicated import execute, wait_until
 
+STANDING = """select invalidation_reason is not null, extract(epoch from clock_timestamp())::float,
+    confirmed_flush_lsn::text from pg_replication_slots"""
+
 
 @pytest.fixture
 def impatient() -> Iterator[Server]:
@@ -26,6 +36,37 @@ def impatient() -> Iterator[Server]:
         idle_replication_slot_timeout="1s", max_slot_wal_keep_size="1GB", checkpoint_timeout="1h"
     ) as server:
         yield server
+
+
+def test_slot_is_kept_in_use_while_tables_are_copied(
+    impatient: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For several times the timeout. Nothing is confirmed by it."""
+    dsn = impatient.dsn()
+    execute(dsn, "create table t(id int primary key)")
+    received = Received(dsn, tmp_path, ("public.t",))
+    received.begin()
+    with closing_connection(dsn) as looking, looking.cursor() as cursor:
+
+        def standing() -> tuple[bool, float, str]:
+            cursor.execute("checkpoint")
+            cursor.execute(STANDING)
+            return cursor.fetchone()
+
+        def copy(_: object) -> Copied:
+            _, began, confirmed = standing()
+            wait_until(lambda: standing()[1] > began + 3, what="three times the timeout to pass")
+            assert standing()[0::2] == (False, confirmed)
+            return Copied()
+
+        monkeypatch.setattr(SnapshotCopy, "__init__", lambda *_: None)
+        monkeypatch.setattr(SnapshotCopy, "run", copy)
+        monkeypatch.setattr(writer, "mark", lambda _: None)
+        access = Access(received.pipeline, dsn, dsn)
+        unused: Any = None
+        taking = TableSnapshotter(access, unused, unused, lambda: unused)
+        keeper: Any = SimpleNamespace(relations=())
+        assert taking.copy(keeper, unused, unused) == Copied()
 
 
 def test_reason_and_setting_are_named_and_warned_of(impatient: Server, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_messages_of_a_key_that_changes_name_each_others_key(schemas: bool):
     known, choices = Known(record), {record.name: TableChoices()}
     enveloped = DebeziumFormat("shop", "db", with_schemas=schemas)
     made = KeyedEvents(known, choices.__getitem__, TableSelection.parse(None), enveloped=enveloped).of(rows)
-    given = {"target": "kafka", "format": "debezium", "database": "db"}
+    given: dict[str, Any] = {"target": "kafka", "format": "debezium", "database": "db"}
     given |= {"schemas": schemas, "tombstones": True, "topic": "{schema}.{table}"}
     settings = parse_publisher("shop", "events", given)
     (deleted, gone, inserted), (updated,) = (messages_of(event, settings, lambda: [0]) for event in made)

@@ -115,6 +115,7 @@ SITES: dict[Site, str] = {
     ("replication/source/slot/permanent.py", "create_slot", "drop_unused"): "just made",
     ("replication/source/slot/permanent.py", "_has_moved", "advance_slot"): "just made",
     ("replication/source/slot/permanent.py", "drop_unused", "drop_slot"): "just made",
+    ("replication/source/slot/slot_in_use.py", "_use", "advance_slot"): "slot",
     ("replication/source/slot/takeover.py", "take_over_slot", "drop_unused"): "just made",
     ("replication/source/unpublish.py", "_drop", "DROP"): _CALLER,
     ("replication/state/migrations.py", "_drop_tables", "DROP"): "state schema",

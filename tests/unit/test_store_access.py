@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from pyarrow import fs
 from pyspark import cloudpickle  # type: ignore[attr-defined]
 
 from airflow_provider_pgrepl.replication import store_variables as variables
 from airflow_provider_pgrepl.replication.lake_location import Place
 from airflow_provider_pgrepl.replication.storage import open_delta
-from airflow_provider_pgrepl.replication.storage.object_store import access_to, open_store, store_options
-from airflow_provider_pgrepl.replication.storage.stores import access
+from airflow_provider_pgrepl.replication.storage.object_store import (
+    access_to,
+    open_filesystem,
+    open_store,
+    store_options,
+)
+from airflow_provider_pgrepl.replication.storage.stores import access, amazon
 from airflow_provider_pgrepl.replication.store_variables import reaching_store, store_variables, use_store
 
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "hidden", "AWS_REGION": "eu-west-1"}
@@ -80,6 +87,22 @@ def test_a_store_is_asked_again_for_as_long_as_is_documented(verb, monkeypatch):
             else:
                 store.put("x", b"x", mode="create")
     assert asked[:51] == [verb] * 51
+
+
+def test_requests_at_once_do_not_use_up_each_others_tries():
+    """Amazon's standard strategy allows a process a hundred in all, and later requests none."""
+    with busy_store(4 * 40) as (url, asked):
+        use_store({**KEYS, "AWS_ENDPOINT_URL_S3": url})
+        filesystem = open_filesystem(access_to(Place("s3", "bucket", "")))
+        with ThreadPoolExecutor(40) as threads:
+            found = threads.map(lambda number: filesystem.get_file_info(f"bucket/{number}"), range(40))
+            assert {one.type for one in found} == {fs.FileType.NotFound}
+    assert len(asked) > 4 * 40
+
+
+def test_arrow_asks_again_for_as_long_as_the_others():
+    """Before its n-th try it waits 25 ms * 2^(n - 1), but not before the second."""
+    assert sum(0.025 * 2**number for number in range(1, amazon._ATTEMPTS)) >= access.PATIENCE.seconds
 
 
 def test_what_was_given_stands_for_the_whole_environment(monkeypatch):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_pgrepl.replication.storage.refusal import refusal
+from airflow_provider_pgrepl.replication.storage.refusal import is_away, refusal
 from airflow_provider_pgrepl.replication.storage.store_faults import (
     FAULTS,
     SLOW,
     code_in,
     explanation_of,
+    facts_in,
     fault_of,
 )
 
@@ -81,6 +82,28 @@ def test_an_answer_without_body_and_a_store_that_is_not_reached_are_explained(te
     explanation = explanation_of(OSError(text))
     assert explanation is not None
     assert explanation.sentence == says
+    # Nor is it lost where the text itself is not passed on.
+    assert explanation_of(OSError(facts_in(OSError(text)))) == explanation
+
+
+@pytest.mark.parametrize(
+    ("text", "away"),
+    [
+        ("Kernel error -> Generic S3 error: Error performing GET … 503 Service Unavailable", True),
+        ("External error: Object Store error: Generic MicrosoftAzure error: error sending request", True),
+        ("b/x.json: GenericError <Code></Code> HTTP status 503", True),
+        ("AWS Error SLOW_DOWN during PutObject operation", True),
+        ("AWS Error UNKNOWN (HTTP status 500) during HeadObject operation: No response body.", True),
+        (
+            "Generic LocalFileSystem error: Unable to open file /x: Permission denied (os error 13)",
+            False,
+        ),
+        ("Object at location lake/x not found: … 404 Not Found", False),
+        ("Generic DeltaTable error: the log is not whole", False),
+    ],
+)
+def test_store_that_is_away_is_told_from_a_table_at_fault(text, away):
+    assert is_away(OSError(text)) is away
 
 
 def test_a_status_that_is_not_known_is_named():

@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.changelog.layout import (
     hour_of,
 )
 from airflow_provider_pgrepl.replication.changelog.upkeep import removal, replace_files
-from airflow_provider_pgrepl.replication.storage import open_delta
+from airflow_provider_pgrepl.replication.storage import open_delta, raise_if_away
 
 _RETENTION_METADATA = "pgrepl_retention"
 _HOUR = f"partition.{PARTITION}"
@@ -53,6 +53,7 @@ def drop_expired(
     except TableNotFoundError:
         return Dropped()
     except (DeltaError, OSError) as error:
+        raise_if_away("the changelog cannot be opened", error)
         raise ChangelogError(f"the changelog cannot be opened: {type(error).__name__}") from error
     hours = _files_by_hour(table)
     expired = []

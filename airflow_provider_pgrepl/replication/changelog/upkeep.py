@@ -12,7 +12,7 @@ from deltalake.transaction import RemoveAction
 from airflow_provider_pgrepl.errors import ChangelogError
 from airflow_provider_pgrepl.replication.changelog.layout import PARTITION, UPKEEP_APP
 from airflow_provider_pgrepl.replication.changelog.parts import Part
-from airflow_provider_pgrepl.replication.storage import commit_token, committing, durable
+from airflow_provider_pgrepl.replication.storage import commit_token, committing, durable, raise_if_away
 
 
 def removal(path: str, size: int, hour: str) -> RemoveAction:
@@ -58,6 +58,7 @@ def replace_files(
             "the changelog's list of files was being changed by another process", "the next run goes on"
         ) from error
     except (DeltaError, OSError) as error:
+        raise_if_away("the changelog's list of files cannot be changed", error)
         raise ChangelogError(
             f"the changelog's list of files cannot be changed: {type(error).__name__}"
         ) from error

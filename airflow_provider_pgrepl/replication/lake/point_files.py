@@ -17,6 +17,7 @@ from airflow_provider_pgrepl.replication.storage import (
     create_delta,
     open_delta,
     open_storage,
+    raise_if_away,
     read_parquet,
     storage_errors,
     write_file,
@@ -85,6 +86,7 @@ def read_points(uri: str) -> tuple[DeltaTable | None, list[str], list[Consistent
     except TableNotFoundError:
         return None, [], []
     except (DeltaError, OSError) as error:
+        raise_if_away("the consistent points cannot be read", error)
         raise LakeError(f"the consistent points cannot be read: {type(error).__name__}") from error
     added = pa.table(table.get_add_actions()).sort_by([("modification_time", "ascending")])
     filesystem, root = open_storage(uri)

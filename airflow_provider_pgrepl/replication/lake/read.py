@@ -175,7 +175,7 @@ class ArrowView(_View):
         try:
             found = builder.execute(sql)
             is_planned = True
-            return _plain(pa.table(found.read_all()))
+            return _plain(pa.table(found))
         except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones
             # DataFusion raises plain Exception. What it says of data may hold values, so only its first words
             # about the statement go on; a chained error would carry the rest.

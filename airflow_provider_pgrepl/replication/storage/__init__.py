@@ -48,7 +48,9 @@ from airflow_provider_pgrepl.replication.storage.reading import (
 )
 from airflow_provider_pgrepl.replication.storage.refusal import (
     delta_errors,
+    is_away,
     is_refusal,
+    raise_if_away,
     refusal,
     storage_errors,
 )
@@ -74,6 +76,7 @@ __all__ = [
     "delta_errors",
     "has_commit",
     "has_delta",
+    "is_away",
     "is_refusal",
     "is_store",
     "log_path",
@@ -88,6 +91,7 @@ __all__ = [
     "put_commit",
     "put_version",
     "query_delta",
+    "raise_if_away",
     "read_checkpoint",
     "read_commit",
     "read_commit_actions",

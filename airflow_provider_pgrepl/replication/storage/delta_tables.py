@@ -23,6 +23,7 @@ from airflow_provider_pgrepl.replication.library_versions import check_once
 from airflow_provider_pgrepl.replication.storage import durable
 from airflow_provider_pgrepl.replication.storage.filesystem import make_folder, open_storage
 from airflow_provider_pgrepl.replication.storage.object_store import store_options
+from airflow_provider_pgrepl.replication.storage.refusal import is_refusal, refusal
 from airflow_provider_pgrepl.replication.storage.writing import Output
 
 
@@ -98,6 +99,14 @@ def append_delta(uri: str, rows: pa.Table) -> None:
 
 
 def query_delta(table: DeltaTable, sql: str) -> pa.Table:
-    """What DataFusion reads from an open table, which the query calls `it`. Raises plain exceptions, whose
-    texts may hold values of rows."""
-    return pa.table(QueryBuilder().register("it", table).execute(sql).read_all())
+    """What DataFusion reads from an open table, which the query calls `it`. Raises LakeUnavailableError; else
+    plain exceptions, whose texts may hold values of rows."""
+    try:
+        # Not by its read_all(), which holds the interpreter: other threads would stand still while the store
+        # is asked again, for minutes.
+        return pa.table(QueryBuilder().register("it", table).execute(sql))
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        failed = refusal("the lake cannot be read", error)
+    raise failed

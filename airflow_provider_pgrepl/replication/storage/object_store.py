@@ -11,7 +11,7 @@ from pyarrow import fs
 
 from airflow_provider_pgrepl.replication import store_variables
 from airflow_provider_pgrepl.replication.lake_location import AZURE, GOOGLE, S3, Place, place_in_store
-from airflow_provider_pgrepl.replication.storage.stores.access import PATIENCE, Access
+from airflow_provider_pgrepl.replication.storage.stores.access import Access
 from airflow_provider_pgrepl.replication.storage.stores.amazon import AmazonAccess
 from airflow_provider_pgrepl.replication.storage.stores.azure import AzureAccess
 from airflow_provider_pgrepl.replication.storage.stores.google import GoogleAccess
@@ -45,7 +45,7 @@ def open_filesystem(access: Access) -> fs.FileSystem:
 
 
 @lru_cache(maxsize=8)
-def open_store(access: Access, patience: timedelta = PATIENCE) -> ObjectStore:
+def open_store(access: Access, patience: timedelta | None = None) -> ObjectStore:
     """For a put on condition, and for one request each. Its connections are kept. Raises BaseError."""
     return access.store(patience)
 

@@ -17,7 +17,7 @@ from obstore.exceptions import BaseError, GenericError
 from pyarrow import fs
 
 from airflow_provider_pgrepl.replication.storage.object_store import store_behind
-from airflow_provider_pgrepl.replication.storage.store_faults import code_in, fault_of
+from airflow_provider_pgrepl.replication.storage.store_faults import facts_in, fault_of
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -221,5 +221,5 @@ def _store_errors(path: str) -> Iterator[None]:
 
 
 def _unread(path: str, error: Exception) -> OSError:
-    """With the store's code and no more: what it answers may tell a token."""
-    return OSError(f"{path}: {type(error).__name__} <Code>{code_in(error)}</Code>")
+    """With what is known of the store's refusal and no more: what it answers may tell a token."""
+    return OSError(f"{path}: {type(error).__name__} {facts_in(error)}")

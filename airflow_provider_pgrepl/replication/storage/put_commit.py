@@ -24,7 +24,7 @@ from airflow_provider_pgrepl.replication.storage import objects
 from airflow_provider_pgrepl.replication.storage.durable import local_path
 from airflow_provider_pgrepl.replication.storage.filesystem import commit_path, open_storage, read_commit
 from airflow_provider_pgrepl.replication.storage.refusal import system_errors
-from airflow_provider_pgrepl.replication.storage.store_faults import code_in
+from airflow_provider_pgrepl.replication.storage.store_faults import facts_in
 
 _KNOWN_FEATURES = {"appendOnly", "invariants", "timestampNtz", "deletionVectors"}
 _CHECKED_VALUES = ('"nullable":false', '"delta.invariants"')
@@ -138,7 +138,7 @@ def _refused(what: str, error: BaseError) -> OSError:
     """With the system's number, or the store's code: the store's answer may hold what we sent."""
     for number in system_errors(error):
         return OSError(number, os.strerror(number), what)
-    return OSError(f"{what} could not be put: {type(error).__name__} <Code>{code_in(error)}</Code>")
+    return OSError(f"{what} could not be put: {type(error).__name__} {facts_in(error)}")
 
 
 def _put(uri: str, version: int, content: bytes) -> None:

@@ -24,6 +24,24 @@ _MARKS = re.compile(
 )
 
 
+_AWAY = re.compile(
+    r"error sending request|GenericError|Generic (?!DeltaTable|error|delta kernel|LocalFileSystem)\w+ error"
+    r"|HTTP status (?:429|5\d\d)|AWS Error SLOW_DOWN"
+)
+
+
+def is_away(error: BaseException) -> bool:
+    """Whether an object store, or the way to it, failed, so that nothing is known of what was asked for: then
+    it is at fault, and no table."""
+    return bool(_AWAY.search(str(error)))
+
+
+def raise_if_away(doing: str, error: BaseException) -> None:
+    """Raise LakeUnavailableError where a store is away. `doing` as in `refusal`."""
+    if is_away(error):
+        raise refusal(doing, error) from None
+
+
 def is_refusal(error: BaseException) -> bool:
     """Whether the storage refused, rather than that a table is at fault."""
     return isinstance(error, OSError) or _is_of_store(error) or bool(_MARKS.search(str(error)))

@@ -148,6 +148,18 @@ def status_in(error: BaseException) -> str:
     return "" if match is None else next(filter(None, match.groups()))
 
 
+def facts_in(error: BaseException) -> str:
+    """What a library passes on of a refusal, in words that are understood here: the store's answer, which may
+    tell a token, is not among them."""
+    text, status = str(error), status_in(error)
+    found = [f"<Code>{code_in(error)}</Code>", *([f"HTTP status {status}"] if status else [])]
+    for words, _ in _BY_WORDS:
+        if said := words.search(text):
+            host = _HOST.search(text)
+            found += [said[0], *([host[0]] if host else [])]
+    return " ".join(found)
+
+
 def explanation_of(error: BaseException) -> Fault | None:
     """Likewise `fault_of`, or by the HTTP status alone, or by why no connection was made."""
     if fault := fault_of(error) or _BY_STATUS.get(status_in(error)):

@@ -42,6 +42,7 @@ from airflow_provider_pgrepl.replication.source.preflight.selection import (
 from airflow_provider_pgrepl.replication.source.preflight.table_warnings import table_warnings
 from airflow_provider_pgrepl.replication.source.slot.creation import export_snapshot
 from airflow_provider_pgrepl.replication.source.slot.export import ExportedSnapshot
+from airflow_provider_pgrepl.replication.source.slot.slot_in_use import SlotInUse
 from airflow_provider_pgrepl.replication.source.slot.temporary import temporary_name
 from airflow_provider_pgrepl.replication.source.slot.walsender import renew_walsender
 from airflow_provider_pgrepl.replication.source.unpublish import table_names
@@ -250,7 +251,8 @@ class TableSnapshotter:
         copy = SnapshotCopy(
             self.spark(), self.access.dsn, self.pipeline, self.store, record, keeper, exported
         )
-        copied = copy.run()
+        with SlotInUse(self.access.dsn, self.pipeline.slot):
+            copied = copy.run()
         if begins_epoch:
             copy.write_point()
         own_tables.record(self.pipeline.lake_root)

@@ -34,7 +34,7 @@ from airflow_provider_pgrepl.replication.lake.merging.large_changes import Large
 from airflow_provider_pgrepl.replication.lake.merging.merge import check_columns, refused_truncate
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.relation import Relation
-from airflow_provider_pgrepl.replication.storage import open_storage, refusal
+from airflow_provider_pgrepl.replication.storage import is_away, open_storage, refusal
 from airflow_provider_pgrepl.replication.values import lake_schema
 from airflow_provider_pgrepl.trace import log_unexpected, trace_of
 
@@ -101,21 +101,20 @@ def bring_forward(work: TableWork, paths: Iterable[str], upto_lsn: LSN) -> Table
         work.close()
         result = TableResult.of_error(relation_id, error)
         return replace(result, stops_pipeline=error.scope is Scope.PIPELINE)
-    except OSError as error:
-        work.close()
-        told = refusal("the lake cannot be read or written", error)
-        return TableResult(
-            relation_id,
-            error=told.message,
-            hint=told.hint,
-            error_kind=type(told).__name__,
-            stops_pipeline=True,
-            trace=trace_of(error),
-        )
     except Exception as error:  # noqa: BLE001 - it goes into the result, without its text
+        work.close()
+        if isinstance(error, OSError) or is_away(error):
+            told = refusal("the lake cannot be read or written", error)
+            return TableResult(
+                relation_id,
+                error=told.message,
+                hint=told.hint,
+                error_kind=type(told).__name__,
+                stops_pipeline=True,
+                trace=trace_of(error),
+            )
         # Its text may hold values of rows, so only its class and frames are told.
         log_unexpected(log, f"applying changes to {work.relation.table}", error)
-        work.close()
         return TableResult(relation_id, error=f"unexpected {error.__class__.__name__}", trace=trace_of(error))
 
 

@@ -11,7 +11,12 @@ from airflow_provider_pgrepl.errors import LakeTableError
 from airflow_provider_pgrepl.replication.lake.delta.commit_files import commit_fingerprint, settle_log
 from airflow_provider_pgrepl.replication.lake.delta.live_files import check_files
 from airflow_provider_pgrepl.replication.lake.delta.table import open_table, pipeline_of
-from airflow_provider_pgrepl.replication.storage import has_commit, open_storage, requests_at_once
+from airflow_provider_pgrepl.replication.storage import (
+    has_commit,
+    open_storage,
+    raise_if_away,
+    requests_at_once,
+)
 
 _handles: dict[str, tuple[DeltaTable, str]] = {}
 """With the fingerprint of the commit at which this process left each."""
@@ -57,5 +62,6 @@ def _refresh(table: DeltaTable) -> None:
         if has_commit(table.table_uri, int(table.version()) + 1):
             table.update_incremental()
     except (DeltaError, OSError) as error:
+        raise_if_away(f"the lake table at {table.table_uri} cannot be opened", error)
         name = type(error).__name__
         raise LakeTableError(f"cannot open the lake table at {table.table_uri}: {name}") from error

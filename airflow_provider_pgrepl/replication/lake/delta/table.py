@@ -19,7 +19,7 @@ from airflow_provider_pgrepl.replication.lake.delta.live_files import app_versio
 from airflow_provider_pgrepl.replication.lake.delta.ownership import TRANSACTION_RETENTION
 from airflow_provider_pgrepl.replication.lake.delta.table_marks import path_mark, table_marks
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
-from airflow_provider_pgrepl.replication.storage import open_delta
+from airflow_provider_pgrepl.replication.storage import open_delta, raise_if_away
 
 CLOSED = 2**63 - 1
 """The version under which the app id of an epoch that is over stands in a table."""
@@ -44,12 +44,13 @@ def app_id(pipeline_name: str, epoch: Epoch) -> str:
 
 
 def open_table(uri: str) -> DeltaTable:
-    """The table's newest version. Raises LakeTableError when there is none."""
+    """The table's newest version. Raises LakeTableError when there is none, LakeUnavailableError."""
     try:
         return open_delta(uri)
     except TableNotFoundError:
         raise LakeTableError(f"there is no lake table at {uri}") from None
     except (DeltaError, OSError) as error:
+        raise_if_away(f"the lake table at {uri} cannot be opened", error)
         raise LakeTableError(f"cannot open the lake table at {uri}: {type(error).__name__}") from error
 
 

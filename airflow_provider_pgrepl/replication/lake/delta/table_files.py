@@ -52,6 +52,7 @@ from airflow_provider_pgrepl.replication.storage import (
     log_path,
     open_delta,
     open_storage,
+    raise_if_away,
     read_commit_actions,
 )
 
@@ -371,4 +372,5 @@ def _readable(uri: str) -> Iterator[None]:
     try:
         yield
     except (DeltaError, OSError) as error:
+        raise_if_away(f"the files of {uri} cannot be seen to", error)
         raise LakeTableError(f"the files of {uri} cannot be seen to: {type(error).__name__}") from error

@@ -10,7 +10,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.errors import LakeError, LakeUnavailableError
 from airflow_provider_pgrepl.replication.lake.delta.live_files import app_version
 from airflow_provider_pgrepl.replication.lake.spark_store import check_connector
 from airflow_provider_pgrepl.replication.lake_location import hadoop_uri, is_object_store
@@ -57,6 +57,8 @@ class TableVersion:
         schema = pa.schema(opened.schema().to_arrow())
         try:
             found = query_delta(opened, "select * from it")
+        except LakeUnavailableError:
+            raise
         except Exception as error:  # noqa: BLE001 - DataFusion raises plain ones, which may hold values
             log_unexpected(log, f"reading {self.name}", error)
             failed = traced(self._unreadable(), error)

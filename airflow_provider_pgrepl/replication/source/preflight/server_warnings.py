@@ -64,6 +64,6 @@ def _slot_limits(connection: Connection) -> Iterator[str]:
     if idle:
         yield (
             f"idle_replication_slot_timeout is {idle_shown}: the server invalidates a slot that nobody reads"
-            " for as long, as during a long snapshot or while the pipeline is stopped; it then needs a new"
-            " epoch"
+            " for as long, as while the pipeline is stopped; it then needs a new epoch. During a snapshot the"
+            " slot is kept in use"
         )

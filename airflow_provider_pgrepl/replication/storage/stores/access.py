@@ -45,8 +45,9 @@ class Access(ABC):
     def options(self) -> dict[str, str]:
         """What deltalake is to be told of the store and its keys, by deltalake's names."""
 
-    def store(self, patience: timedelta) -> ObjectStore:
-        """For a put on condition, which Arrow does not know. Raises BaseError of obstore's."""
+    def store(self, patience: timedelta | None = None) -> ObjectStore:
+        """For a put on condition, which Arrow does not know; `patience`: another than PATIENCE. Raises
+        BaseError of obstore's."""
         config = {name.removeprefix(self.prefix): value for name, value in self.options().items()}
         config.pop("allow_http", None)
         return self.store_class(
@@ -54,7 +55,7 @@ class Access(ABC):
             config=config | self.for_obstore(),
             client_options={"allow_http": self.is_plain},
             retry_config={
-                "retry_timeout": patience,
+                "retry_timeout": patience or PATIENCE,
                 "max_retries": self.attempts,
                 "backoff": {"init_backoff": _FIRST_PAUSE, "max_backoff": _LONGEST_PAUSE, "base": 2},
             },

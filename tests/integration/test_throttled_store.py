@@ -1,0 +1,111 @@
+"""A store that answers 503 to everything for a while: what goes on, and what ends when, place by place.
+
+Pauses are a hundredth of what they are, and so is the limit of three minutes: a burst that is longer stands
+for one of five minutes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_pgrepl.errors import LakeUnavailableError
+from airflow_provider_pgrepl.replication.events.position import EventPosition
+from airflow_provider_pgrepl.replication.events.publishing.publisher_log import PublisherLog, PublisherRecord
+from airflow_provider_pgrepl.replication.lake.maintenance import Maintenance
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.relation import Relation
+from airflow_provider_pgrepl.replication.storage.stores import access, amazon
+from tests.support.faulty_store import Fault, FaultyStore
+from tests.support.handed import Handed
+from tests.support.replicated import execute
+
+LIMIT_S = 2.0
+TABLE = "public.t"
+
+
+class Places:
+    """What writes to the lake, each doing its work once more. What reads it is in all of them."""
+
+    def __init__(self, handed: Handed, relation: Relation) -> None:
+        self.handed, self.relation = handed, relation
+        self.log = PublisherLog(handed.pipeline.lake_root, "events")
+        self.record = self.log.take(PublisherRecord(EventPosition(Epoch(1), LSN(1), 0)), "test")
+        self.points = Points(handed.pipeline.lake_root)
+        self.lsn = 100
+
+    def receiver(self) -> None:
+        self.handed.receive()
+
+    def merge(self) -> None:
+        done = self.handed.hand(self.relation)
+        if done.error is not None:
+            assert done.stops_pipeline, "the table itself is not at fault"
+            raise LakeUnavailableError(done.error)
+
+    def point(self) -> None:
+        self.lsn += 1
+        self.points.append(ConsistentPoint(Epoch(1), LSN(self.lsn), None, {TABLE: 0}))
+
+    def publisher(self) -> None:
+        self.log.save(self.record)
+
+    def maintenance(self) -> None:
+        done = Maintenance(self.handed.pipeline).run()
+        if done.failed:
+            raise LakeUnavailableError(str(done.failed))
+
+    @property
+    def all(self) -> tuple[Callable[[], None], ...]:
+        return self.receiver, self.merge, self.point, self.publisher, self.maintenance
+
+
+@pytest.fixture
+def places(dsn: str, tmp_path: Path, faulty: FaultyStore, s3_lake: str, monkeypatch: Any) -> Places:
+    monkeypatch.setattr(access, "PATIENCE", timedelta(seconds=LIMIT_S))
+    monkeypatch.setattr(access, "_FIRST_PAUSE", timedelta(milliseconds=1))
+    monkeypatch.setattr(access, "_LONGEST_PAUSE", timedelta(milliseconds=100))
+    monkeypatch.setattr(amazon, "_ATTEMPTS", 6)  # 1.55 s
+    execute(dsn, "create table t (id int primary key, v text)", "insert into t values (1, 'a'), (2, 'b')")
+    handed = Handed(dsn, tmp_path, (TABLE,), lake=s3_lake)
+    places = Places(handed, handed.copy(TABLE))
+    execute(dsn, "update t set v = 'c' where id = 1")
+    return places
+
+
+def test_burst_within_the_limit_is_waited_for_at_every_place(places: Places, faulty: FaultyStore) -> None:
+    """Each request is refused three times, however many a place has: none of them uses up another's tries."""
+    for work in places.all:
+        faulty.asked.clear()
+        faulty.fault = lambda asked: "throttled" if faulty.asked[asked] <= 3 else None
+        work()
+        assert faulty.faults["throttled"] > 3
+    faulty.fault = lambda _: None
+    places.handed.assert_equal(TABLE)
+    assert places.points.latest() == ConsistentPoint(Epoch(1), LSN(101), None, {TABLE: 0})
+
+
+def test_longer_burst_ends_at_the_limit_and_loses_nothing(places: Places, faulty: FaultyStore) -> None:
+    for work in places.all:
+        refused: Fault = "throttled"
+        faulty.fault = lambda _, refused=refused: refused  # type: ignore[misc]
+        began = time.monotonic()
+        said = failure(work)
+        assert time.monotonic() - began >= 0.7 * LIMIT_S, work.__name__
+        assert "the store asks for fewer requests" in said, (work.__name__, said)
+        faulty.fault = lambda _: None
+        work()
+    places.handed.assert_equal(TABLE)
+
+
+def failure(work: Callable[[], None]) -> str:
+    """What a place says of it: a retry may help, and no table is at fault."""
+    with pytest.raises(LakeUnavailableError) as caught:
+        work()
+    return str(caught.value)
