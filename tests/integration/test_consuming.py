@@ -142,6 +142,27 @@ def test_a_column_that_comes_later_stops_its_table_while_nobody_publishes(copied
     copied.assert_equal("public.t")
 
 
+def test_a_table_that_waits_for_a_snapshot_keeps_no_other_waiting(copied):
+    begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
+    copied.send("alter table other add w int default 1", "insert into other values (2, 'b', 2)")
+    wire = Wire("CREEK", copied.pipeline.name)
+    # Whoever answers, and sends nothing.
+    accepted = wire.new_snapshot("public.other", datetime.now(UTC))
+    with answering(wire.request("snap"), accepted) as has_answered:
+        consumer = copied.start_consumer()
+        try:
+            assert has_answered.wait(150)
+            copied.send("insert into t values (2, 'b')")
+            wait_until(lambda: len(rows(copied.copy_dsn, "copied.t")) == 2, 150, "the change of t")
+        finally:
+            kill(consumer)
+    before = generation(copied)
+    with publishing_in_thread(copied):
+        wait_until(lambda: generation(copied) > before, 150, "the publisher to be connected")
+        copied.consume()
+    copied.assert_equal()
+
+
 def test_a_table_that_refuses_a_change_stops_alone_and_goes_on_with_it(copied):
     begun(copied, "insert into other values (1, 'a')", "insert into t values (1, 'a')")
     execute(copied.copy_dsn, "alter table copied.other add check (v <> 'geheim')")

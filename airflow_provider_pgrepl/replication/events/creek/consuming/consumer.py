@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from airflow_provider_pgrepl.errors import MessageError, TargetError, TargetUnavailableError
@@ -36,11 +36,23 @@ _SNAPSHOTS = 5
 _SNAPSHOT_S = 900.0
 """How long a publisher may take to read a table before it sends its first row, other requests before it."""
 _LOOK_S = 0.25
+_AGAIN = "%s; it is taken whole again"
 _TAKE_ALL = "take all tables whole: --resnapshot all"
 
 
 class _TimeToEnd(Exception):  # noqa: N818 - nothing went wrong
     """It is over before a table was taken whole."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A snapshot with the columns of `shape` that a publisher was asked for. `sequence`: up to which message
+    the table is."""
+
+    snapshot: asyncio.Future[Snapshot]
+    shape: TableShape
+    sequence: int
+    tries_left: int
 
 
 class Consumer:
@@ -65,12 +77,14 @@ class Consumer:
         self._stream = KeptStream()
         self._shapes: dict[str, TableShape] = {}
         self._taken_again: set[tuple[TableName, TableShape]] = set()
+        self._asked: dict[TableName, _Asked] = {}
         self._has_to_go_back = False
 
     @property
     def failed(self) -> list[TableName]:
         """Targets that are not kept current."""
-        return [*self._failed, *(table.target for table in self._kept.values() if table.error)]
+        stopped = [one.target for one in self._kept.values() if one.error and one.source not in self._asked]
+        return [*self._failed, *stopped]
 
     async def run(self, *, until_caught_up: bool) -> bool:
         """Whether it has caught up with what the stream held at the start.
@@ -95,6 +109,9 @@ class Consumer:
                     return reached
         except _TimeToEnd:
             return False
+        finally:
+            for asked in self._asked.values():
+                asked.snapshot.cancel()
 
     def _begin(self, bounds: StreamBounds) -> None:
         """Raises TargetError where the stream does not hold what comes next."""
@@ -128,23 +145,26 @@ class Consumer:
         log.info("asking for all rows of %s", source)
         return await self._unless_over(self._creek.snapshot(source.schema, source.name, _SNAPSHOT_S))
 
-    async def _take_whole(self, source: TableName, shape: TableShape | None = None) -> KeptTable:
-        """By a snapshot, with all columns of a shape; by another one where that has no end, since who made it
-        died."""
+    async def _take_whole(self, source: TableName) -> KeptTable:
+        """By a snapshot; by another one where that has no end, since who made it died."""
         for _ in range(_SNAPSHOTS):
-            snapshot = await (self._snapshot(source) if shape is None else self._snapshot_with(source, shape))
+            snapshot = await self._snapshot(source)
             try:
                 return await self._load(source, snapshot)
             except TargetUnavailableError as error:
                 unavailable = error
-                log.warning("%s; it is taken whole again", error.message)
+                log.warning(_AGAIN, error.message)
         raise unavailable
 
-    async def _load(self, source: TableName, snapshot: Snapshot) -> KeptTable:
+    async def _load(self, source: TableName, snapshot: Snapshot, held_at: int | None = None) -> KeptTable:
+        """`held_at`: the message up to which the table was applied while others went on. All after it is read
+        again: the clocks of publisher and NATS, by which a snapshot's place is found, may differ."""
         header, target = snapshot.header, self._tables[source]
         # It may be from before what others have read: it is as of what its publisher has written down.
         before = await self._creek.sequence_before(header.at)
-        place = before if before is not None and before < self._stream.sequence else UP_TO_DATE
+        place = min((one for one in (before, held_at) if one is not None), default=UP_TO_DATE)
+        if place >= self._stream.sequence:
+            place = UP_TO_DATE
         log.info("%s is taken whole, about %d rows, as of %s", target, header.approx_rows, header.lsn)
         shape = TableShape.parse(header.schema)
         with self._copy.loading(source, target, shape, self._stream) as loading:
@@ -172,7 +192,8 @@ class Consumer:
             applied = await self._wanted(changes)
             if applied or sequence > self._stream.sequence or self._has_come_up(sequence):
                 await self._apply(applied, sequence)
-            if goal is not None and sequence >= goal and not self._has_to_go_back:
+            await self._take_asked()
+            if goal is not None and sequence >= goal and not self._has_to_go_back and not self._asked:
                 return True
             if self._has_to_go_back or self._is_over():
                 return False
@@ -201,6 +222,9 @@ class Consumer:
     async def _fail(self, source: TableName, reason: str, sequence: int) -> None:
         """Apply nothing more to a table, of what comes after a message."""
         log.error("%s is not kept current any more: %s", self._tables[source], reason)
+        await self._hold(source, reason, sequence)
+
+    async def _hold(self, source: TableName, reason: str, sequence: int) -> None:
         failed = replace(self._kept[source], error=reason, sequence=sequence)
         await asyncio.to_thread(self._copy.write_failed, failed)
         self._kept[source] = failed
@@ -217,9 +241,7 @@ class Consumer:
             try:
                 self._kept |= await asyncio.to_thread(self._copy.apply, self._kept, changes, sequence, stream)
             except OutgrownError as error:
-                await self._take_again(error, changes[0][2].sequence - 1)
-                if self._has_to_go_back:
-                    return
+                await self._ask_again(error, changes[0][2].sequence - 1)
                 changes = [one for one in changes if one[0] != error.source]
             except TableFailedError as error:
                 # Without it the others are applied.
@@ -229,22 +251,48 @@ class Consumer:
                 self._stream = stream
                 return
 
-    async def _take_again(self, outgrown: OutgrownError, sequence: int) -> None:
-        """What a column that came later has in older rows, no message says: they are taken whole."""
+    async def _ask_again(self, outgrown: OutgrownError, sequence: int) -> None:
+        """Ask for a snapshot of a table that got a column: no message says what older rows have in it.
+
+        The other tables continue until a publisher sends it. A run that ends before that leaves the table
+        where it was.
+        """
         source = outgrown.source
-        try:
-            if (source, outgrown.shape) in self._taken_again:
-                raise outgrown
-            self._taken_again.add((source, outgrown.shape))
-            log.info("%s", outgrown.message)
-            table = await self._take_whole(source, outgrown.shape)
-        except TargetError as error:
-            await self._fail(source, f"{error.message}; {error.hint}", sequence)
-        else:
-            # What it has passes over what it has; the rest is read again.
-            place = min(table.sequence, sequence) if table.is_behind else sequence
-            self._kept[source] = replace(table, sequence=place)
-            self._has_to_go_back = True
+        if (source, outgrown.shape) in self._taken_again:
+            await self._fail(source, f"{outgrown.message}; {outgrown.hint}", sequence)
+            return
+        self._taken_again.add((source, outgrown.shape))
+        log.info("%s", outgrown.message)
+        await self._hold(source, outgrown.message, sequence)
+        self._ask(source, outgrown.shape, sequence, _SNAPSHOTS)
+
+    def _ask(self, source: TableName, shape: TableShape, sequence: int, tries: int) -> None:
+        snapshot = asyncio.ensure_future(self._snapshot_with(source, shape))
+        self._asked[source] = _Asked(snapshot, shape, sequence, tries - 1)
+
+    async def _take_asked(self) -> None:
+        """Load the snapshots that a publisher has begun to send."""
+        for source, asked in list(self._asked.items()):
+            if not asked.snapshot.done():
+                continue
+            del self._asked[source]
+            try:
+                table = await self._load(source, asked.snapshot.result(), asked.sequence)
+            except _TimeToEnd:
+                self._asked[source] = asked
+                raise
+            except TargetUnavailableError as error:
+                if asked.tries_left:
+                    log.warning(_AGAIN, error.message)
+                    self._ask(source, asked.shape, asked.sequence, asked.tries_left)
+                else:
+                    await self._fail(source, f"{error.message}; {error.hint}", asked.sequence)
+            except TargetError as error:
+                await self._fail(source, f"{error.message}; {error.hint}", asked.sequence)
+            else:
+                # What came since the snapshot is read again.
+                self._kept[source] = table
+                self._has_to_go_back |= table.is_behind
 
     async def _snapshot_with(self, source: TableName, shape: TableShape) -> Snapshot:
         """One that has a shape's columns, or else the last that was asked for: a snapshot is as of what its
