@@ -42,11 +42,11 @@ if [ ! -x "$target/docker-compose" ]; then
 fi
 if [ ! -e "$target/context/debian.tar" ]; then
     echo "making a minimal Debian for the rehearsal's images, once; this takes some minutes"
-    rm -rf "$target/debian"
+    rm -rf --one-file-system "$target/debian"
     PATH=$PATH:/usr/sbin debootstrap --variant=minbase --include=ca-certificates bookworm "$target/debian" >"$target/debootstrap.log"
     mkdir -p "$target/context"
     tar -C "$target/debian" -cf "$target/context/debian.partial" .
-    rm -rf "$target/debian"
+    rm -rf --one-file-system "$target/debian"
     mv "$target/context/debian.partial" "$target/context/debian.tar"
 fi
 exec .venv/bin/python -m tests.rehearsal

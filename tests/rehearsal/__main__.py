@@ -86,9 +86,8 @@ class Rehearsal:
 
     def traffic(self) -> None:
         """Write to the source; then each row of each table is the same in the lake."""
-        postgres = self._engine.container("postgres")["Id"]
         load = ["pgbench", "-n", "-U", "bench", "-c", "2", "-t", "200", "bench"]
-        self._engine.podman("exec", postgres, *load)
+        self._engine.podman("exec", "pgrepl-postgres-1", *load)
         self._use_store()
         dsn = self._dsn()
         lake = Lake(PIPELINE)
@@ -125,19 +124,19 @@ class Rehearsal:
     def check_secrets(self) -> None:
         """No password, key or token is where others than the container's processes read."""
         places: dict[str, str] = {}
-        for service in SERVICES:
-            if "profiles" in SERVICES[service]:
-                continue
+        environments = ""
+        for service in (name for name, one in SERVICES.items() if "profiles" not in one):
             container = self._engine.container(service)
-            container["Config"].pop("Env")
+            environments += str(container["Config"].pop("Env"))
             places[f"podman inspect {service}"] = json.dumps(container)
             places[f"podman logs {service}"] = self._engine.logs(service)
         for image in (OURS, STORE):
             places[f"podman history {image}"] = self._engine.podman("history", "--no-trunc", image)
-        logs = self._engine.container("airflow")["Id"]
-        places["Airflow's task logs"] = self._engine.podman("exec", logs, "cat", *self._task_logs(logs))
-        found = {f"{name} in {place}" for place, text in places.items() for name in self._secrets_in(text)}
+        logs = "find /airflow/logs -name '*.log' | xargs cat"
+        places["Airflow's task logs"] = self._engine.podman("exec", "pgrepl-airflow-1", "sh", "-c", logs)
         assert all(places.values()), f"empty: {[place for place, text in places.items() if not text]}"
+        assert set(self._secrets_in(environments)) == set(self._secrets), "the search finds no secrets at all"
+        found = {f"{name} in {place}" for place, text in places.items() for name in self._secrets_in(text)}
         assert found | self._in_arguments == set()
 
     def _secrets_in(self, text: str) -> list[str]:
@@ -151,11 +150,6 @@ class Rehearsal:
                 self._in_arguments |= {
                     f"{name} in arguments of {words.split(chr(0))[0]}" for name in self._secrets_in(words)
                 }
-
-    def _task_logs(self, container: str) -> list[str]:
-        return self._engine.podman("exec", container, "find", "/airflow/logs", "-name", "*.log").split("\n")[
-            :-1
-        ]
 
     def _airflow(self) -> AirflowApi:
         return AirflowApi(f"http://{self._engine.address('airflow')}:8080")

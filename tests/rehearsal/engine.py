@@ -145,7 +145,7 @@ class Engine:
         except subprocess.TimeoutExpired:
             raise SystemExit(f"{shlex.join(command)} did not end within {timeout:.0f} s") from None
         with self._log.open("a") as log:
-            log.write(f"$ {shlex.join(command)}\n{ended.stdout[-20_000:]}{ended.stderr[-20_000:]}\n")
+            log.write(f"$ {shlex.join(command)}\n{ended.stdout[-2000:]}{ended.stderr[-20_000:]}\n")
         if ended.returncode:
             said = (ended.stdout + ended.stderr)[-4000:]
             raise SystemExit(f"{shlex.join(command)} ended with {ended.returncode}:\n{said}")

@@ -5,7 +5,8 @@ if [ "$(id -u)" -eq 0 ]; then
     exec setpriv --reuid postgres --regid postgres --init-groups bash "$0" "$@"
 fi
 if [ ! -s "$PGDATA/PG_VERSION" ]; then
-    initdb --username postgres --pwfile <(printf '%s' "$POSTGRES_PASSWORD") --auth-local trust --auth-host scram-sha-256
+    initdb --username postgres --pwfile <(printf '%s' "$POSTGRES_PASSWORD") --auth-local trust --auth-host scram-sha-256 \
+        --encoding UTF8 --locale C.UTF-8
     echo "listen_addresses = '*'" >>"$PGDATA/postgresql.conf"
     echo "unix_socket_directories = '/var/run/postgresql'" >>"$PGDATA/postgresql.conf"
     echo "host all all all scram-sha-256" >>"$PGDATA/pg_hba.conf"
