@@ -114,6 +114,19 @@ def _accept_source(pipeline: Pipeline, arguments: Arguments) -> int:
     return _say(f"{arguments.name}: accepted" if accepted else "nothing to accept: the source has the token")
 
 
+def _accept_missing(pipeline: Pipeline, arguments: Arguments) -> int:
+    from airflow_provider_pgrepl.replication.app.access import Access
+    from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
+
+    access = Access.from_environment(pipeline)
+    lost = accept_missing(access, dry_run=not arguments.yes)
+    if not lost:
+        return _say("nothing is missing")
+    if arguments.yes:
+        return _say(*(f"given up: {reason}" for reason in lost))
+    return _ask(access, "\n".join(("with --yes the lake goes on without:", *lost)))
+
+
 def _maintain(pipeline: Pipeline, arguments: Arguments) -> int:
     from airflow_provider_pgrepl.replication.app.access import Access
     from airflow_provider_pgrepl.replication.app.operations.maintain import maintain
@@ -274,6 +287,12 @@ COMMANDS: tuple[tuple[str, str, Work, tuple[options.Option, ...]], ...] = (
         "go on with a source whose schema _pgrepl was lost or restored",
         _accept_source,
         (options.SOURCE_NAME,),
+    ),
+    (
+        "accept-missing",
+        "go on without consistent points, or an index of relations, that the lake has lost",
+        _accept_missing,
+        (options.YES,),
     ),
     (
         "event-trigger-sql",

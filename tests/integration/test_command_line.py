@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,18 @@ def test_what_is_refused_is_said_with_what_to_do_instead(line):
 
 def test_source_that_has_its_token_needs_no_acceptance(line):
     assert line("accept-source", "7/shop") == (0, "nothing to accept: the source has the token\n", "")
+
+
+def test_points_that_are_lost_are_given_up_by_choice(line):
+    assert line("accept-missing") == (0, "nothing is missing\n", "")
+    root = line.kept.pipeline.lake_root
+    line.kept.write_point(line.kept.begin(), A, B)
+    shutil.rmtree(f"{root}/_pgrepl/consistent_points")
+    code, out, err = line("accept-missing")
+    assert (code, out) == (78, "")
+    lost = f"the consistent points of this lake are not in {root}/_pgrepl/consistent_points"
+    assert f"with --yes the lake goes on without:\n{lost}\n" in err
+    assert line("accept-missing", "--yes") == (0, f"given up: {lost}\n", "")
 
 
 def test_retry_says_what_stays_in_error(line):

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_pgrepl.replication.app.access import Access
+from airflow_provider_pgrepl.replication.app.operations.acceptance import accept_missing
 from airflow_provider_pgrepl.replication.changelog.layout import system_folder
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.changelog.retention import drop_expired
@@ -269,8 +271,10 @@ def test_a_folder_from_before_the_table_was_taken_anew_stops_it(replicated):
     ],
 )
 def test_without_the_index_of_relations_it_is_still_seen_how_tables_are_published(replicated, is_back):
-    """And one change announces the table that it is of, so that the index is not empty."""
+    """It is given up by choice. One change announces the table that it is of: the index is not empty."""
     shutil.rmtree(system_folder(replicated.pipeline.lake_root) + "/relations")
+    access = Access(replicated.pipeline, replicated.dsn, replicated.dsn)
+    assert len(accept_missing(access, dry_run=False)) == 1
     publication = replicated.pipeline.publication
     execute(
         replicated.dsn,

@@ -25,7 +25,7 @@ from airflow_provider_pgrepl.replication.lake.history.place import (
     path_of,
 )
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
-from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
+from airflow_provider_pgrepl.replication.lake.history.table import check_not_hidden, prepare_history
 from airflow_provider_pgrepl.replication.lake.merging.merge import apply_changes
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -266,6 +266,19 @@ def test_a_history_that_never_began_takes_the_types_that_the_pipeline_has_now(tm
     lake.take(100, {"id": 1, "v": "a"})
     lake.apply(update(110, "1", "b"))
     assert lake.ended() == [(1, "a", 100, 110, "U")]
+
+
+def test_history_may_be_out_of_sight_where_its_folder_is_empty(lake: Lake) -> None:
+    root, folder = lake.pipeline.lake_root, Path(history_uri(lake.pipeline.lake_root, OF.table))
+    check_not_hidden(root, OF.table)
+    away = folder.rename(f"{folder}.away")
+    check_not_hidden(root, OF.table)  # moved away by choice, as a hint says
+    folder.mkdir()
+    with pytest.raises(LakeTableError, match=r"name its history, and it is not in .* exists, and no table"):
+        check_not_hidden(root, OF.table)
+    folder.rmdir()
+    away.rename(folder)
+    check_not_hidden(root, OF.table)
 
 
 def test_history_needs_the_bookkeeping_columns() -> None:

@@ -10,7 +10,7 @@ from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app.epoch_record import find_epoch
 from airflow_provider_pgrepl.replication.app.requested_tables import Records
-from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
+from airflow_provider_pgrepl.replication.changelog.layout import POINTS, EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import read_epoch
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.state.store import Store
@@ -20,6 +20,16 @@ def check_lake(pipeline: Pipeline, epoch: EpochRecord | None, records: Records) 
     """Raises LakeError when tables were copied into a lake in which nothing has begun."""
     if epoch is None and any(record.position_lsn is not None for record in records.values()):
         raise lost_lake(pipeline)
+
+
+def known_tables(store: Store, record: EpochRecord | None) -> frozenset[str]:
+    """The tables beside the changelog that the lake has had by what the state says: an earlier version did
+    not mark them there."""
+    progress = None if record is None else store.read_progress(record.pipeline)
+    has_points = (
+        progress is not None and record is not None and progress.applied_lsn >= record.consistent_point
+    )
+    return frozenset({POINTS} if has_points else ())
 
 
 def lost_lake(pipeline: Pipeline) -> LakeError:

@@ -22,7 +22,7 @@ from airflow_provider_pgrepl.replication.app.app_arguments import of_replicate
 from airflow_provider_pgrepl.replication.app.drift_check.source_protection import SourceProtection
 from airflow_provider_pgrepl.replication.app.evidence import check, record_evidence
 from airflow_provider_pgrepl.replication.app.known_relations import recall_relations
-from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch
+from airflow_provider_pgrepl.replication.app.lost_lake import begun_epoch, known_tables
 from airflow_provider_pgrepl.replication.app.lost_state import check_state
 from airflow_provider_pgrepl.replication.app.needed_changes import Retention, needed_above, retention
 from airflow_provider_pgrepl.replication.app.progress_writer import ProgressWriter
@@ -30,6 +30,7 @@ from airflow_provider_pgrepl.replication.app.reconnecting_store import open_reco
 from airflow_provider_pgrepl.replication.app.requested_tables import file_differences
 from airflow_provider_pgrepl.replication.app.status.summary import SummaryLog
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_lake
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.compiled import begin_compiling
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -88,7 +89,9 @@ def _run(pipeline: Pipeline, arguments: argparse.Namespace) -> int:
         check_record(pipeline, record)
         check_state(store, pipeline, record)
         store.migrate()
+        own_tables.check(pipeline.lake_root, known_tables(store, record))
         record_evidence(store, evidence)
+        own_tables.record(pipeline.lake_root)
         records = store.read_tables(pipeline.name)
         for difference in file_differences(pipeline, records):
             log.warning("%s", difference)

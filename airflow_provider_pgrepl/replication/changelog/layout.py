@@ -91,6 +91,15 @@ def changelog_uri(lake_root: str) -> str:
     return f"{system_folder(lake_root)}/changelog"
 
 
+POINTS = "consistent_points"
+RELATIONS = "relations"
+
+
+def own_table_uri(lake_root: str, name: str) -> str:
+    """One of the two Delta tables beside the changelog."""
+    return f"{system_folder(lake_root)}/{name}"
+
+
 @dataclass(frozen=True)
 class EpochRecord:
     """The history of a database that the changelog holds, kept as the Delta table's description.

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
+from airflow_provider_pgrepl.replication.changelog.layout import RELATIONS, own_table_uri
 from airflow_provider_pgrepl.replication.changelog.relations import RelationRecord
 from airflow_provider_pgrepl.replication.lsn import Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -71,7 +72,7 @@ class _Placed:
 
 def relations_uri(lake_root: str) -> str:
     """The Delta table of all relation versions."""
-    return f"{lake_root}/_pgrepl/relations"
+    return own_table_uri(lake_root, RELATIONS)
 
 
 class RelationIndex:

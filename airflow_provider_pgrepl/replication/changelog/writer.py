@@ -6,7 +6,7 @@ where it ends.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -144,16 +144,16 @@ def _apps(commit: CommitRecord, published: int) -> list[Transaction]:
     ]
 
 
-def mark(uri: str) -> None:
-    """Commit nothing, so that the version moves and the applier looks at its tables again.
+def mark(uri: str, marks: Mapping[str, int] | None = None) -> None:
+    """Commit no data, so that the version moves and the applier looks at its tables again.
 
-    Does nothing if commits of a receiver, which may come faster than a marker, move the version meanwhile.
-    Raises ChangelogError, LakeUnavailableError.
+    `marks`: versions of app ids that the commit sets. Does nothing if commits of a receiver, which may come
+    faster than a marker, move the version meanwhile. Raises ChangelogError, LakeUnavailableError.
     """
     table = open_changelog(uri)
     version = int(table.version())
     try:
-        _commit_marker(uri, table)
+        _commit_marker(uri, table, [Transaction(*one) for one in (marks or {}).items()])
     except CommitFailedError as error:
         if int(open_changelog(uri).version()) <= version:
             raise _unwritable(error) from error

@@ -11,6 +11,7 @@ import time
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,7 +19,9 @@ from typing import Any
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from airflow_provider_pgrepl.errors import FencedError, LakeError
+from airflow_provider_pgrepl.errors import FencedError, LakeError, NoChangelogError
+from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.changelog.layout import POINTS, own_table_uri
 from airflow_provider_pgrepl.replication.lake.history.place import history_key
 from airflow_provider_pgrepl.replication.lake.point_files import (
     CHECKPOINT_EVERY,
@@ -65,7 +68,7 @@ def _is_whole(actions: torn.Actions) -> bool:
 
 def points_uri(lake_root: str) -> str:
     """The Delta table of all consistent points."""
-    return f"{lake_root}/_pgrepl/consistent_points"
+    return own_table_uri(lake_root, POINTS)
 
 
 class Points:
@@ -77,7 +80,7 @@ class Points:
     """
 
     def __init__(self, lake_root: str) -> None:
-        self._uri = points_uri(lake_root)
+        self._root, self._uri = lake_root, points_uri(lake_root)
         self._lock = threading.RLock()
         self._table: DeltaTable | None = None
         self._log: AppLog | None = None
@@ -123,7 +126,8 @@ class Points:
     def append(self, point: ConsistentPoint) -> None:
         """Add the newest point; one equal to the last is not written again.
 
-        Raises LakeError when it is before the last one, FencedError when another process appends points.
+        Raises LakeError when it is before the last one, or points that the lake has had are out of sight,
+        FencedError when another process appends points.
         """
         with self._lock:
             points = self._loaded()
@@ -223,9 +227,16 @@ class Points:
         self._files = [*kept, *(file.path for file in written)]
 
     def _open_log(self) -> AppLog:
-        table = self._table or create(self._uri)
+        table = self._table or self._create()
         upgrade(table)
         return AppLog(self._uri, table, POINTS_APP, CHECKPOINT_EVERY, knows_files=True)
+
+    def _create(self) -> DeltaTable:
+        own_tables.check(self._root)
+        table = create(self._uri)
+        with suppress(NoChangelogError):
+            own_tables.record(self._root)
+        return table
 
 
 def _removed(path: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""accept_source: a source whose tokens were lost gets a new one, by its name, and no table is copied."""
+"""A pipeline goes on by choice without what is lost: tokens of the source, or own tables of the lake."""
 
 from __future__ import annotations
 
@@ -7,13 +7,37 @@ import logging
 from airflow_provider_pgrepl.replication import continuity
 from airflow_provider_pgrepl.replication.app.access import Access
 from airflow_provider_pgrepl.replication.app.evidence import gather
-from airflow_provider_pgrepl.replication.app.ownership import check_acceptable
+from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
+from airflow_provider_pgrepl.replication.app.ownership import check_acceptable, check_ours
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter
 from airflow_provider_pgrepl.replication.lsn import LSN
 from airflow_provider_pgrepl.replication.state.source_tokens import write_token
 
 log = logging.getLogger(__name__)
+
+
+def accept_missing(access: Access, *, dry_run: bool) -> list[str]:
+    """Go on without those of the lake's own tables that are out of sight; what is lost, in sentences.
+
+    A table in the place of one is taken for it; else a new one begins with the next thing that is written.
+    Raises BusyError while an app of the pipeline runs, and what contradicts that source, lake and state are
+    the pipeline's.
+    """
+    pipeline = access.pipeline
+    with access.source("accept missing") as source, access.store("accept missing") as store:
+        check_ours(gather(pipeline, store, source))
+        store.lock(pipeline.name, "snapshot")
+        store.lock(pipeline.name, "replicate")
+        evidence = gather(pipeline, store, source)
+        check_ours(evidence)
+        missing = own_tables.find_missing(pipeline.lake_root, known_tables(store, evidence.epoch))
+        lost = [one.reason for one in missing]
+        if missing and not dry_run:
+            own_tables.give_up(pipeline.lake_root, missing)
+            log.warning("given up: %s", "; ".join(lost))
+    return lost
 
 
 def accept_source(access: Access, name: str) -> bool:

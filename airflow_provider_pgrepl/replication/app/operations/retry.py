@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 from airflow_provider_pgrepl import hints
 from airflow_provider_pgrepl.errors import DriftError, LakeTableError, PgReplError
 from airflow_provider_pgrepl.replication.app.operations.chosen_tables import raise_all
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.gaps import check_no_gap
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.reader import (
@@ -55,6 +56,7 @@ class Continuation:
     def open(cls, source: Connection, pipeline: Pipeline) -> Continuation:
         """Raises ChangelogError, LakeUnavailableError; PublicationError when the publication has a gap."""
         changelog = open_changelog(changelog_uri(pipeline.lake_root))
+        own_tables.check(pipeline.lake_root)
         epoch = EpochRecord.from_json(changelog.metadata().description)
         check_publication(source, epoch.publication, epoch.publication_oid)
         return cls(source, pipeline, epoch, read_floor_lsn(changelog, epoch.epoch), changelog)

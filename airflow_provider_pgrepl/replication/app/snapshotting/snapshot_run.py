@@ -29,6 +29,7 @@ from airflow_provider_pgrepl.replication.app.snapshotting.epoch_beginning import
 from airflow_provider_pgrepl.replication.app.snapshotting.start_check import check_own_tables
 from airflow_provider_pgrepl.replication.app.snapshotting.table_snapshotter import Outcome, TableSnapshotter
 from airflow_provider_pgrepl.replication.app.torn_commits import settle_idle_lake
+from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord
 from airflow_provider_pgrepl.replication.changelog.nested_lakes import check_not_nested
 from airflow_provider_pgrepl.replication.drift.bound_rules import BoundRules
@@ -160,6 +161,7 @@ def opened(
         records = read_records(store, pipeline)
         if not new_epoch:
             check_lake(pipeline, epoch, records)
+        own_tables.check(pipeline.lake_root)
         if new_epoch or not has_tables(epoch, records):
             selected = read_selected(store, pipeline)
             names = recorded_names(source, pipeline, epoch, records, evidence.recorded, selected)

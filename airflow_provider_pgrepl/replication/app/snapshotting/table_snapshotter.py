@@ -20,7 +20,7 @@ from airflow_provider_pgrepl.replication.app.recorded_names import recorded_name
 from airflow_provider_pgrepl.replication.app.requested_tables import Records
 from airflow_provider_pgrepl.replication.app.snapshotting.copy_states import CopyStates
 from airflow_provider_pgrepl.replication.app.snapshotting.source_ownership import SourceOwnership
-from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog import own_tables, writer
 from airflow_provider_pgrepl.replication.changelog.layout import EpochRecord, changelog_uri
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.config import Pipeline
@@ -253,6 +253,7 @@ class TableSnapshotter:
         copied = copy.run()
         if begins_epoch:
             copy.write_point()
+        own_tables.record(self.pipeline.lake_root)
         writer.mark(changelog_uri(self.pipeline.lake_root))
         return copied
 

@@ -29,7 +29,7 @@ from airflow_provider_pgrepl.replication.lake.delta.snapshot_commit import commi
 from airflow_provider_pgrepl.replication.lake.delta.table import app_id, open_table
 from airflow_provider_pgrepl.replication.lake.history.place import history_key, history_path, is_history
 from airflow_provider_pgrepl.replication.lake.history.snapshot import end_all_versions
-from airflow_provider_pgrepl.replication.lake.history.table import prepare_history
+from airflow_provider_pgrepl.replication.lake.history.table import check_not_hidden, prepare_history
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
 from airflow_provider_pgrepl.replication.names import TableName
@@ -147,14 +147,20 @@ class SnapshotCopy:
         paths = [table.path, *([history_path(table)] if self._pipeline.choices(table).policy.history else [])]
         for path in paths:
             check_replaceable(f"{lake_root}/{path}", name, lambda: table in self._copied_before)
+        if len(paths) > 1 and history_key(table) in self._named_before:
+            check_not_hidden(lake_root, table)
 
     @cached_property
     def _copied_before(self) -> set[TableName]:
         """The tables of which state or points say that they were copied before this run."""
         records = self._store.read_tables(self._pipeline.name)
         known = {table for table, record in records.items() if record.position_lsn is not None}
-        named = Points(self._pipeline.lake_root).kept_versions()
-        return known | {TableName.parse(key) for key in named if not is_history(key)}
+        return known | {TableName.parse(key) for key in self._named_before if not is_history(key)}
+
+    @cached_property
+    def _named_before(self) -> frozenset[str]:
+        """What kept points name: keys of tables, and of histories."""
+        return frozenset(Points(self._pipeline.lake_root).kept_versions())
 
     def _copy_ranges(
         self, keeper: TableKeeper, relation: Relation, ranges: list[CopyRange]

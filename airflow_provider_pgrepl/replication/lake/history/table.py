@@ -43,6 +43,7 @@ from airflow_provider_pgrepl.replication.storage import (
     committing,
     has_delta,
 )
+from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
 
 _KIND = "history"
 
@@ -116,6 +117,17 @@ def prepare_history(
     app = app_id(pipeline.name, epoch)
     marks = {**snapshot_marks(pipeline.name, epoch, position), **table_marks(uri)}
     create_table(uri, schema, [], commit_properties(app, position, _KIND, exported_at, marks))
+
+
+def check_not_hidden(lake_root: str, table: TableName) -> None:
+    """Raise LakeTableError if a history that consistent points name may be out of sight."""
+    uri = history_uri(lake_root, table)
+    if not has_delta(uri) and (doubt := doubt_of_absence(uri)):
+        raise LakeTableError(
+            f"{table}: consistent points name its history, and it is not in {uri}: {doubt}",
+            "bring the folder back (mount it, or give the permission to read it). If it is lost, delete what"
+            f" is left of the folder. Then {hints.resnapshot(table)}",
+        )
 
 
 def add_columns(history: DeltaTable, schema: pa.Schema, table: TableName) -> None:

@@ -1,0 +1,131 @@
+"""A lake's own tables beside its changelog: those that it has had, so that one out of sight is not made anew.
+
+The changelog has a mark of each, made from the table's id, as the version of a Delta app id. A table without
+a mark is new, or of an earlier version of this program. The mark 0 is that of a table that was given up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from airflow_provider_pgrepl.errors import LakeError, NoChangelogError
+from airflow_provider_pgrepl.replication.changelog import writer
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    POINTS,
+    RELATIONS,
+    changelog_uri,
+    own_table_uri,
+)
+from airflow_provider_pgrepl.replication.changelog.reader import Transactions, open_changelog
+from airflow_provider_pgrepl.replication.storage import open_delta, refusal
+from airflow_provider_pgrepl.replication.storage.absence import doubt_of_absence
+
+log = logging.getLogger(__name__)
+
+_TITLES = {POINTS: "the consistent points", RELATIONS: "the index of relations"}
+_ATTEMPTS = 3
+_GIVEN_UP = 0
+
+
+def own_table_app(name: str) -> str:
+    """Delta app id whose version is the mark of an own table."""
+    return f"pgrepl-table:{name}"
+
+
+@dataclass(frozen=True)
+class MissingTable:
+    """A table that the lake has had, and that is not there: none is (`found` is 0), or another one."""
+
+    uri: str
+    name: str
+    found: int
+
+    @property
+    def reason(self) -> str:
+        """A sentence without its end."""
+        title = _TITLES[self.name]
+        if self.found:
+            return f"{title} in {self.uri} are not those of this lake: another table has taken their place"
+        doubt = doubt_of_absence(self.uri)
+        return f"{title} of this lake are not in {self.uri}{f': {doubt}' if doubt else ''}"
+
+    def error(self) -> LakeError:
+        return LakeError(
+            f"{self.reason}. Nothing was changed",
+            "bring the folder back (mount it, or give the permission to read it), and start again. If it is"
+            " lost, go on without it: pgrepl accept-missing FILE.json --yes",
+        )
+
+
+def find_missing(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
+    """Return the tables that the lake has had, and that are not there.
+
+    `known`: names of those that the lake has had by other evidence, where it has no mark. Raises LakeError,
+    LakeUnavailableError.
+    """
+    try:
+        changelog = open_changelog(changelog_uri(lake_root))
+    except NoChangelogError:
+        return []
+    return list(_missing(changelog, lake_root, known))
+
+
+def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) -> Iterator[MissingTable]:
+    for name in _TITLES:
+        mark, uri = changelog.transaction_version(own_table_app(name)), own_table_uri(lake_root, name)
+        if mark == _GIVEN_UP or (mark is None and name not in known):
+            continue
+        found = _read_mark(uri)
+        if not found or (mark is not None and found != mark):
+            yield MissingTable(uri, name, found)
+
+
+def check(lake_root: str, known: Collection[str] = ()) -> None:
+    """Raise LakeError for a table that the lake has had, and that is not there. `known` as above."""
+    for missing in find_missing(lake_root, known):
+        raise missing.error()
+
+
+def record(lake_root: str) -> None:
+    """Mark the tables that are there and have no mark. Raises ChangelogError, LakeUnavailableError."""
+    _record(lake_root, given_up={})
+
+
+def give_up(lake_root: str, missing: Collection[MissingTable]) -> None:
+    """Go on without these tables, or with those in their place. Raises ChangelogError, LakeError."""
+    _record(lake_root, given_up={own_table_app(one.name): one.found for one in missing})
+
+
+def _record(lake_root: str, given_up: Mapping[str, int]) -> None:
+    uri = changelog_uri(lake_root)
+    for _ in range(_ATTEMPTS):
+        changelog = open_changelog(uri)
+        marks = {app: mark for app, mark in given_up.items() if changelog.transaction_version(app) != mark}
+        for name in _TITLES:
+            app = own_table_app(name)
+            if app not in given_up and not changelog.transaction_version(app):
+                marks |= {app: mark} if (mark := _read_mark(own_table_uri(lake_root, name))) else {}
+        if not marks:
+            return
+        # A receiver may commit at the same time; then nothing is marked.
+        writer.mark(uri, marks)
+    log.warning(
+        "the changelog was written to all the time: its marks of the lake's tables are recorded later"
+    )
+
+
+def _read_mark(uri: str) -> int:
+    """The mark of the table that is there; 0 without one."""
+    try:
+        table_id = str(open_delta(uri).metadata().id)
+    except TableNotFoundError:
+        return 0
+    except (DeltaError, OSError) as error:
+        raise refusal(f"{uri} cannot be opened", error) from None
+    digest = hashlib.blake2b(table_id.encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 1) or 1

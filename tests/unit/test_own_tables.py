@@ -1,0 +1,114 @@
+"""changelog/own_tables.py: a table beside the changelog that is out of sight is not made anew."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.changelog import own_tables
+from airflow_provider_pgrepl.replication.changelog.layout import (
+    POINTS,
+    RELATIONS,
+    EpochRecord,
+    changelog_uri,
+)
+from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
+from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
+from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
+from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+
+RECORD = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))
+
+
+def point(lsn: int) -> ConsistentPoint:
+    return ConsistentPoint(1, LSN(lsn), None, {"public.a": lsn})
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> str:
+    """A lake whose points and index of relations are marked, and which a receiver has gone on writing."""
+    lake = str(tmp_path / "lake")
+    create_changelog(changelog_uri(lake), RECORD)
+    RelationIndex(relations_uri(lake)).forget(Epoch(1), 7)
+    Points(lake).append(point(10))
+    ChangelogWriter(changelog_uri(lake)).record_keepalive(LSN(0x20))
+    return lake
+
+
+def hide(uri: str) -> Path:
+    away = Path(uri + ".away")
+    shutil.move(uri, away)
+    return away
+
+
+def test_points_out_of_sight_are_not_begun_anew(lake: str) -> None:
+    away = hide(points_uri(lake))
+    with pytest.raises(LakeError, match=f"points of this lake are not in {points_uri(lake)}") as caught:
+        own_tables.check(lake)
+    assert "bring the folder back" in caught.value.hint
+    assert "pgrepl accept-missing" in caught.value.hint
+    with pytest.raises(LakeError, match="are not in"):
+        Points(lake).append(point(20))
+    assert not Path(points_uri(lake)).exists()
+    shutil.move(away, points_uri(lake))
+    own_tables.check(lake)
+    Points(lake).append(point(20))
+    assert [one.lsn for one in Points(lake).all()] == [10, 20]
+
+
+def test_folder_of_a_disk_that_is_not_mounted_is_said(lake: str) -> None:
+    hide(relations_uri(lake))
+    Path(relations_uri(lake)).mkdir()
+    with pytest.raises(LakeError, match=r"index of relations of this lake.*relations exists, and no table"):
+        own_tables.check(lake)
+
+
+def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> None:
+    hide(points_uri(lake))
+    Points(str(tmp_path / "other")).append(point(30))
+    shutil.move(points_uri(str(tmp_path / "other")), points_uri(lake))
+    with pytest.raises(LakeError, match="another table has taken their place"):
+        own_tables.check(lake)
+    own_tables.give_up(lake, own_tables.find_missing(lake))
+    own_tables.check(lake)
+
+
+def test_lost_points_are_given_up_by_choice_and_the_new_ones_are_marked(lake: str) -> None:
+    hide(points_uri(lake))
+    missing = own_tables.find_missing(lake)
+    assert [one.name for one in missing] == [POINTS]
+    own_tables.give_up(lake, missing)
+    own_tables.check(lake, {POINTS})
+    Points(lake).append(point(20))
+    hide(relations_uri(lake))
+    shutil.rmtree(points_uri(lake))
+    assert [one.name for one in own_tables.find_missing(lake)] == [POINTS, RELATIONS]
+
+
+def test_first_start_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    """Whatever of it is there: marks come after the tables."""
+    lake = str(tmp_path / "lake")
+    own_tables.check(lake)
+    create_changelog(changelog_uri(lake), RECORD)
+    own_tables.check(lake)
+    before = DeltaTable(changelog_uri(lake)).version()
+    own_tables.record(lake)
+    assert DeltaTable(changelog_uri(lake)).version() == before
+    RelationIndex(relations_uri(lake)).forget(Epoch(1), 7)
+    shutil.rmtree(relations_uri(lake))
+    own_tables.check(lake)
+
+
+def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> None:
+    lake = str(tmp_path / "lake")
+    Points(lake).append(point(10))
+    create_changelog(changelog_uri(lake), RECORD)
+    own_tables.check(lake, {POINTS})
+    hide(points_uri(lake))
+    own_tables.check(lake)
+    with pytest.raises(LakeError, match="are not in"):
+        own_tables.check(lake, {POINTS})
