@@ -29,6 +29,7 @@ FIGURES = (
     "large_transaction",
     "round_robin",
     "many_tables",
+    "partition_ddl",
     "idle",
     "receive_s3",
     "apply_s3",

@@ -118,6 +118,7 @@ SITES: dict[Site, str] = {
     ("replication/source/slot/slot_in_use.py", "_use", "advance_slot"): "slot",
     ("replication/source/slot/takeover.py", "take_over_slot", "drop_unused"): "just made",
     ("replication/source/unpublish.py", "_drop", "DROP"): _CALLER,
+    ("replication/state/migrations.py", "<module>", "DROP"): "state schema",
     ("replication/state/migrations.py", "_drop_tables", "DROP"): "state schema",
     ("replication/state/pipeline_locks.py", "<module>", "DELETE FROM"): "state schema",
     ("replication/state/pipelines.py", "<module>", "DELETE FROM"): "state schema",

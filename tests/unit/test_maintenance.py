@@ -295,6 +295,8 @@ def test_a_table_that_cannot_be_read_stops_no_other(tmp_path: Path) -> None:
 def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_path: Path) -> None:
     record = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 16_400, LSN(0))
     create_changelog(changelog_uri(str(tmp_path)), record)
+    # It writes a point, of which the changelog gets a mark.
+    maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
     writer = ChangelogWriter(changelog_uri(str(tmp_path)))
     change = {"epoch": 1, "commit_lsn": 10, "ordinal": 0, "relation_id": 7, "op": "I", "new": ["x"]}
     part = writer.write_part(pa.Table.from_pylist([change], ROW_SCHEMA))
@@ -302,7 +304,6 @@ def test_hours_of_the_changelog_go_and_its_files_after_the_slowest_reader(tmp_pa
     writer.append([part], **lsns, last_commit_us=0)
     before = writer.version
     later = datetime.now(UTC) + timedelta(hours=3)
-    maintenance = eager(tmp_path, changelog_retention_h=1, points_keep_h=1)
 
     assert maintenance.run(later, needed_above={1: 9}, reader_version=writer.version) == MaintenanceResult()
     done = maintenance.run(later, needed_above={1: 10}, reader_version=before)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.errors import LakeError
+from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import (
     POINTS,
@@ -20,6 +23,7 @@ from airflow_provider_pgrepl.replication.changelog.relation_index import Relatio
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.state.store import Store
 
 RECORD = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))
 
@@ -112,3 +116,12 @@ def test_points_of_an_earlier_version_are_known_by_the_state(tmp_path: Path) -> 
     own_tables.check(lake)
     with pytest.raises(LakeError, match="are not in"):
         own_tables.check(lake, {POINTS})
+
+
+@pytest.mark.parametrize(("applied", "known"), [(5, {POINTS}), (4, set()), (None, set())])
+def test_state_knows_of_points_by_the_lsn_of_the_last_one(applied: int | None, known: set[str]) -> None:
+    """Of this epoch: an earlier one, or another source's, may have had one before where this one begins."""
+    progress = None if applied is None else SimpleNamespace(applied_lsn=LSN(applied))
+    store = cast(Store, SimpleNamespace(read_progress=lambda _: progress))
+    assert known_tables(store, RECORD) == known
+    assert known_tables(store, None) == set()

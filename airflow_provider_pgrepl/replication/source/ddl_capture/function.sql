@@ -24,7 +24,7 @@ DECLARE
     _enums oid[];
     _text text;
     _found json;
-    _rows jsonb;
+    _rows json;
     _key bytea;
     _said bytea;
 BEGIN
@@ -78,12 +78,14 @@ BEGIN
     END IF;
     FOR _relation IN SELECT DISTINCT unnest(_relations || _left) ORDER BY 1 LOOP
         _table := _head || jsonb_build_object('oid', _relation::bigint);
+        _rows := NULL;
         IF current_setting('transaction_isolation') = 'read committed' THEN
             _oids := ARRAY[_relation];
 <facts>
-            _table := _table || jsonb_build_object('rows', _rows);
         END IF;
-        _said := convert_to(_table::text, 'UTF8');
+        _text := _table;
+        -- Put together as text: the rows may be many, and take long to be read as jsonb.
+        _said := convert_to(coalesce(left(_text, -1) || ', "rows": ' || _rows || '}', _text), 'UTF8');
         PERFORM <emit>;
     END LOOP;
     -- To the decoder a message stands at the end of its record, where the next record begins. When that is of
@@ -156,31 +158,34 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
             WHERE m.pnpubid = _publication.oid)
 
 --: reached
--- Tables above and below by inheritance; and those that have a column of a type, or of one made of it.
-    WITH RECURSIVE below (oid) AS (
-        SELECT unnest(_relations)
-        UNION
-        SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.oid
-    ), used (type) AS (
-        SELECT unnest(_types)
-        UNION
-        SELECT c.reltype FROM below JOIN pg_class c ON c.oid = below.oid WHERE c.reltype <> 0
-        UNION
-        SELECT CASE WHEN d.classid = 'pg_type'::regclass THEN d.objid ELSE c.reltype END
-        FROM used JOIN pg_depend d ON d.refclassid = 'pg_type'::regclass AND d.refobjid = used.type
-            LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
-        WHERE d.classid = 'pg_type'::regclass OR c.reltype <> 0
-    ), touched (oid) AS (
-        SELECT oid FROM below
-        UNION
-        SELECT t.typrelid FROM used JOIN pg_type t ON t.oid = used.type WHERE t.typrelid <> 0
-    ), above (oid) AS (
-        SELECT oid FROM touched
-        UNION
-        SELECT i.inhparent FROM above JOIN pg_class c ON c.oid = above.oid AND c.relispartition
-            JOIN pg_inherits i ON i.inhrelid = above.oid
-    )
-    SELECT array_agg(oid) INTO _oids FROM above;
+-- Tables above and below by inheritance; and those that have a column of a type, or of one made of it. By arrays,
+-- a level at a time: a recursive query would look into each index once for every partition.
+    _oids := _relations;
+    _asked := _relations;
+    WHILE cardinality(_asked) > 0 LOOP
+        _asked := ARRAY(SELECT inhrelid FROM pg_inherits WHERE inhparent = ANY (_asked)
+            EXCEPT SELECT unnest(_oids));
+        _oids := _oids || _asked;
+    END LOOP;
+    _types := _types || ARRAY(SELECT reltype FROM pg_class WHERE oid = ANY (_oids) AND reltype <> 0);
+    _asked := _types;
+    WHILE cardinality(_asked) > 0 LOOP
+        _asked := ARRAY(SELECT CASE WHEN d.classid = 'pg_type'::regclass THEN d.objid ELSE c.reltype END
+            FROM pg_depend d LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+            WHERE d.refclassid = 'pg_type'::regclass AND d.refobjid = ANY (_asked)
+                AND (d.classid = 'pg_type'::regclass OR c.reltype <> 0)
+            EXCEPT SELECT unnest(_types));
+        _types := _types || _asked;
+    END LOOP;
+    -- What is above the tables below has been found: a partition has one parent.
+    _asked := _relations || ARRAY(SELECT typrelid FROM pg_type WHERE oid = ANY (_types) AND typrelid <> 0
+        EXCEPT SELECT unnest(_oids));
+    _oids := _oids || _asked;
+    WHILE cardinality(_asked) > 0 LOOP
+        _asked := ARRAY(SELECT i.inhparent FROM pg_class c JOIN pg_inherits i ON i.inhrelid = c.oid
+            WHERE c.oid = ANY (_asked) AND c.relispartition EXCEPT SELECT unnest(_oids));
+        _oids := _oids || _asked;
+    END LOOP;
 
 --: moved
 -- What leaves a published schema is no longer published; nothing says any more that it was.
@@ -194,6 +199,9 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
 -- With publish_via_partition_root the stream knows the uppermost published table alone, else the lowest.
     WITH RECURSIVE above (oid, published, depth) AS (
         SELECT c.oid, c.oid, 0 FROM pg_class c WHERE c.oid = ANY (_asked)
+            AND (NOT _publication.pubviaroot OR (_publication.puballtables AND NOT c.relispartition)
+                OR EXISTS (SELECT FROM pg_publication_rel m
+                    WHERE m.prpubid = _publication.oid AND m.prrelid = c.oid) <schemas>)
         UNION ALL
         SELECT above.oid, i.inhparent, above.depth + 1
         FROM above JOIN pg_class c ON c.oid = above.published AND c.relispartition
@@ -227,11 +235,10 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
             END LOOP;
             _found := <leaves>;
             _leaves := ARRAY(SELECT (leaf ->> 2)::oid FROM json_array_elements(_found) AS leaf);
-            _rows := jsonb_build_object('leaves', _found, <rows>);
+            _rows := json_build_object('leaves', _found, <rows>);
 
 --: of_kind
 SELECT wanted.oid FROM wanted WHERE (SELECT t.typtype FROM pg_type t WHERE t.oid = wanted.oid) = '<kind>'
 
 --: rows
-(SELECT coalesce(json_agg((SELECT json_agg(f.value ORDER BY f.ordinality)
-                FROM json_each(row_to_json(r)) WITH ORDINALITY AS f)), '[]') FROM (<query>) AS r)
+(SELECT coalesce(json_agg(json_build_array(<columns>)), '[]') FROM (<query>) AS r (<columns>))
