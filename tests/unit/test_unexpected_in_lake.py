@@ -175,7 +175,7 @@ def test_history_that_cannot_be_read_leaves_a_trace(monkeypatch, caplog):
 def test_query_that_fails_at_its_rows_leaves_a_trace(monkeypatch, caplog):
     from airflow_provider_pgrepl.replication.lake import read
 
-    found_rows = stub(read_all=raise_unexpected)
+    found_rows = stub(__arrow_c_stream__=raise_unexpected)
     monkeypatch.setattr(read, "QueryBuilder", lambda: stub(execute=lambda _: found_rows))
     view: Any = bare(ArrowView)
     object.__setattr__(view, "point", stub(lsn=5, versions={}, tables=()))
