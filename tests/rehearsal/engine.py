@@ -15,7 +15,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,7 +75,10 @@ class Engine:
             self._blocks = blocks.pop_all()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        for service in SERVICES if failure else ():
+            with suppress(SystemExit):  # it has no container
+                (FOLDER / f"{service}.log").write_text(self.logs(service))
         self._blocks.close()
 
     def podman(self, *arguments: str, timeout: float = _COMMAND_S) -> str:
