@@ -14,22 +14,21 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 # Plain reads, like those of relations: they obey the transaction's snapshot. A table's row of pg_attribute
 # for a system column is never touched again, unlike those of pg_class and pg_type: its xmin is the maker's.
 LEAVES = """
-WITH RECURSIVE part (root, oid, relkind, links, namespace, name, persistence, filenode, xmin) AS (
-    SELECT c.oid, c.oid, c.relkind, '{}'::bigint[], c.relnamespace, c.relname, c.relpersistence,
-        c.relfilenode, c.xmin::text::bigint
+WITH RECURSIVE part (root, oid, relkind, links) AS (
+    SELECT c.oid, c.oid, c.relkind, '{}'::bigint[]
     FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])
     UNION ALL
-    SELECT part.root, c.oid, c.relkind, part.links || i.xmin::text::bigint, c.relnamespace, c.relname,
-        c.relpersistence, c.relfilenode, c.xmin::text::bigint
+    SELECT part.root, c.oid, c.relkind, part.links || i.xmin::text::bigint
     FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.oid AND NOT i.inhdetachpending
         JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
     WHERE part.relkind = 'p'
 )
-SELECT part.root::bigint, part.links, part.oid::bigint, n.nspname, part.name, part.relkind::text,
-    part.persistence::text, part.filenode::bigint, part.xmin, first.xmin::text::bigint
-FROM part JOIN pg_catalog.pg_namespace n ON n.oid = part.namespace
-    JOIN pg_catalog.pg_attribute first ON first.attrelid = part.oid AND first.attnum = -1
-WHERE part.relkind <> 'p' ORDER BY n.nspname, part.name
+SELECT part.root::bigint, part.links, c.oid::bigint, n.nspname, c.relname, c.relkind::text,
+    c.relpersistence::text, c.relfilenode::bigint, c.xmin::text::bigint, first.xmin::text::bigint
+FROM part JOIN pg_catalog.pg_class c ON c.oid = part.oid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_catalog.pg_attribute first ON first.attrelid = c.oid AND first.attnum = -1
+WHERE c.relkind <> 'p' ORDER BY n.nspname, c.relname
 """
 
 

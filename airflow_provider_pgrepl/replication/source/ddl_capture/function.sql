@@ -196,7 +196,8 @@ OR EXISTS (SELECT FROM pg_publication_namespace m
     END IF;
 
 --: published
--- With publish_via_partition_root the stream knows the uppermost published table alone, else the lowest.
+-- With publish_via_partition_root the stream knows the uppermost published table alone, else the lowest. So by the
+-- root only members themselves count, which most partitions are not: these are left out before the way up is walked.
     WITH RECURSIVE above (oid, published, depth) AS (
         SELECT c.oid, c.oid, 0 FROM pg_class c WHERE c.oid = ANY (_asked)
             AND (NOT _publication.pubviaroot OR (_publication.puballtables AND NOT c.relispartition)
