@@ -66,6 +66,7 @@ class Engine:
                 raise SystemExit(
                     f"another rehearsal holds {FOLDER / 'lock'}; wait until it has ended"
                 ) from None
+            blocks.callback(_unmount)
             _write_settings()
             self._serve(blocks)
             # Also what a rehearsal that was killed has left.
@@ -179,6 +180,14 @@ class Engine:
             subprocess.run(check, env=self._environment, capture_output=True, check=False)
 
 
+def _unmount() -> None:
+    """Unmount all below the folder, also what a killed build left: it can be removed then."""
+    for line in reversed(Path("/proc/self/mounts").read_text().splitlines()):
+        place = line.split()[1]
+        if place.startswith(f"{FOLDER}/"):
+            subprocess.run(["umount", place], check=False)
+
+
 def _write_settings() -> None:
     """Write how podman is to work, and the health checks as it understands them."""
     # Without CAP_SYS_RESOURCE no limit may be raised. Podman 4.3 lowers that of processes to that of files,
@@ -198,14 +207,11 @@ tmp_dir = "{FOLDER}/run/libpod"
 [network]
 network_config_dir = "{FOLDER}/networks"
 """
-    # Without a mount of its own, the folder can be removed.
     storage = f"""
 [storage]
 driver = "overlay"
 graphroot = "{FOLDER}/images"
 runroot = "{FOLDER}/run/storage"
-[storage.options.overlay]
-skip_mount_home = "true"
 """
     (FOLDER / "containers.conf").write_text(containers)
     (FOLDER / "storage.conf").write_text(storage)
