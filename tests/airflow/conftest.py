@@ -29,6 +29,9 @@ os.environ.update(
     NO_COLOR="1",
 )
 
+LAKE = f"{HOME}/no-lake"
+"""Of the pipelines of these tests: an application is found by its lake and name, whoever has started it."""
+
 SECRET = "canary-0Pen-sesame"
 """The password of the test connection, which may show up nowhere."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
-from tests.airflow.conftest import Journal, is_alive
+from tests.airflow.conftest import LAKE, Journal, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
@@ -37,7 +37,7 @@ def operator(journal: Journal, *arguments: str, mode: str = "caught_up") -> PgRe
     return PgReplicationOperator(
         task_id="replicate",
         mode=mode,
-        pipeline={"name": "shop", "tables": ["public.*"], "lake": "/tmp/pgrepl-no-lake"},
+        pipeline={"name": "shop", "tables": ["public.*"], "lake": LAKE},
         application=str(HERE / "stand_in.py"),
         application_args=["--journal", str(journal.path), *arguments],
         spark_binary=str(HERE / "spark-submit-stand-in"),

@@ -9,12 +9,13 @@ import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil  # type: ignore[import-untyped]
 import pytest
 
 from tests.airflow import airflow_program
-from tests.airflow.conftest import HOME, SECRET, Journal, eventually, is_alive
+from tests.airflow.conftest import HOME, LAKE, SECRET, Journal, eventually, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
@@ -61,7 +62,7 @@ def test_templates_are_filled_in_at_any_depth_of_a_pipeline(behave: Any, journal
     [event] = journal.events()
     given: Any = event["pipeline"]
     assert given["tables"] == ["public.orders", "public.audit"]
-    assert given["lake"] == "/tmp/pgrepl-no-lake/audit"
+    assert given["lake"] == f"{LAKE}/audit"
     assert given["types"] == {"public.orders.total": "decimal(20,4)"}
     assert (given["text_columns"], given["exclude_columns"]) == (
         ["public.orders.grid"],
@@ -133,7 +134,7 @@ def test_what_an_application_leaves_is_in_xcom_and_its_links_are_beside_the_task
     for key in ("return_value", "status"):
         assert task.xcom_pull(task_ids=task_id, key=key) == {"tables": 3, "rows": 7, "lsn": "0/A"}
     lake = task.xcom_pull(task_ids=task_id, key="_link_LakeLink")
-    assert lake.endswith("/pgrepl/lake?path=%2Ftmp%2Fpgrepl-no-lake")
+    assert lake.endswith(f"/pgrepl/lake?path={quote(LAKE, safe='')}")
     assert task.xcom_pull(task_ids=task_id, key="_link_StatusLink").endswith(f"/tasks/{task_id}/xcom")
 
 

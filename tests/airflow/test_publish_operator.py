@@ -13,6 +13,7 @@ from airflow_provider_pgrepl.replication.app import process
 from airflow_provider_pgrepl.replication.config import Pipeline
 from airflow_provider_pgrepl.replication.publisher_entry import parse_publisher
 from demo.rabbitmq import Broker
+from tests.airflow.conftest import LAKE
 from tests.support.rabbitmq import Queue, running_broker
 from tests.support.received import Received
 from tests.support.replicated import execute
@@ -23,7 +24,7 @@ NAME = "AIRFLOW_CONN_PGREPL_RABBITMQ"
 PIPELINE: dict[str, Any] = {
     "name": "shop",
     "tables": ["public.*"],
-    "lake": "/tmp/pgrepl-no-lake",
+    "lake": LAKE,
     "publishers": {"events": {"target": "rabbitmq"}},
 }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.hosting.local_app import AppState, LocalApp
-from tests.airflow.conftest import Journal, eventually, is_alive
+from tests.airflow.conftest import LAKE, Journal, eventually, is_alive
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
@@ -19,7 +19,7 @@ def launch(journal: Journal, *arguments: str) -> LocalApp:
 
     operator = PgReplicationOperator(
         task_id="replicate",
-        pipeline={"name": "shop", "tables": ["public.*"], "lake": "/tmp/pgrepl-no-lake"},
+        pipeline={"name": "shop", "tables": ["public.*"], "lake": LAKE},
         application=str(HERE / "stand_in.py"),
         application_args=["--journal", str(journal.path), *arguments],
         master="local[1]",

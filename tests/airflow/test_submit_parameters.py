@@ -14,10 +14,11 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_pgrepl.errors import ConfigError
 from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
+from tests.airflow.conftest import LAKE
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
-PIPELINE = {"name": "shop", "tables": ["public.*"], "lake": "/tmp/pgrepl-no-lake"}
+PIPELINE = {"name": "shop", "tables": ["public.*"], "lake": LAKE}
 
 
 class Submitted:

@@ -12,9 +12,10 @@ from airflow_provider_pgrepl.operators.replication import PgReplicationOperator
 from airflow_provider_pgrepl.operators.snapshot import PgSnapshotOperator
 
 HERE = Path(__file__).parent.parent
+LAKE = f"{os.environ['AIRFLOW_HOME']}/no-lake"
 ARGS = os.environ.get("STAND_IN_ARGS", "--journal /dev/null --exit 0").split()
 COMMON = {
-    "pipeline": {"name": "shop", "tables": ["public.*"], "lake": "/tmp/pgrepl-no-lake"},
+    "pipeline": {"name": "shop", "tables": ["public.*"], "lake": LAKE},
     "application": str(HERE / "stand_in.py"),
     "application_args": ARGS,
     "spark_binary": os.environ.get("STAND_IN_SUBMIT", str(HERE / "spark-submit-stand-in")),
@@ -35,7 +36,7 @@ with DAG(
 CHOICES = {
     "name": "shop",
     "tables": ("public.orders", "public.{{ params.more }}"),
-    "lake": "/tmp/pgrepl-no-lake/{{ params.more }}",
+    "lake": f"{LAKE}/{{{{ params.more }}}}",
     "types": {"public.orders.total": "decimal(20,{{ params.scale }})"},
     "text_columns": ("public.orders.grid",),
     "exclude_columns": ["public.orders.secret"],
