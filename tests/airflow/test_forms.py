@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg2.extensions
 import pytest
 
+from airflow_provider_pgrepl.replication.changelog.layout import changelog_uri
+from airflow_provider_pgrepl.replication.changelog.writer import create_changelog
 from airflow_provider_pgrepl.replication.state.table_state import TableState
 from tests.airflow.conftest import SECRET
+from tests.support.changelogs import epoch_record
 from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {"name": "shop", "lake": "/nowhere", "trust_table_owners": True}
+FIELDS = {"name": "shop", "trust_table_owners": True}
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
@@ -23,14 +27,16 @@ pytestmark = pytest.mark.usefixtures("airflow_db")
 @pytest.fixture
 def pipeline_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "pipeline.json"
-    file.write_text(json.dumps({**FIELDS, "tables": ["public.b", "public.a"]}), encoding="utf-8")
+    fields = {**FIELDS, "lake": str(tmp_path / "lake"), "tables": ["public.b", "public.a"]}
+    file.write_text(json.dumps(fields), encoding="utf-8")
     monkeypatch.setenv("PGREPL_PIPELINE_FILE", str(file))
     return file
 
 
 @pytest.fixture
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the snapshot application would have been started with."""
+    """What the snapshot application would have been started with, once the lake is seen to be there."""
+    create_changelog(changelog_uri(str(tmp_path / "lake")), replace(epoch_record(), pipeline="shop"))
     script, record = tmp_path / "spark-submit", tmp_path / "submitted"
     script.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >"{record}"\n', encoding="utf-8")
     script.chmod(0o755)
