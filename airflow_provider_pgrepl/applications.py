@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,16 @@ def small_jvm(environment: Mapping[str, str]) -> dict[str, str]:
     and Spark's settings, come behind ours, and count. A session's own options come too late."""
     name = "SPARK_SUBMIT_OPTS"
     return {name: f"{SMALL_JVM} {environment.get(name, '')}".strip()}
+
+
+def without_spark(application: str, pipeline_file: str, own: Sequence[str]) -> list[str]:
+    """The command that runs an application by itself, for a pipeline without lake tables."""
+    return [sys.executable, "-P", application, "--pipeline", pipeline_file, *own]
+
+
+def small_process(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of such a process: as it is, and what keeps memory that was freed with few threads."""
+    return {"MALLOC_ARENA_MAX": "2", **environment}
 
 
 def java() -> str:
