@@ -223,7 +223,7 @@ class TableSnapshotter:
             keeper = self.keep(exported, relations)
         with keeper:
             states.copying()
-            return self.copy(states, keeper, exported, record)
+            return self.copy(keeper, exported, record, states)
 
     def keep(self, exported: ExportedSnapshot, relations: list[Relation]) -> keeper.Keeper:
         """Hold the snapshot and its tables. Raises what `keeper.keep` does."""
@@ -238,10 +238,10 @@ class TableSnapshotter:
 
     def copy(
         self,
-        states: CopyStates,
         keeper: keeper.Keeper,
         exported: ExportedSnapshot,
         record: EpochRecord,
+        states: CopyStates,
         *,
         begins_epoch: bool = False,
     ) -> Copied:
