@@ -19,7 +19,7 @@ from tests.support.changelogs import epoch_record
 from tests.support.recorded import Recorded
 
 ROOT = Path(__file__).parents[2]
-FIELDS = {"name": "shop", "trust_table_owners": True}
+FIELDS = {"name": "shop", "lake": "/nowhere", "trust_table_owners": True}
 
 pytestmark = pytest.mark.usefixtures("airflow_db")
 
