@@ -14,6 +14,7 @@ from airflow_provider_pgrepl.replication.source.server_errors import source_erro
 from demo.postgres import free_port
 
 HOSTILE = {
+    "standard_conforming_strings": "off",
     "default_transaction_read_only": "on",
     "default_transaction_isolation": "serializable",
     "datestyle": "'German, DMY'",

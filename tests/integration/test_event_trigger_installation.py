@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_pgrepl.errors import BusyError, PrivilegeError, SourceError
+from airflow_provider_pgrepl.replication.source.connection import Connection, row
 from airflow_provider_pgrepl.replication.source.ddl_capture import event_trigger
 from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
+    body_of,
     install_statements,
     removal_script,
 )
@@ -21,7 +23,7 @@ from demo.postgres import Server, binaries
 from tests.conftest import closing_connection
 from tests.support.application import Application, waits
 from tests.support.replicated import execute, wait_until
-from tests.support.watched import Watched, function, weak_role
+from tests.support.watched import SHAPE, Watched, function, weak_role
 
 
 def test_a_role_without_rights_is_told_what_it_takes_to_install(watched, dsn):
@@ -113,6 +115,46 @@ def test_installing_again_changes_nothing_and_uninstalling_leaves_nothing(watche
         with source.cursor() as cursor:
             cursor.execute("select 1 from pg_namespace where nspname = '_pgrepl'")
             assert cursor.fetchall() == []
+
+
+def test_function_of_other_settings_is_renewed(watched, dsn):
+    """Such as one of an earlier version, whose text is the same."""
+    with watched.source() as source:
+        event_trigger.install(source, watched.pipeline)
+        made = settings_of(source, watched)
+        execute(dsn, f"alter function {function(watched)} reset standard_conforming_strings")
+        assert settings_of(source, watched) != made
+        event_trigger.install(source, watched.pipeline)
+        assert settings_of(source, watched) == made
+
+
+def settings_of(source: Connection, watched: Watched) -> list[str]:
+    query = "select proconfig from pg_proc where oid = %s::regprocedure"
+    return sorted(row(source, query, (function(watched),))[0])
+
+
+@pytest.mark.parametrize("how", ["by the program", "by psql", "as one text"])
+def test_function_is_whole_in_a_database_whose_strings_have_escapes(dsn, tmp_path, how):
+    database = dsn.split("dbname=")[1].split()[0]
+    execute(dsn, f"alter database {database} set standard_conforming_strings = off", *SHAPE)
+    watched = Watched(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    with watched.source() as source:
+        script = event_trigger.install_sql(source, watched.pipeline)
+        (tmp_path / "script.sql").write_text(script)
+        if how == "by the program":
+            event_trigger.install(source, watched.pipeline)
+        elif how == "by psql":
+            psql(watched, tmp_path / "script.sql")
+        else:
+            execute(dsn, script)
+        assert source_text(source, watched) == body_of(watched.pipeline, source.server_version)
+
+
+def source_text(source: Connection, watched: Watched) -> str:
+    text: str = row(source, "select prosrc from pg_proc where oid = %s::regprocedure", (function(watched),))[
+        0
+    ]
+    return text
 
 
 def test_a_dump_is_restored_with_the_trigger_and_without_harm(watched, server: Server, dsn):

@@ -6,17 +6,23 @@ import json
 from dataclasses import replace
 
 import psycopg2
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_pgrepl.replication.changelog.relation_index import (
     relations_uri,
 )
+from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql import (
+    body_of,
+    install_statements,
+)
 from airflow_provider_pgrepl.replication.source.ddl_capture.message import DdlMessage, parse_ddl_message
 from airflow_provider_pgrepl.replication.source.ddl_capture.seal import read_sealed, seal_of
 from airflow_provider_pgrepl.replication.wire.logical_messages import parse_message
 from demo.postgres import Server
 from tests.conftest import closing_connection, fresh_database
+from tests.support.handed import Handed
 from tests.support.replicated import execute
 from tests.support.watched import Watched, insert
 
@@ -45,6 +51,45 @@ def test_an_expression_in_a_change_of_type_is_told(watched, dsn):
     # Whatever else the text holds, it is asked of what changed the type to bigint.
     told = [record.using for record in watched.records() if record.catalog.columns[0].type_name == "bigint"]
     assert told == [*list(TEXTS.values())[:-1]]
+
+
+READ_BY_OTHERS = (
+    "standard_conforming_strings=off",
+    "backslash_quote=on",
+    "transform_null_equals=on",
+    "quote_all_identifiers=on",
+    "plpgsql.extra_errors=all",
+)
+
+
+@pytest.mark.differs_by_major("which settings the parser of SQL and of PL/pgSQL has")
+def test_settings_of_the_session_change_no_message(watched, dsn):
+    settings = " ".join(f"-c {setting}" for setting in READ_BY_OTHERS)
+    with closing_connection(f"{dsn} options='{settings}'") as session, session.cursor() as cursor:
+        cursor.execute("alter table t alter id type bigint using id * 2")
+        after = watched.now()
+        cursor.execute("alter table t add w int")
+        assert session.notices == []
+    watched.receive()
+    told = [(record.catalog, record.using) for record in watched.records()]
+    assert told == [(after, True), (watched.now(), False)]
+
+
+def test_change_of_type_that_the_function_failed_to_tell_of_stops_its_table(dsn, tmp_path):
+    execute(dsn, "create table t(id int primary key, v int)")
+    handed = Handed(dsn, tmp_path, ("public.t",), flush_interval_s=0.05, event_trigger=True)
+    with handed.source() as source:
+        body = body_of(handed.pipeline, source.server_version)
+        failing = body.replace("_head := jsonb_build_object(", "_head := 1 / 0; --", 1)
+        assert failing != body
+        for statement in install_statements(handed.pipeline.name, failing, "postgres"):
+            source.cursor().execute(statement)
+    relation = handed.copy("public.t")
+    execute(dsn, "insert into t values (1, 10)")
+    assert handed.stream(relation).error is None
+    execute(dsn, "alter table t alter v type bigint using v * 2", "insert into t values (2, 2)")
+    assert "USING" in str(handed.stream(relation).error)
+    assert pa.table(handed.lake_rows("public.t")).select(["id", "v"]).to_pylist() == [{"id": 1, "v": 10}]
 
 
 def emit(content: str, transactional: str = "true") -> str:
@@ -157,7 +202,7 @@ def test_messages_of_a_database_in_another_encoding_are_read(server: Server, tmp
     ],
 )
 def test_what_cannot_be_read_says_that_anything_may_have_changed(said):
-    assert parse_ddl_message(said, "publication") == DdlMessage()
+    assert parse_ddl_message(said, "publication") == DdlMessage(using=True)
 
 
 @pytest.mark.parametrize("key", [b"k" * 32, b"%s%d"])

@@ -136,6 +136,11 @@ class RelationIndex:
         record = self.find(relation_id, last.version)
         return None if record is None else (record, last.place)
 
+    def is_forgotten(self, epoch: Epoch, relation_id: int, before_lsn: int) -> bool:
+        """Whether what was known of a relation before a transaction's commit LSN ended by `forget`."""
+        end = self._last_placed(epoch, _ANY_RELATION, before_lsn - 1)
+        return end is not None and self._last_known(epoch, relation_id, before_lsn - 1) is None
+
     def _last_known(self, epoch: Epoch, relation_id: int, upto_lsn: int) -> _Placed | None:
         last = self._last_placed(epoch, relation_id, upto_lsn)
         end = self._last_placed(epoch, _ANY_RELATION, upto_lsn)

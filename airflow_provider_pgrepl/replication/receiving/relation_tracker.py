@@ -68,6 +68,7 @@ class RelationTracker:
         self._read_key = read_key
         self._key: bytes | None = None
         self._warned_at = -_WARN_EVERY_S
+        self._forgotten_at = -1
         self._messages: dict[int, RelationMessage] = {}
         self._known: dict[int, tuple[RelationRecord, str]] = {}
 
@@ -86,11 +87,12 @@ class RelationTracker:
         # In this order: DDL between the two is still to come in the stream, if it is marked at all.
         trigger = self._read_trigger()
         found = self._read_relation(message.oid, xid)
-        record = RelationRecord(message, found)
+        using = self._may_have_had_using(message.oid, commit_lsn, trigger)
+        record = RelationRecord(message, found, using)
         if trigger is not None:
             known = self._last_known(message.oid, commit_lsn)
             if known is not None and known[1] == trigger:
-                earlier = RelationRecord(message, known[0].catalog)
+                earlier = RelationRecord(message, known[0].catalog, using)
                 if earlier.agrees and _differ_in_files_only(earlier.catalog, found):
                     record = _watched(record, earlier.catalog)
                 elif earlier.agrees:
@@ -116,6 +118,8 @@ class RelationTracker:
         record, trigger = self._touched(ddl, commit_lsn), ddl.trigger
         if record is None or self._is_ours(record):
             return None
+        if self._may_have_had_using(ddl.oid, commit_lsn, trigger):
+            record = replace(record, using=True)
         known = self._last_known(ddl.oid, commit_lsn)
         if ddl.relation is not None and known is not None and known[1] == trigger:
             record = _watched(record, known[0].catalog)
@@ -184,21 +188,37 @@ class RelationTracker:
         return replace(relation, partitions=tuple(partitions))
 
     def _look_at_all(self, commit_lsn: int) -> Ddl:
-        """Anything may have changed: relations are from here on what the catalog says now."""
+        """Anything may have changed, by USING too: relations are from here on what the catalog says now."""
         self._known.clear()
+        self._forgotten_at = commit_lsn
         self._index.forget(self._epoch, commit_lsn)
         trigger = self._read_trigger()
-        records = tuple(
+        records = [
             RelationRecord(message, self._read_relation(oid)) for oid, message in self._messages.items()
-        )
-        return Ddl(effective=tuple(self._remember(record, trigger, commit_lsn) for record in records))
+        ]
+        marked = (record if record.agrees else replace(record, using=True) for record in records)
+        return Ddl(effective=tuple(self._remember(record, trigger, commit_lsn) for record in marked))
+
+    def _may_have_had_using(self, oid: int, commit_lsn: int, trigger: str | None) -> bool:
+        """Whether DDL that may have had USING came since columns and catalog were last known to agree.
+
+        While no event trigger watches, only of this session: whether it watched then is not to be known.
+        """
+        known = self._last_known(oid, commit_lsn)
+        if known is not None:
+            return known[0].using and not known[0].agrees
+        if self._forgotten_at >= 0:
+            return True
+        return trigger is not None and self._index.is_forgotten(self._epoch, oid, commit_lsn)
 
     def _last_known(self, oid: int, commit_lsn: int) -> tuple[RelationRecord, str] | None:
         known = self._known.get(oid)
         if known is not None:
             return known
         found = self._index.effective(self._epoch, oid, commit_lsn)
-        return None if found is None else (found[0], found[1].trigger)
+        if found is None or found[1].commit_lsn <= self._forgotten_at:
+            return None
+        return found[0], found[1].trigger
 
     def _read_relation(self, oid: int, told_by: int = 0) -> Relation | None:
         found = self._read_from_catalog(oid, told_by)

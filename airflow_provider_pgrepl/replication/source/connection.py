@@ -38,6 +38,8 @@ PINNED_SETTINGS: dict[str, str] = {
     "client_encoding": "UTF8",
     "search_path": "",
     "quote_all_identifiers": "off",
+    # A backslash in our texts is one.
+    "standard_conforming_strings": "on",
     # A policy would filter a copy in silence; off makes the server refuse instead.
     "row_security": "off",
     # Settings of the role or database that are meant for its other sessions.

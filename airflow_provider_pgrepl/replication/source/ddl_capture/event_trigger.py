@@ -35,6 +35,7 @@ from airflow_provider_pgrepl.replication.source.ddl_capture.event_trigger_sql im
     key_table,
     trigger_names,
 )
+from airflow_provider_pgrepl.replication.source.ddl_capture.function import has_settings
 from airflow_provider_pgrepl.replication.source.server_errors import source_errors
 from airflow_provider_pgrepl.replication.source.short_waits import execute_within, with_short_waits
 
@@ -259,6 +260,8 @@ def read_key(connection: Connection, pipeline: str) -> bytes | None:
 
 def _is_current(connection: Connection, pipeline: str, body: str) -> bool:
     found = rows(connection, _FUNCTION, (SCHEMA, function_name(pipeline)))
-    if not found or found[0][0] != body or not is_installed(connection, pipeline):
+    if not found or found[0][0] != body or not has_settings(found[0][1] or ()):
+        return False
+    if not is_installed(connection, pipeline):
         return False
     return read_key(connection, pipeline) is not None

@@ -26,6 +26,8 @@ HAVING pg_catalog.count(*) = 2
 altered back; null when the trigger does not fire. While it stays the same, no DDL goes unmarked."""
 
 
+_PLAIN_STRINGS = "SET LOCAL standard_conforming_strings = on"
+
 # A random UUID has 122 random bits, from the source that PostgreSQL makes its secrets with.
 _MAKE_KEY = """INSERT INTO <key> SELECT pg_catalog.sha256(pg_catalog.convert_to(
     pg_catalog.gen_random_uuid()::text || pg_catalog.gen_random_uuid()::text, 'UTF8'))
@@ -104,7 +106,7 @@ def removal_script(pipeline: str) -> str:
 
 
 def _script(statements: list[str]) -> str:
-    return "".join(f"{statement};\n" for statement in ("BEGIN", *statements, "COMMIT"))
+    return "".join(f"{statement};\n" for statement in ("BEGIN", _PLAIN_STRINGS, *statements, "COMMIT"))
 
 
 def body_of(pipeline: Pipeline, server_version: int) -> str:
@@ -141,7 +143,8 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
     function, key = in_schema(function_name(pipeline)), in_schema(key_table(pipeline))
     ended, dropped = map(quote_identifier, trigger_names(pipeline))
     tags, reader = ", ".join(f"'{tag}'" for tag in ENDED_TAGS), quote_identifier(role)
-    text, name = body.replace("'", "''"), role.replace("'", "''")
+    # Escaped, so that it is the same however the session reads backslashes in plain strings.
+    text, name = body.replace("\\", "\\\\").replace("'", "''"), role.replace("'", "''")
     return [
         f"CREATE SCHEMA IF NOT EXISTS {SCHEMA} AUTHORIZATION {reader}",
         _check_triggers(pipeline),
@@ -154,7 +157,7 @@ def install_statements(pipeline: str, body: str, role: str) -> list[str]:
         _MAKE_KEY.replace("<key>", key),
         # Replaced and not dropped: DDL that runs at this time may have looked it up by its oid.
         f"CREATE OR REPLACE FUNCTION {function}() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER"
-        f" {settings_sql()} AS '{text}'",
+        f" {settings_sql()} AS E'{text}'",
         f"ALTER FUNCTION {function}() OWNER TO CURRENT_USER",
         f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC",
         f"CREATE EVENT TRIGGER {ended} ON ddl_command_end WHEN TAG IN ({tags}) EXECUTE FUNCTION {function}()",

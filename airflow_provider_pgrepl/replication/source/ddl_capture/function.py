@@ -8,6 +8,7 @@ the DDL fail.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 
 from airflow_provider_pgrepl.replication.source.catalog import types
@@ -40,6 +41,7 @@ ENDED_TAGS = (
 """Of commands that can make a table another one. ALTER VIEW and the like also take tables."""
 
 _PINNED = (
+    "standard_conforming_strings",
     "DateStyle",
     "IntervalStyle",
     "TimeZone",
@@ -48,7 +50,9 @@ _PINNED = (
     "lc_monetary",
     "quote_all_identifiers",
 )
-"""Settings that have a say in the text of a value or a name."""
+"""Settings that have a say in the text of a value or a name, or in how the function's own text is read."""
+
+_SEARCH_PATH = "pg_catalog, pg_temp"
 
 _PLANNED = {
     "enable_seqscan": "off",
@@ -115,9 +119,18 @@ def function_sql(
 
 def settings_sql() -> str:
     """The settings that the function runs under."""
-    settings = {name: PINNED_SETTINGS[name] for name in _PINNED} | _PLANNED
-    pinned = " ".join(f"SET {name} = '{value}'" for name, value in settings.items())
-    return f"SET search_path = pg_catalog, pg_temp {pinned}"
+    pinned = " ".join(f"SET {name} = '{value}'" for name, value in _settings().items())
+    return f"SET search_path = {_SEARCH_PATH} {pinned}"
+
+
+def has_settings(found: Iterable[str]) -> bool:
+    """Return True if these, as `proconfig` has them, are the function's settings."""
+    settings = {"search_path": _SEARCH_PATH, **_settings()}
+    return set(found) == {f"{name}={value}" for name, value in settings.items()}
+
+
+def _settings() -> dict[str, str]:
+    return {name: PINNED_SETTINGS[name] for name in _PINNED} | _PLANNED
 
 
 def _facts(server_version: int) -> str:

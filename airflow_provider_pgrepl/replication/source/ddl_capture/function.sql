@@ -142,9 +142,15 @@ ELSIF _command.classid = 'pg_publication_namespace'::regclass THEN
             _relations := _relations || _command.objid;
         ELSIF _command.object_type LIKE 'publication %' AND _command.address_args[1] = <publication> THEN
             _member := true;
-            _left := _left || ARRAY(SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-                WHERE n.nspname = _command.address_names[1] AND c.relkind IN ('r', 'p')
-                AND c.relname = coalesce(_command.address_names[2], c.relname));
+            -- By its name through the index: there may be as many of these as tables that one statement drops.
+            IF _command.address_names[2] IS NOT NULL THEN
+                _left := _left || ARRAY(SELECT c.oid FROM pg_class c WHERE c.relname = _command.address_names[2]
+                    AND c.relnamespace = (SELECT n.oid FROM pg_namespace n
+                        WHERE n.nspname = _command.address_names[1]) AND c.relkind IN ('r', 'p'));
+            ELSE
+                _left := _left || ARRAY(SELECT c.oid FROM pg_namespace n JOIN pg_class c ON c.relnamespace = n.oid
+                    WHERE n.nspname = _command.address_names[1] AND c.relkind IN ('r', 'p'));
+            END IF;
         END IF;
     END LOOP;
     -- Nothing says any more whether it was published. Partitions are not members themselves.

@@ -38,8 +38,9 @@ class DdlMessage:
     relation: Relation | None = None
 
 
-ANYTHING = DdlMessage()
-"""Whatever cannot be read: the catalog is to be asked."""
+ANYTHING = DdlMessage(using=True)
+"""Whatever cannot be read, and what the function says when it has failed: the catalog is to be asked, which
+does not show by which expression a type was changed."""
 
 
 def parse_ddl_message(said: bytes, publication: str) -> DdlMessage:
@@ -56,7 +57,7 @@ def parse_ddl_message(said: bytes, publication: str) -> DdlMessage:
 
 def _parse(fields: dict[str, Any], publication: str) -> DdlMessage:
     oid = int(fields.get("oid", 0))
-    if not 0 <= oid < _OIDS:
+    if not 0 < oid < _OIDS:
         return ANYTHING
     gone = TableName(str(fields["schema"]), str(fields["name"])) if fields.get("gone") else None
     rows, server = fields.get("rows"), int(fields.get("server", 0))
