@@ -45,6 +45,7 @@ def lake(tmp_path: Path) -> str:
 
 def hide(uri: str) -> Path:
     away = Path(uri + ".away")
+    shutil.rmtree(away, ignore_errors=True)
     shutil.move(uri, away)
     return away
 
@@ -77,7 +78,13 @@ def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> Non
     shutil.move(points_uri(str(tmp_path / "other")), points_uri(lake))
     with pytest.raises(LakeError, match="another table has taken their place"):
         own_tables.check(lake)
-    own_tables.give_up(lake, own_tables.find_missing(lake))
+    with pytest.raises(LakeError, match="another table") as caught:
+        own_tables.find_lost(lake)
+    assert "move that folder away first" in caught.value.hint
+    with pytest.raises(LakeError, match="another table"):
+        own_tables.give_up(lake, own_tables.find_missing(lake))
+    hide(points_uri(lake))
+    own_tables.give_up(lake, own_tables.find_lost(lake))
     own_tables.check(lake)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -55,10 +55,12 @@ class MissingTable:
         return f"{title} of this lake are not in {self.uri}{f': {doubt}' if doubt else ''}"
 
     def error(self) -> LakeError:
+        back = "bring the folder back (mount it, or give the permission to read it)"
+        if self.found:
+            back = "move that folder away first, then bring back the one of this lake"
         return LakeError(
             f"{self.reason}. Nothing was changed",
-            "bring the folder back (mount it, or give the permission to read it), and start again. If it is"
-            " lost, go on without it: pgrepl accept-missing FILE.json --yes",
+            f"{back}, and start again. If it is lost, go on without: pgrepl accept-missing FILE.json --yes",
         )
 
 
@@ -85,6 +87,18 @@ def _missing(changelog: Transactions, lake_root: str, known: Collection[str]) ->
             yield MissingTable(uri, name, found)
 
 
+def find_lost(lake_root: str, known: Collection[str] = ()) -> list[MissingTable]:
+    """Return those of the missing tables that can be given up. Raises LakeError where another table is in the
+    place of one: what it says is not true of this lake."""
+    return list(map(_without_table, find_missing(lake_root, known)))
+
+
+def _without_table(missing: MissingTable) -> MissingTable:
+    if missing.found:
+        raise missing.error()
+    return missing
+
+
 def check(lake_root: str, known: Collection[str] = ()) -> None:
     """Raise LakeError for a table that the lake has had, and that is not there. `known` as above."""
     for missing in find_missing(lake_root, known):
@@ -93,19 +107,19 @@ def check(lake_root: str, known: Collection[str] = ()) -> None:
 
 def record(lake_root: str) -> None:
     """Mark the tables that are there and have no mark. Raises ChangelogError, LakeUnavailableError."""
-    _record(lake_root, given_up={})
+    _record(lake_root)
 
 
 def give_up(lake_root: str, missing: Collection[MissingTable]) -> None:
-    """Go on without these tables, or with those in their place. Raises ChangelogError, LakeError."""
-    _record(lake_root, given_up={own_table_app(one.name): one.found for one in missing})
+    """Go on without these tables. Raises ChangelogError, LakeError, also as `find_lost` does."""
+    _record(lake_root, frozenset(own_table_app(_without_table(one).name) for one in missing))
 
 
-def _record(lake_root: str, given_up: Mapping[str, int]) -> None:
+def _record(lake_root: str, given_up: Collection[str] = ()) -> None:
     uri = changelog_uri(lake_root)
     for _ in range(_ATTEMPTS):
         changelog = open_changelog(uri)
-        marks = {app: mark for app, mark in given_up.items() if changelog.transaction_version(app) != mark}
+        marks = {app: _GIVEN_UP for app in given_up if changelog.transaction_version(app) != _GIVEN_UP}
         for name in _TITLES:
             app = own_table_app(name)
             if app not in given_up and not changelog.transaction_version(app):
