@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -14,18 +15,22 @@ from airflow_provider_pgrepl.errors import LakeError
 from airflow_provider_pgrepl.replication.app.lost_lake import known_tables
 from airflow_provider_pgrepl.replication.changelog import own_tables
 from airflow_provider_pgrepl.replication.changelog.layout import (
+    LAKE_APP,
     POINTS,
     RELATIONS,
     EpochRecord,
     changelog_uri,
 )
+from airflow_provider_pgrepl.replication.changelog.reader import lake_id, open_changelog
 from airflow_provider_pgrepl.replication.changelog.relation_index import RelationIndex, relations_uri
 from airflow_provider_pgrepl.replication.changelog.writer import ChangelogWriter, create_changelog
 from airflow_provider_pgrepl.replication.lake.points import ConsistentPoint, Points, points_uri
 from airflow_provider_pgrepl.replication.lsn import LSN, Epoch
+from airflow_provider_pgrepl.replication.names import TableName
 from airflow_provider_pgrepl.replication.state.store import Store
 
 RECORD = EpochRecord("shop", Epoch(1), "7", 1, "pgrepl_shop", "pgrepl_shop", 5, LSN(5))
+TABLE = TableName("public", "a")
 
 
 def point(lsn: int) -> ConsistentPoint:
@@ -86,6 +91,35 @@ def test_another_table_in_the_place_is_refused(lake: str, tmp_path: Path) -> Non
     hide(points_uri(lake))
     own_tables.give_up(lake, own_tables.find_lost(lake))
     own_tables.check(lake)
+
+
+def test_points_that_say_of_which_lake_they_are_are_believed_of_no_other(lake: str, tmp_path: Path) -> None:
+    """Also where no mark tells the tables from one another, as where they were given up."""
+    other = str(tmp_path / "other")
+    create_changelog(changelog_uri(other), RECORD)
+    Points(other).append(point(30))
+    hide(points_uri(lake))
+    own_tables.give_up(lake, own_tables.find_lost(lake))
+    shutil.copytree(points_uri(other), points_uri(lake))
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: Points(lake).last_of(TABLE, 1),
+        lambda: Points(lake).append(point(40)),
+    )
+    for call in calls:
+        with pytest.raises(LakeError, match=r"not those of this lake: it is of another lake") as caught:
+            call()
+        assert "move that folder away" in caught.value.hint
+    assert Points(other).last_of(TABLE, 1) == point(30)
+
+
+def test_points_of_an_earlier_version_say_their_lake_from_the_next_on(lake: str, tmp_path: Path) -> None:
+    other = str(tmp_path / "other")
+    Points(other).append(point(30))
+    create_changelog(changelog_uri(other), RECORD)
+    mark = f"{LAKE_APP}{lake_id(open_changelog(changelog_uri(other)))}"
+    assert Points(other).last_of(TABLE, 1) == point(30)
+    Points(other).append(point(40))
+    assert DeltaTable(points_uri(other)).transaction_version(mark) == 1
 
 
 def test_lost_points_are_given_up_by_choice_and_the_new_ones_are_marked(lake: str) -> None:

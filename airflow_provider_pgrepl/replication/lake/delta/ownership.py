@@ -141,9 +141,7 @@ def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: b
     """Raise LakeError for a table of a pipeline of this name, in a lake without a changelog, unless the state
     has copied it (`is_copied`) into the lake with the id `former_lake`. Raises LakeUnavailableError.
     """
-    filesystem, root = open_storage(uri)
-    with storage_errors(uri):
-        apps, _ = _read_apps(filesystem, root, _log_entries(filesystem, root))
+    apps = read_apps(uri)
     if not any(is_app_of(app, pipeline_name) for app in apps):
         return
     lakes = {app for app in apps if app.startswith(LAKE_APP)}
@@ -154,6 +152,13 @@ def check_former(uri: str, pipeline_name: str, former_lake: str, *, is_copied: b
         " says which. Nothing was changed",
         "mount the folder _pgrepl of that lake, or bring it back; if it is lost, move the table away",
     )
+
+
+def read_apps(uri: str) -> Mapping[str, int]:
+    """Return the app ids in the log of a table, none without a log. Raises what `read_ownership` does."""
+    filesystem, root = open_storage(uri)
+    with storage_errors(uri):
+        return _read_apps(filesystem, root, _log_entries(filesystem, root))[0]
 
 
 def is_app_of(app: str, pipeline_name: str) -> bool:
