@@ -84,7 +84,7 @@ class RelationIndex:
         self._version = -1
         self._placed: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
         self._epochs: dict[tuple[int, int], int] = {}
-        self._first_epoch = 0
+        self._first_epoch = self._last_epoch = 0
 
     def add(self, epoch: Epoch, record: RelationRecord, place: EffectiveFrom | None = None) -> None:
         """Have the version there before the changelog refers to it. Raises LakeUnavailableError."""
@@ -208,6 +208,11 @@ class RelationIndex:
     def _is_of_this_server(self, known: tuple[int, int]) -> bool:
         return self._epochs[known] >= self._first_epoch
 
+    def last_epoch(self) -> int:
+        """The highest epoch of an entry; 0 without entries. Raises LakeUnavailableError."""
+        self._entries()
+        return self._last_epoch
+
     def find(self, relation_id: int, version: int) -> RelationRecord | None:
         """The relation as received under this version; None when it never was."""
         text = self._entries().get((relation_id, version))
@@ -243,6 +248,7 @@ class RelationIndex:
 
     def _remember(self, row: dict[str, Any]) -> None:
         relation_id, version = row["relation_id"], row["relation_version"]
+        self._last_epoch = max(self._last_epoch, row["epoch"])
         if self._known is not None and relation_id != _ANY_RELATION:
             known = (relation_id, version)
             self._known[known] = row["record"]
